@@ -17,7 +17,7 @@ mod messages;
 mod panics;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,18 +26,16 @@ use tokio::time::{sleep, timeout};
 
 use crate::clock;
 use crate::config::TracingSettings;
-use crate::telemetry::panics::contained;
+use crate::telemetry::panics::{contained, lock, spawn_thread};
 use crate::telemetry::spans::{SpanCounts, SpanQueue, SpanQueues, TraceSpan};
 use collector::{Collector, ExportError};
 
-/// The most attempts to send one batch.
 const ATTEMPTS: u32 = 5;
 /// The rest after the first failure; it doubles with each further one.
 const FIRST_REST: Duration = Duration::from_millis(500);
 const LONGEST_REST: Duration = Duration::from_secs(10);
 /// The least time for the last spans at the end of the process, and all of it during an outage.
 const LAST_LEAST: Duration = Duration::from_millis(500);
-/// The most time for the last spans.
 const LAST_MOST: Duration = Duration::from_secs(5);
 
 type Settings = Option<Arc<TracingSettings>>;
@@ -73,7 +71,7 @@ impl Default for Exports {
 impl Exports {
     /// Exports by these settings from now on; `None` stops the export after the waiting spans.
     pub(crate) fn follow(&self, settings: Option<&Arc<TracingSettings>>) -> io::Result<()> {
-        let mut thread = self.thread();
+        let mut thread = lock(&self.thread);
         if thread.handle.is_none() && settings.is_some() {
             thread.handle = Some(self.spawn()?);
         }
@@ -86,25 +84,23 @@ impl Exports {
         Ok(())
     }
 
-    /// The queue of one worker.
     pub(crate) fn queue(&self) -> Arc<SpanQueue> {
         self.depot.queue()
     }
 
-    /// Counts of all spans so far, by their fate.
     pub fn span_counts(&self) -> SpanCounts {
         self.depot.counts()
     }
 
     /// Notes that a worker ends, until `by` at the latest.
     pub(crate) fn note_end(&self, by: Instant) {
-        let mut thread = self.thread();
+        let mut thread = lock(&self.thread);
         thread.workers_end_by = thread.workers_end_by.max(Some(by));
     }
 
     /// Sends the last spans in the rest of the workers' time. All workers must have ended.
     pub(crate) fn finish(&self) {
-        let mut thread = self.thread();
+        let mut thread = lock(&self.thread);
         let (handle, by) = (thread.handle.take(), thread.workers_end_by);
         drop(thread);
         let Some(handle) = handle else { return };
@@ -116,14 +112,7 @@ impl Exports {
         }
     }
 
-    fn thread(&self) -> MutexGuard<'_, ExportThread> {
-        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn spawn(&self) -> io::Result<JoinHandle<()>> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
         let exporter = Exporter {
             depot: Arc::clone(&self.depot),
             settings: self.settings.subscribe(),
@@ -132,30 +121,24 @@ impl Exports {
             failures: 0,
             outage: None,
         };
-        std::thread::Builder::new()
-            .name("otlp".to_owned())
-            .spawn(move || runtime.block_on(exporter.run()))
+        spawn_thread("otlp", move || exporter.run())
     }
 }
 
-/// The state of the thread.
 struct Exporter {
     depot: Arc<SpanQueues>,
     settings: watch::Receiver<Settings>,
     end: watch::Receiver<Option<Instant>>,
     collector: Option<Collector>,
-    /// Failed attempts in a row.
     failures: u32,
     outage: Option<ExportOutage>,
 }
 
-/// A time without a successful export.
 struct ExportOutage {
     since: Instant,
     lost: u64,
 }
 
-/// Why the exporter wakes up.
 enum WakeReason {
     Spans,
     NewSettings,
@@ -166,7 +149,6 @@ enum WakeReason {
 struct SpanBatch {
     depot: Arc<SpanQueues>,
     spans: Vec<TraceSpan>,
-    /// The number of spans whose fate is known.
     settled: usize,
 }
 
@@ -268,7 +250,6 @@ impl Exporter {
         self.collector = Some(collector);
     }
 
-    /// Sends the next spans, in several attempts if necessary.
     async fn send(&mut self, collector: &mut Collector, batch: &mut SpanBatch) {
         let (body, count) = batch.encode_next(&collector.settings);
         for attempt in 1..=ATTEMPTS {
@@ -289,9 +270,8 @@ impl Exporter {
             if !error.is_temporary || attempt == ATTEMPTS || is_over {
                 break;
             }
-            let rest = error
-                .retry_after
-                .unwrap_or_else(|| rest_after(self.failures));
+            let usual = rest_after(self.failures);
+            let rest = error.retry_after.unwrap_or(usual);
             self.failures += 1;
             tokio::select! {
                 () = sleep(rest.min(LONGEST_REST)) => {}
@@ -333,27 +313,10 @@ impl Exporter {
     async fn export_last(&mut self) {
         let settings = self.settings.borrow().clone();
         // A panic may have dropped the collector.
-        let known = self.collector.take();
-        let Some(mut collector) = known.or_else(|| settings.map(Collector::new)) else {
-            return;
-        };
-        let by = (*self.end.borrow()).unwrap_or_else(clock::now);
-        let by = match self.outage {
-            Some(_) => by.min(clock::now() + LAST_LEAST),
-            None => by,
-        };
-        let mut batch = SpanBatch::take(&self.depot);
-        while !batch.left().is_empty() {
-            let (body, count) = batch.encode_next(&collector.settings);
-            let left = by.saturating_duration_since(clock::now());
-            let sent = timeout(left, collector.send(&body)).await;
-            match sent.unwrap_or_else(|_| Err(ExportError::timed_out())) {
-                Ok(refused) => {
-                    batch.note_sent(count, refused);
-                    self.end_outage(&collector);
-                }
-                Err(error) => return self.begin_outage(&collector, &error),
-            }
+        self.collector = (self.collector.take()).or_else(|| settings.map(Collector::new));
+        match self.outage {
+            Some(_) => drop(timeout(LAST_LEAST, self.export()).await),
+            None => self.export().await,
         }
     }
 }

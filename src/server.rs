@@ -1,11 +1,8 @@
 //! The server: its listeners and workers, and how it reloads, drains, and hands over.
 //!
-//! There is one worker for each core, with its own runtime, listener (SO_REUSEPORT), upstream pools
-//! and store connection. Workers share the embedded store and the logs; requests share nothing
-//! else. The caller of [`run`] opens the sockets and decides when the server stops.
+//! The caller of [`run`] opens the sockets and decides when the server stops.
 
 mod acceptors;
-mod active_config;
 pub mod claim;
 mod connection;
 pub mod control;
@@ -19,14 +16,10 @@ mod http2;
 pub mod introspection;
 pub mod listen;
 pub mod listener;
-mod opening;
 #[cfg(test)]
 mod panics;
-mod phase;
-pub mod pid_file;
 mod port_sharing;
 mod reload;
-pub mod reload_request;
 pub mod socket_file;
 pub mod systemd;
 mod tls;
@@ -34,31 +27,36 @@ pub mod upgrade;
 mod watcher;
 mod worker;
 mod worker_set;
-mod worker_thread;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
+use futures_util::FutureExt;
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::config::{Config, LogFormat, LogSettings, LogTarget, UpstreamSettings};
+use crate::clock::{self, Sweep};
+use crate::config::{Config, LogFormat, LogSettings, LogTarget, ServerSettings, UpstreamSettings};
 use crate::otlp::Exports;
 use crate::proxy::limiter::StoreHandle;
 use crate::telemetry::access::AccessLog;
+use crate::telemetry::panics::{lock, spawn_enduring, spawn_thread};
 use crate::upstream::{self, Vitals};
+use acceptors::Acceptors;
 use claim::Claim;
-use drain::ConnectionsPerIp;
+use control::{Reload, Requests};
+use drain::{ConnectionsPerIp, Deadlines};
 use introspection::Introspection;
-use listen::Listeners;
-use reload::Reloader;
-use reload_request::{Reload, Requests};
+use listen::{Listeners, WorkerSocket};
+use reload::{ReloadOrder, Reloader};
+use tidegate_core::failpoint;
 use tls::ServerTls;
+use worker::{CarriedOver, Worker, flush};
 use worker_set::{Heartbeats, Position, WorkerSet};
-use worker_thread::WorkerStart;
 
 /// The pause before health checks start again after a panic.
 const CHECKS_PAUSE: Duration = Duration::from_secs(1);
@@ -77,7 +75,6 @@ pub(crate) struct ServerState {
     per_ip: Arc<ConnectionsPerIp>,
     pub(crate) heartbeats: Arc<Heartbeats>,
     pub(crate) introspection: Arc<Introspection>,
-    /// The export of traces.
     pub(crate) exports: Arc<Exports>,
     pub(crate) tls: Option<Arc<ServerTls>>,
 }
@@ -107,11 +104,12 @@ impl ServerState {
     /// called on a runtime.
     fn renewed(&self, config: &Config) -> io::Result<ServerState> {
         let log = &config.log;
-        let (target, format, share) = (&log.access, format_of(log), log.sample_allowed);
-        let access = if self.access.is_still(target, format, share) {
-            Arc::clone(&self.access)
-        } else {
-            Arc::new(open_access_log(log)?)
+        let access = match self
+            .access
+            .is_still(&log.access, format_of(log), log.sample_allowed)
+        {
+            true => Arc::clone(&self.access),
+            false => Arc::new(open_access_log(log)?),
         };
         let counts = self.counts.renewed(&config.store)?;
         let tls = match (&self.tls, &config.tls) {
@@ -161,50 +159,30 @@ impl ServerState {
 struct HealthChecks(Mutex<Option<watch::Sender<Vec<UpstreamSettings>>>>);
 
 impl HealthChecks {
-    /// Checks these upstreams from now on.
     fn follow(&self, settings: &[UpstreamSettings], vitals: &Arc<Vitals>) -> io::Result<()> {
-        let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = lock(&self.0);
         if let Some(thread) = &*thread {
             thread.send_modify(|known| settings.clone_into(known));
         } else if settings.iter().any(|one| one.health.is_some()) {
             let (sender, followed) = watch::channel(settings.to_vec());
-            spawn_health_checks(followed, Arc::clone(vitals))?;
+            let vitals = Arc::clone(vitals);
+            spawn_thread("checks", move || check_health(followed, vitals))?;
             *thread = Some(sender);
         }
         Ok(())
     }
 }
 
-fn spawn_health_checks(
-    mut followed: watch::Receiver<Vec<UpstreamSettings>>,
-    vitals: Arc<Vitals>,
-) -> io::Result<()> {
-    let checking = async move {
-        loop {
-            let settings = followed.borrow_and_update().clone();
-            tokio::select! {
-                () = upstream::run_health_checks(&settings, &vitals) => {
-                    tokio::time::sleep(CHECKS_PAUSE).await;
-                }
-                changed = followed.changed() => if changed.is_err() { return },
+async fn check_health(mut followed: watch::Receiver<Vec<UpstreamSettings>>, vitals: Arc<Vitals>) {
+    loop {
+        let settings = followed.borrow_and_update().clone();
+        tokio::select! {
+            () = upstream::run_health_checks(&settings, &vitals) => {
+                tokio::time::sleep(CHECKS_PAUSE).await;
             }
+            changed = followed.changed() => if changed.is_err() { return },
         }
-    };
-    spawn_thread("checks", move || checking)?;
-    Ok(())
-}
-
-/// Runs a future on a thread with a runtime of its own.
-fn spawn_thread<F: Future<Output = ()>>(
-    name: &str,
-    start: impl FnOnce() -> F + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || runtime.block_on(start()))
+    }
 }
 
 /// The handles through which other parts of the process reach a running server.
@@ -213,9 +191,7 @@ pub struct ServerHandles {
     pub listeners: Arc<Listeners>,
     pub heartbeats: Arc<Heartbeats>,
     pub introspection: Arc<Introspection>,
-    /// Requests a reload.
     pub reload: Reload,
-    /// The file of the configuration, if there is one.
     pub file: Option<PathBuf>,
     pub shutdown: Shutdown,
 }
@@ -234,7 +210,7 @@ impl ServerHandles {
         file: Option<PathBuf>,
     ) -> (ServerHandles, ServerControls) {
         let (lifecycle, shutdown) = watch::channel(Lifecycle::Serve);
-        let (reload, requests) = reload_request::channel();
+        let (reload, requests) = control::reload_channel();
         let handles = ServerHandles {
             listeners,
             heartbeats: Arc::new(Heartbeats::new(workers)),
@@ -251,11 +227,9 @@ impl ServerHandles {
     }
 }
 
-/// How the configuration of a server is replaced.
 #[derive(Debug)]
 pub struct Reloads {
     pub requests: Requests,
-    /// Whether a change of the file causes a reload.
     pub watch: bool,
     /// The claim to the file. If absent, the server takes it when it binds the control socket.
     pub claim: Option<Arc<Claim>>,
@@ -263,14 +237,12 @@ pub struct Reloads {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lifecycle {
-    /// The server accepts connections.
     Serve,
     /// The server ends. Connections that wait at its sockets are still served.
     Stop {
         /// Whether other processes share the ports, and handshakes must move to them.
         yields: bool,
     },
-    /// Another process has the sockets from now on.
     HandOver,
 }
 
@@ -320,24 +292,112 @@ pub fn run(config: Config, handles: ServerHandles, reloads: Reloads) -> io::Resu
     ended.into_iter().collect()
 }
 
+struct WorkerStart {
+    config: Config,
+    sockets: Vec<WorkerSocket>,
+    orders: mpsc::Receiver<ReloadOrder>,
+    shutdown: Shutdown,
+    position: Position,
+}
+
 fn spawn_worker(
     start: WorkerStart,
     state: &Arc<ServerState>,
 ) -> io::Result<JoinHandle<io::Result<()>>> {
     let state = Arc::clone(state);
     let index = start.position.index;
-    std::thread::Builder::new()
-        .name(format!("worker-{index}"))
-        .spawn(move || {
-            let work = || worker_thread::run(start, &state);
-            let ended = std::panic::catch_unwind(AssertUnwindSafe(work));
-            let ended = ended.unwrap_or_else(|_| Err(io::Error::other("a panic")));
-            match ended {
-                Ok(()) => state.heartbeats.end(index),
-                Err(_) => state.heartbeats.lose(index),
+    spawn_thread(&format!("worker-{index}"), async move || {
+        let ended = AssertUnwindSafe(serve(start, &state)).catch_unwind().await;
+        let ended = ended.unwrap_or_else(|_| Err(io::Error::other("a panic")));
+        match ended {
+            Ok(()) => state.heartbeats.end(index),
+            Err(_) => state.heartbeats.lose(index),
+        }
+        ended.map_err(|why| io::Error::other(format!("worker {index}: {why}")))
+    })
+}
+
+/// Serves on one worker until `shutdown`, then drains.
+async fn serve(mut start: WorkerStart, state: &ServerState) -> io::Result<()> {
+    let sweep = Sweep::new();
+    let sweeping = sweep.clone();
+    spawn_enduring(move || sweeping.clone().run());
+    let mut carried = CarriedOver::open(state).await;
+    let first = carried.activate(None, start.config, state, &sweep).await;
+    let worker = Arc::new(Worker {
+        serving: Arc::new(ArcSwap::from_pointee(first)),
+        sweep,
+        drain: start.position.drain(),
+        connections: Arc::clone(&state.connections),
+        per_ip: Arc::clone(&state.per_ip),
+        position: start.position,
+    });
+    state.introspection.add_worker(&worker.serving);
+    let mut acceptors = Acceptors::open(&worker, start.sockets)?;
+    if let Some(handed_off) = worker.position.join() {
+        tokio::spawn(acceptors::receive(handed_off, Arc::clone(&worker)));
+    }
+    let index = worker.position.index;
+    let heartbeats = Arc::clone(&state.heartbeats);
+    let serving = Arc::clone(&worker.serving);
+    spawn_enduring(move || {
+        let heartbeats = Arc::clone(&heartbeats);
+        flush(Arc::clone(&serving), move || heartbeats.beat(index))
+    });
+    loop {
+        tokio::select! {
+            // A dropped sender means the same as a stop.
+            _ = start.shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
+            Some(order) = start.orders.recv() => {
+                carry_out(order, &worker, &mut carried, &mut acceptors).await;
             }
-            ended.map_err(|why| io::Error::other(format!("worker {index}: {why}")))
-        })
+        }
+    }
+    let lifecycle = *start.shutdown.borrow();
+    acceptors.end(lifecycle).await;
+    let deadlines = deadlines(lifecycle, &worker.serving.load().settings);
+    state.exports.note_end(clock::now() + deadlines.all);
+    let cut = worker.drain.finish(&worker.sweep, deadlines).await;
+    carried.store().flush_slots().await;
+    if cut > 0 {
+        tracing::warn!("drain timeout reached: closed {cut} connections");
+    }
+    Ok(())
+}
+
+async fn carry_out(
+    order: ReloadOrder,
+    worker: &Worker,
+    carried: &mut CarriedOver,
+    acceptors: &mut Acceptors,
+) {
+    failpoint!("server.worker_reload");
+    let old = worker.serving.load_full();
+    let next = carried.activate(Some(&old), *order.config, &order.state, &worker.sweep);
+    let next = next.await;
+    worker.serving.store(Arc::new(next));
+    for socket in order.opened {
+        if let Err(error) = acceptors.add(socket) {
+            tracing::error!(%error, "a worker cannot accept there");
+        }
+    }
+    acceptors.close(&order.closed).await;
+    // The reload thread may have ended.
+    let _ = order.done.send(old);
+}
+
+/// After a stop, an operator waits for the end of the process. After an upgrade there is more time.
+fn deadlines(lifecycle: Lifecycle, settings: &ServerSettings) -> Deadlines {
+    match lifecycle {
+        Lifecycle::HandOver => Deadlines {
+            idle: settings.handover_timeout / 2,
+            all: settings.handover_timeout,
+        },
+        _ => Deadlines {
+            idle: settings.drain_idle,
+            all: settings.drain_timeout,
+        },
+    }
 }
 
 fn open_access_log(log: &LogSettings) -> io::Result<AccessLog> {
@@ -351,20 +411,15 @@ fn open_access_log(log: &LogSettings) -> io::Result<AccessLog> {
     })
 }
 
+/// By default text on a terminal, and JSON for programs.
 fn format_of(log: &LogSettings) -> LogFormat {
-    log.format.unwrap_or_else(|| default_format(&log.access))
-}
-
-/// Text on a terminal, JSON for programs.
-fn default_format(target: &LogTarget) -> LogFormat {
-    use std::io::IsTerminal;
-    let terminal = match target {
+    let is_terminal = match &log.access {
         LogTarget::Stdout => io::stdout().is_terminal(),
         LogTarget::Stderr => io::stderr().is_terminal(),
         LogTarget::Off | LogTarget::File(_) => false,
     };
-    match terminal {
+    log.format.unwrap_or(match is_terminal {
         true => LogFormat::Text,
         false => LogFormat::Json,
-    }
+    })
 }

@@ -7,24 +7,20 @@
 //! ```text
 //! attempt     one exchange, and others if that is safe          attempt, retry
 //! permit      the choice of a server with room                  pool, server_set, balance, health
-//! connection  an idle one, a stream on a shared one, a new one  checkout, server, connect
+//! connection  an idle one, a stream on a shared one, a new one  connection, connect
 //! exchange    send, and wait for the head                       connection, http1, http2
 //! ```
 
 mod attempt;
 mod balance;
 pub mod body;
-mod checkout;
 mod connect;
 mod connection;
 mod deadline;
-mod dns;
 mod error;
 mod health;
 mod http1;
 mod http2;
-mod latency;
-mod outgoing;
 mod permit;
 mod pool;
 mod prober;
@@ -35,24 +31,67 @@ mod server_health;
 mod server_set;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use http::Response;
+use http::header::{HOST, UPGRADE};
+use http::{Request, Response};
 
+use crate::body::RequestBody;
 use crate::clock::Sweep;
 use crate::config::UpstreamSettings;
 use crate::telemetry::metrics::UpstreamSum;
 use body::UpstreamBody;
 pub use connect::{TolerantStream, accepts_connections};
-pub use error::{HeadFault, Http1Fault, ProtocolError, UpstreamError};
-pub use latency::MeasuredLatency;
-pub use outgoing::{AttemptLog, Outgoing, PrerenderedHeaders, RecordedAttempt, SendOptions};
+pub use error::{Cause, HeadFault, UpstreamError};
 pub use permit::ServerPermit;
 use pool::Upstream;
 pub use prober::run_health_checks;
-pub use server::{ServerReport, ServerStatus};
+pub use server::{MeasuredLatency, ServerReport, ServerStatus};
 pub use server_health::Vitals;
+pub use tidegate_core::exchange::headers::PrerenderedHeaders;
+pub use tidegate_core::telemetry::attempt_log::{AttemptLog, RecordedAttempt};
 
-/// All upstreams of one worker, with their connections.
+#[derive(Debug)]
+pub struct Outgoing<'r> {
+    /// In origin form. Sending takes parts of it away.
+    pub request: &'r mut Request<RequestBody>,
+    /// Header lines that are not in the request's map.
+    pub prerendered: Option<PrerenderedHeaders>,
+    /// Bounds the whole exchange, up to the last byte of the response.
+    pub timeout: Option<Duration>,
+    pub options: SendOptions,
+}
+
+/// Facts about a request that its head does not contain.
+#[derive(Debug, Default)]
+pub struct SendOptions {
+    pub asks_upgrade: bool,
+    /// Whether the request has a `Host` line; otherwise it gets that of its server.
+    pub has_host: bool,
+    /// With `balance = "hash"`, requests with the same number go to the same server.
+    pub affinity: Option<u64>,
+    /// Whether this is a gRPC call, whose response has a status of its own.
+    pub is_grpc: bool,
+    /// Records each attempt, if the request is traced.
+    pub attempts: Option<Arc<AttemptLog>>,
+}
+
+impl<'r> From<&'r mut Request<RequestBody>> for Outgoing<'r> {
+    fn from(request: &'r mut Request<RequestBody>) -> Outgoing<'r> {
+        let options = SendOptions {
+            asks_upgrade: request.headers().contains_key(UPGRADE),
+            has_host: request.headers().contains_key(HOST),
+            ..SendOptions::default()
+        };
+        Outgoing {
+            request,
+            prerendered: None,
+            timeout: None,
+            options,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Upstreams(Vec<Arc<Upstream>>);
 
@@ -93,14 +132,12 @@ impl Upstreams {
         Upstream::send(upstream, outgoing, response, None)
     }
 
-    /// Adds the counters of the upstream with this index to `sum`.
     pub fn add_to(&self, upstream: usize, sum: &mut UpstreamSum) {
         if let Some(upstream) = self.0.get(upstream) {
             upstream.cells.add_to(sum);
         }
     }
 
-    /// Reports the current servers of the upstream with this index.
     pub fn servers(&self, upstream: usize) -> Vec<ServerReport> {
         let upstream = self.0.get(upstream);
         let servers = upstream.map_or_else(Vec::new, |one| one.current_servers());

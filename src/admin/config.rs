@@ -9,7 +9,7 @@ use super::request::ApiRequest;
 use super::response::{ApiError, ApiResult, json_response, with_type};
 use super::schema::described;
 use crate::config::{effective, environment, render};
-use crate::server::reload_request::ReloadError;
+use crate::server::control::ReloadError;
 
 described! {
     struct SecretMarks {

@@ -182,7 +182,7 @@ fn proxy_reads() -> Vec<ApiEndpoint> {
         )
         .json(|request| {
             let state = &request.state;
-            let started = state.server.introspection.started_us() / 1_000_000;
+            let started = state.server.introspection.started_us / 1_000_000;
             state.inspect(|snapshot| state.routes().report(snapshot, started, now_s()))
         }),
         read(

@@ -413,7 +413,7 @@ fn process(text: &mut MetricsText, state: &AdminState) {
     text.gauge("process_max_fds", "How many there may be.", usage.max_files);
     text.gauge("process_threads", "Threads.", usage.threads);
     let help = "When the process was started, seconds since the Unix epoch.";
-    let started = seconds(state.server.introspection.started_us());
+    let started = seconds(state.server.introspection.started_us);
     text.gauge("process_start_time_seconds", help, started);
 }
 

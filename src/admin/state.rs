@@ -71,7 +71,7 @@ impl AdminState {
             policy: ArcSwap::from_pointee(AccessPolicy::new(settings, own_token.as_deref())),
             own_token,
             denials: DenialLog::default(),
-            history: Mutex::new(History::new(server.introspection.started_us())),
+            history: Mutex::new(History::new(server.introspection.started_us)),
             routes: Mutex::default(),
             crowd: Mutex::default(),
             findings: Mutex::default(),

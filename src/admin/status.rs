@@ -97,7 +97,7 @@ pub(super) fn status(state: &AdminState) -> Result<StatusReport, ApiError> {
     state.inspect(|snapshot| StatusReport {
         version: env!("CARGO_PKG_VERSION"),
         pid: std::process::id(),
-        started_at: seconds(server.introspection.started_us()),
+        started_at: seconds(server.introspection.started_us),
         now: now(),
         workers: snapshot.config.server.workers,
         listen: server.listeners.places(),

@@ -14,10 +14,10 @@ use super::signals::{self, SignalTargets};
 use super::single_instance::{self, ProcessRole};
 use crate::admin::{self, Admin};
 use crate::config::{Config, FlagConfig, Listen, ServerAddress, StoreKind, UpstreamServer};
-use crate::server::handover::{Inherited, Predecessor};
+use crate::server::claim::PidFile;
+use crate::server::handover::Inherited;
 use crate::server::listen::{ListenLines, Listeners, bind_alone};
 use crate::server::listener::OpenedSocket;
-use crate::server::pid_file::PidFile;
 use crate::server::{Reloads, ServerHandles, echo};
 use crate::store::redis::{ServerInfo, fetch_server_info};
 use crate::{config, diagnostics, server, upstream};
@@ -155,7 +155,7 @@ fn serve_until_stopped(
     listening: impl FnOnce(SocketAddr),
 ) -> std::io::Result<()> {
     let inherited = Inherited::take()?;
-    let from = inherited.predecessor.as_ref().map(Predecessor::pid);
+    let from = inherited.predecessor.as_ref().map(|one| one.pid);
     let role = match from {
         Some(pid) => ProcessRole::Successor(pid),
         None if options.alongside => ProcessRole::Alongside,
@@ -249,11 +249,11 @@ fn listen(
         listen_alone(lines.all(), advice, &mut sockets)?;
     }
     single_instance::bind(lines.all(), config, role, &mut sockets)?;
-    let listeners = Listeners::open(lines, config.server.workers, &mut sockets)?;
-    let listeners = listeners.joining(role == ProcessRole::Alongside);
+    let mut listeners = Listeners::open(lines, config.server.workers, &mut sockets)?;
+    listeners.joins = role == ProcessRole::Alongside;
     // A socket of an older process is closed if `listen` no longer names it. The service manager's
     // sockets stay open, and their connections would get no answer.
-    match sockets.iter().find(|unused| unused.is_lent()) {
+    match sockets.iter().find(|unused| unused.lent) {
         Some(unused) => Err(std::io::Error::other(format!(
             "the service manager listens on {unused}, which `listen` does not name"
         ))),

@@ -20,10 +20,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Interval, interval};
 
 use super::DID_NOT_WORK;
-use crate::server::claim::Claim;
+use crate::server::claim::{Claim, PidFile};
 use crate::server::handover::Predecessor;
-use crate::server::pid_file::PidFile;
-use crate::server::upgrade::{self, ProgramCommand, Successor, UpgradeError};
+use crate::server::upgrade::{self, ProgramCommand, Successor};
 use crate::server::{Lifecycle, ServerHandles, systemd};
 use crate::telemetry::panics::contained;
 use tidegate_core::failpoint;
@@ -44,7 +43,7 @@ struct SignalLoop {
     program: Option<ProgramCommand>,
     /// Cancels the upgrade in progress.
     abandon: Arc<AtomicBool>,
-    upgrading: Option<JoinHandle<Result<Successor, UpgradeError>>>,
+    upgrading: Option<JoinHandle<io::Result<Successor>>>,
     /// All workers accept connections.
     serves: bool,
     /// The predecessor and the service manager know that all workers accept.
@@ -62,7 +61,7 @@ enum ProcessEvent {
     Stop,
     Reload,
     Upgrade,
-    Upgraded(Result<Successor, UpgradeError>),
+    Upgraded(io::Result<Successor>),
     WorkerLost,
     Watchdog,
 }
@@ -176,7 +175,7 @@ impl SignalLoop {
             _ = user2.recv() => ProcessEvent::Upgrade,
             () = heartbeats.all_serve(), if !self.serves => ProcessEvent::AllServe,
             Some(outcome) = upgraded => {
-                ProcessEvent::Upgraded(outcome.unwrap_or(Err(UpgradeError::Abandoned)))
+                ProcessEvent::Upgraded(outcome.unwrap_or_else(|_| Err(upgrade::abandoned())))
             }
             () = heartbeats.wait_for_lost_worker() => ProcessEvent::WorkerLost,
             Some(_) = watchdog => ProcessEvent::Watchdog,
@@ -187,7 +186,7 @@ impl SignalLoop {
     fn announce(&mut self) {
         self.serves = true;
         if let Some(predecessor) = self.targets.predecessor.take() {
-            let pid = predecessor.pid();
+            let pid = predecessor.pid;
             if let Err(error) = predecessor.take_over() {
                 tracing::error!(%error, "the upgrade was called off");
                 std::process::exit(i32::from(DID_NOT_WORK));
@@ -257,7 +256,7 @@ impl SignalLoop {
         tracing::warn!(reason, "no upgrade");
     }
 
-    fn finish_upgrade(&mut self, outcome: Result<Successor, UpgradeError>) {
+    fn finish_upgrade(&mut self, outcome: io::Result<Successor>) {
         self.upgrading = None;
         let successor = match outcome {
             Ok(successor) => successor,

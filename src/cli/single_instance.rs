@@ -11,10 +11,9 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::config::{Config, Listen, StoreKind};
-use crate::server::claim::Claim;
+use crate::server::claim::{Claim, PidFile};
 use crate::server::listen::{PortSharer, bind_first, neighbour_at};
 use crate::server::listener::OpenedSocket;
-use crate::server::pid_file::PidFile;
 
 /// How long to wait for a stopped process to release its sockets.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(500);

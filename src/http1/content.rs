@@ -2,44 +2,24 @@
 //!
 //! It must never make truncated content look complete, nor return a byte after the content's end.
 
-use std::fmt;
-
 use bytes::{Buf, Bytes};
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use http_body::SizeHint;
 use httparse::Status;
 
-/// Bytes in the trailers of a response, as in its head.
 pub(crate) const MAX_TRAILER_BYTES: usize = 64 << 10;
-/// Bytes in the trailers of a request.
 const MAX_REQUEST_TRAILER_BYTES: usize = 16 << 10;
-/// Lines in trailers.
 pub(crate) const MAX_TRAILER_LINES: usize = 100;
 /// Bytes of extensions in all chunks of one message together. A request's sizes count too.
 const MAX_EXTENSION_BYTES: u32 = 16 << 10;
 /// The bytes that usually follow the data of the last chunk.
 const USUAL_END: &[u8] = b"\r\n0\r\n\r\n";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ContentFault {
-    /// The connection ended before the content.
-    Ended,
-    /// The framing of a chunk is malformed.
-    Chunk,
-    /// The trailers are malformed or too large.
-    Trailers,
-}
+pub(crate) type ContentFault = &'static str;
 
-impl fmt::Display for ContentFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ContentFault::Ended => "connection closed before the content ended",
-            ContentFault::Chunk => "a broken chunk",
-            ContentFault::Trailers => "broken or too many trailers",
-        })
-    }
-}
+const BAD_CHUNK: ContentFault = "a broken chunk";
+const BAD_TRAILERS: ContentFault = "broken or too many trailers";
 
 /// The rest of a message's content, as its framing announces it.
 #[derive(Debug)]
@@ -47,7 +27,6 @@ pub(crate) enum Content {
     Nothing,
     Length(u64),
     Chunks(Chunks),
-    /// The end of the connection ends the content.
     UntilEnd,
 }
 
@@ -64,10 +43,8 @@ pub(crate) struct Chunks {
 /// The element that the decoder expects next.
 #[derive(Clone, Copy, Debug)]
 enum ContentStep {
-    /// The first digit of a size.
     Size,
     MoreSize,
-    /// Blanks after a size.
     Blank,
     Extension,
     SizeLf,
@@ -78,11 +55,9 @@ enum ContentStep {
     Trailers(usize),
 }
 
-/// The result of one step of decoding.
 #[derive(Debug)]
 pub(crate) enum ContentRead {
     Data(Bytes),
-    /// The content ends with these trailers.
     Trailers(HeaderMap),
     /// More bytes have to be read first.
     NeedsMore,
@@ -90,12 +65,10 @@ pub(crate) enum ContentRead {
 }
 
 impl Content {
-    /// Chunks of a response.
     pub(crate) fn chunks() -> Content {
         Content::Chunks(Chunks::new(false))
     }
 
-    /// Chunks of a request.
     pub(crate) fn request_chunks() -> Content {
         Content::Chunks(Chunks::new(true))
     }
@@ -152,20 +125,16 @@ impl Content {
         }
     }
 
-    /// Notes that the connection has ended and all that was read is used.
-    pub(crate) fn end(&mut self) -> Result<(), ContentFault> {
-        match self {
-            Content::Nothing => Ok(()),
-            Content::UntilEnd => {
-                *self = Content::Nothing;
-                Ok(())
-            }
-            Content::Length(_) | Content::Chunks(_) => Err(ContentFault::Ended),
+    /// Notes that the connection has ended and all that was read is used. Returns whether the
+    /// content is complete.
+    pub(crate) fn end(&mut self) -> bool {
+        if matches!(self, Content::UntilEnd) {
+            *self = Content::Nothing;
         }
+        self.has_ended()
     }
 }
 
-/// Removes at most `left` bytes from `read`.
 fn take_bytes<B: Buf>(read: &mut B, left: &mut u64) -> Bytes {
     let all = read.remaining();
     let length = usize::try_from(*left).map_or(all, |left| left.min(all));
@@ -247,7 +216,7 @@ impl Chunks {
             (ContentStep::SizeLf, b'\n') => ContentStep::Data,
             (ContentStep::DataCr, b'\r') => ContentStep::DataLf,
             (ContentStep::DataLf, b'\n') => ContentStep::Size,
-            _ => return Err(ContentFault::Chunk),
+            _ => return Err(BAD_CHUNK),
         };
         Ok(())
     }
@@ -256,7 +225,7 @@ impl Chunks {
         self.extension_bytes += 1;
         match self.extension_bytes < MAX_EXTENSION_BYTES {
             true => Ok(()),
-            false => Err(ContentFault::Chunk),
+            false => Err(BAD_CHUNK),
         }
     }
 
@@ -265,7 +234,7 @@ impl Chunks {
         let left = self.left.checked_mul(16);
         self.left = left
             .and_then(|left| left.checked_add(u64::from(value)))
-            .ok_or(ContentFault::Chunk)?;
+            .ok_or(BAD_CHUNK)?;
         Ok(())
     }
 
@@ -295,21 +264,20 @@ impl Chunks {
         let from = searched.saturating_sub(3);
         let Some(at) = memchr::memmem::find(&read.chunk()[from..], b"\r\n\r\n") else {
             if read.remaining() >= most {
-                return Err(ContentFault::Trailers);
+                return Err(BAD_TRAILERS);
             }
             self.next = ContentStep::Trailers(read.remaining());
             return Ok(ContentRead::NeedsMore);
         };
         let lines = read.copy_to_bytes(from + at + 4);
         if lines.len() > most {
-            return Err(ContentFault::Trailers);
+            return Err(BAD_TRAILERS);
         }
-        let trailers = parse_trailers(&lines).ok_or(ContentFault::Trailers)?;
+        let trailers = parse_trailers(&lines).ok_or(BAD_TRAILERS)?;
         Ok(ContentRead::Trailers(trailers))
     }
 }
 
-/// Whether a byte may occur within a line.
 fn is_text(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }

@@ -18,7 +18,6 @@ const USUAL_LINES: usize = 100;
 /// Bytes of a target. `Uri` takes no longer one.
 const MAX_TARGET_BYTES: usize = u16::MAX as usize - 1;
 
-/// The largest head that is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadBounds {
     pub(crate) lines: usize,
@@ -28,14 +27,11 @@ pub(crate) struct HeadBounds {
 /// The consequences of a head for its connection and for the content of its request.
 #[derive(Debug)]
 pub(crate) struct RequestFraming {
-    /// Bytes of the head.
     pub(crate) length: usize,
-    /// Whether another request may follow on the connection.
     pub(crate) may_follow: bool,
     pub(crate) content: Content,
     /// The client sends its content after `100 Continue`.
     pub(crate) expects_continue: bool,
-    /// The client accepts trailers (`TE`).
     pub(crate) takes_trailers: bool,
     pub(crate) error: Option<HeadError>,
 }
@@ -58,7 +54,6 @@ impl From<httparse::Error> for Unreadable {
     }
 }
 
-/// Whether `read` holds a whole head.
 pub(crate) fn is_whole(read: &[u8], bounds: HeadBounds) -> Result<bool, Unreadable> {
     let mut lines = vec![httparse::EMPTY_HEADER; bounds.lines];
     let parsed = httparse::Request::new(&mut lines).parse(read)?;
@@ -159,7 +154,6 @@ pub(crate) fn reset<B: Default>(request: &mut Request<B>) {
     *request.body_mut() = B::default();
 }
 
-/// Collects the lines of a head that concern the connection and the content.
 #[derive(Default)]
 struct FramingLines {
     length: Option<u64>,
@@ -244,7 +238,6 @@ impl FramingLines {
     }
 }
 
-/// Parses a number that consists of digits only.
 pub(crate) fn digits(text: &[u8]) -> Option<u64> {
     text.first().filter(|byte| byte.is_ascii_digit())?;
     std::str::from_utf8(text).ok()?.parse().ok()

@@ -22,7 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::content::Content;
 use super::head::{self, HeadBounds, Unreadable};
-use super::write::{self, AnswerTerms, Length};
+use super::write::{self, AnswerTerms};
 use crate::request_head::HeadError;
 use crate::wire::{MAX_PIECES, Outflow};
 
@@ -239,7 +239,7 @@ impl Plan {
     /// As we write it, and whether another may follow.
     fn written(&self, asked: AnswerTerms) -> (Vec<u8>, bool) {
         let (answer, mut outflow) = (self.answer(), Outflow::default());
-        let length = Length::of_body(answer.body());
+        let length = write::length_of(answer.body());
         let begun = write::put_head(&mut outflow.flat, &answer, length, Duration::ZERO, asked);
         let begun = begun.unwrap();
         let mut framing = begun.framing;

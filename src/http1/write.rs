@@ -17,10 +17,10 @@ use hyper::ext::ReasonPhrase;
 use super::head::has_option;
 use crate::clock;
 use crate::wire::Outflow;
+use tidegate_core::exchange::headers::put_line;
 
 /// While at most this many bytes wait, content is copied behind them, so that one slice is written.
 const JOIN_BYTES: usize = 4096;
-/// Capacity that is reserved for each line.
 const LINE_BYTES: usize = 48;
 
 /// The properties of a request that decide the form of its answer.
@@ -36,26 +36,14 @@ pub(crate) struct AnswerTerms {
 pub(crate) enum AnswerFraming {
     Length(u64),
     Chunks,
-    /// The end of the connection ends the content.
     UntilEnd,
 }
 
-/// The length that a body announces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Length {
-    Nothing,
-    Known(u64),
-    Unknown,
-}
-
-impl Length {
-    pub(crate) fn of_body<B: http_body::Body>(body: &B) -> Length {
-        if body.is_end_stream() {
-            return Length::Nothing;
-        }
-        body.size_hint()
-            .exact()
-            .map_or(Length::Unknown, Length::Known)
+/// The length of a body, if it is known.
+pub(crate) fn length_of<B: http_body::Body>(body: &B) -> Option<u64> {
+    match body.is_end_stream() {
+        true => Some(0),
+        false => body.size_hint().exact(),
     }
 }
 
@@ -67,7 +55,6 @@ pub(crate) struct Unframed;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AnswerStart {
     pub(crate) framing: AnswerFraming,
-    /// Whether another answer may follow on the connection.
     pub(crate) may_follow: bool,
 }
 
@@ -76,7 +63,7 @@ pub(crate) struct AnswerStart {
 pub(crate) fn put_head<B>(
     out: &mut Vec<u8>,
     answer: &Response<B>,
-    length: Length,
+    length: Option<u64>,
     now: Duration,
     terms: AnswerTerms,
 ) -> Result<AnswerStart, Unframed> {
@@ -91,10 +78,8 @@ pub(crate) fn put_head<B>(
         && !status.is_informational()
         && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     // HTTP/1.0 has no chunks: only the end of the connection ends such content.
-    let until_end = terms.is_http10
-        && has_content
-        && length == Length::Unknown
-        && !headers.contains_key(CONTENT_LENGTH);
+    let until_end =
+        terms.is_http10 && has_content && length.is_none() && !headers.contains_key(CONTENT_LENGTH);
     let mut lines = HeadWriter {
         out,
         framing: until_end.then_some(AnswerFraming::UntilEnd),
@@ -137,19 +122,9 @@ pub(crate) fn reset<B>(answer: &mut Response<B>) {
     answer.extensions_mut().clear();
 }
 
-#[inline]
-pub(crate) fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
-    out.extend_from_slice(name.as_str().as_bytes());
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
-}
-
-/// The text of the last date that was written.
 struct CachedDate {
     /// When the text was last checked, by the coarse clock of this thread.
     at: Duration,
-    /// Seconds since the Unix epoch.
     second: u64,
     text: String,
 }
@@ -199,7 +174,6 @@ fn put_status(
 
 struct HeadWriter<'o> {
     out: &'o mut Vec<u8>,
-    /// The framing that a line has announced.
     framing: Option<AnswerFraming>,
     is_http10: bool,
     may_follow: bool,
@@ -225,17 +199,16 @@ impl HeadWriter<'_> {
         &mut self,
         headers: &HeaderMap,
         value: &HeaderValue,
-        length: Length,
+        length: Option<u64>,
         is_head: bool,
     ) -> Result<(), Unframed> {
         let values = || headers.get_all(CONTENT_LENGTH).iter();
         let framing = match length {
             // The answer to HEAD may announce the length that GET would have.
-            Length::Nothing if !is_head => return Ok(()),
-            Length::Nothing => AnswerFraming::Length(0),
-            Length::Known(known) => AnswerFraming::Length(known),
-            Length::Unknown if values().any(|other| other != value) => return Err(Unframed),
-            Length::Unknown => {
+            Some(0) if !is_head => return Ok(()),
+            Some(known) => AnswerFraming::Length(known),
+            None if values().any(|other| other != value) => return Err(Unframed),
+            None => {
                 let number = value.to_str().ok().and_then(|text| text.parse().ok());
                 AnswerFraming::Length(number.ok_or(Unframed)?)
             }
@@ -283,7 +256,7 @@ impl HeadWriter<'_> {
     /// Writes the lines that the answer does not have itself, and ends the head.
     fn finish(
         self,
-        length: Length,
+        length: Option<u64>,
         now: Duration,
         status: StatusCode,
         has_content: bool,
@@ -294,19 +267,19 @@ impl HeadWriter<'_> {
             put_line(out, &CONNECTION, option.as_bytes());
         }
         let framing = self.framing.unwrap_or_else(|| match length {
-            Length::Unknown if has_content => {
+            None if has_content => {
                 out.extend_from_slice(b"transfer-encoding: chunked\r\n");
                 AnswerFraming::Chunks
             }
-            Length::Unknown => AnswerFraming::Length(0),
-            Length::Nothing | Length::Known(0) => {
+            None => AnswerFraming::Length(0),
+            Some(0) => {
                 if has_content {
                     out.extend_from_slice(b"content-length: 0\r\n");
                 }
                 AnswerFraming::Length(0)
             }
-            Length::Known(_) if matches!(status.as_u16(), 204 | 304) => AnswerFraming::Length(0),
-            Length::Known(length) => {
+            Some(_) if matches!(status.as_u16(), 204 | 304) => AnswerFraming::Length(0),
+            Some(length) => {
                 let mut digits = itoa::Buffer::new();
                 put_line(out, &CONTENT_LENGTH, digits.format(length).as_bytes());
                 AnswerFraming::Length(length)
@@ -368,19 +341,16 @@ pub(crate) fn put_trailers(out: &mut Vec<u8>, trailers: &HeaderMap, announced: &
     out.extend_from_slice(b"\r\n");
 }
 
-/// Writes the size line of a chunk of `length` bytes.
 pub(crate) fn put_chunk_size(out: &mut Vec<u8>, length: usize) {
     // A write to a vector cannot fail.
     let _ = write!(out, "{length:X}\r\n");
 }
 
 impl AnswerFraming {
-    /// Whether all content was written.
     pub(crate) fn has_ended(self) -> bool {
         self == AnswerFraming::Length(0)
     }
 
-    /// Adds a piece of content to `outflow`.
     pub(crate) fn put(&mut self, outflow: &mut Outflow, mut data: Bytes) {
         match self {
             _ if data.is_empty() => {}

@@ -23,9 +23,7 @@ use crate::config::{OtlpProtocol, TracingSettings};
 use crate::tls::{TlsClient, TlsTrouble};
 use tidegate_core::failpoint;
 
-/// The most bytes of a response that are read.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
-/// The method of gRPC.
 const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 /// After these statuses the same export may be sent again.
 const TEMPORARY: [StatusCode; 4] = [
@@ -38,14 +36,12 @@ const TEMPORARY: [StatusCode; 4] = [
 /// unavailable, data loss.
 const TEMPORARY_CODES: [u16; 7] = [1, 4, 8, 10, 11, 14, 15];
 
-/// A collector and the connection to it.
 pub(super) struct Collector {
     pub(super) settings: Arc<TracingSettings>,
     tls: Option<Result<TlsClient, TlsTrouble>>,
     connection: Option<CollectorConnection>,
 }
 
-/// A connection and the task that drives it.
 struct CollectorConnection {
     sender: ExportSender,
     _driver: JoinSet<()>,
@@ -56,10 +52,8 @@ enum ExportSender {
     Http2(http2::SendRequest<Full<Bytes>>),
 }
 
-/// Why an export failed.
 pub(super) struct ExportError {
     pub(super) reason: String,
-    /// Whether another attempt may succeed.
     pub(super) is_temporary: bool,
     /// The time until another attempt, if the collector names one.
     pub(super) retry_after: Option<Duration>,

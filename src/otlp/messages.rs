@@ -6,7 +6,6 @@ use prost::{Message, Oneof};
 use crate::telemetry::spans::{SpanKind, SpanValue, TraceSpan};
 use tidegate_core::failpoint;
 
-/// The version of the attributes' names.
 const SCHEMA: &str = "https://opentelemetry.io/schemas/1.37.0";
 /// A flag of a span: `IS_REMOTE` is valid.
 const HAS_IS_REMOTE: u32 = 0x100;
@@ -136,7 +135,6 @@ struct PartialSuccess {
     refused: i64,
 }
 
-/// Encodes the request that exports these spans of `service`.
 pub(super) fn encode(spans: &[TraceSpan], service: &str) -> Vec<u8> {
     for span in spans {
         failpoint!("otlp.encode", span.name);

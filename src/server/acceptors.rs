@@ -2,7 +2,6 @@
 //! connections that wait at it are still accepted.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use tokio::task::JoinHandle;
 
 use super::drain::OpenConnection;
 use super::listen::WorkerSocket;
-use super::listener::{BACKLOG, Listener};
+use super::listener::{BACKLOG, accept, accepted_tcp, accepted_unix};
 use super::worker::Worker;
 use super::worker_set::HandedOff;
 use super::{Lifecycle, connection, port_sharing};
@@ -57,9 +56,10 @@ impl Acceptors {
 
     pub(super) fn add(&mut self, socket: WorkerSocket) -> io::Result<()> {
         let (worker, is_tls) = (Arc::clone(&self.worker), socket.is_tls);
-        let listener = Arc::new(match socket.listener.try_clone()? {
-            Listener::Tcp(listener) => AsyncListener::Tcp(TcpListener::from_std(listener)?),
-            Listener::Unix(listener) => AsyncListener::Unix(UnixListener::from_std(listener)?),
+        let copy = socket.listener.try_clone()?;
+        let listener = Arc::new(match socket.is_unix {
+            true => AsyncListener::Unix(UnixListener::from_std(copy.into())?),
+            false => AsyncListener::Tcp(TcpListener::from_std(copy.into())?),
         });
         let task =
             spawn_enduring(move || accept_all(Arc::clone(&listener), Arc::clone(&worker), is_tls));
@@ -75,7 +75,6 @@ impl Acceptors {
         }
     }
 
-    /// Begins the drain, and closes all sockets.
     pub(super) async fn end(mut self, lifecycle: Lifecycle) {
         let worker = &self.worker;
         worker.drain.begin(&worker.sweep);
@@ -100,25 +99,13 @@ enum AsyncListener {
 
 impl AsyncListener {
     async fn accept(&self) -> io::Result<Accepted> {
-        match self {
+        Ok(match self {
             AsyncListener::Tcp(listener) => {
-                let (stream, address) = listener.accept().await?;
-                // With Nagle's algorithm the second write waits for the client's delayed ACK.
-                let _ = stream.set_nodelay(true);
-                Ok(Accepted {
-                    stream: Stream::Tcp(stream),
-                    ip: address.ip().to_canonical(),
-                })
+                let (stream, peer) = listener.accept().await?;
+                accepted_tcp(stream, peer)
             }
-            AsyncListener::Unix(listener) => {
-                let (stream, _) = listener.accept().await?;
-                Ok(Accepted {
-                    stream: Stream::Unix(stream),
-                    // A client of a unix socket is on this machine.
-                    ip: IpAddr::from(Ipv4Addr::LOCALHOST),
-                })
-            }
-        }
+            AsyncListener::Unix(listener) => accepted_unix(listener.accept().await?.0),
+        })
     }
 }
 
@@ -172,12 +159,8 @@ fn place(worker: &Arc<Worker>, accepted: Accepted, is_tls: bool, mut open: OpenC
 }
 
 fn spawn_connection(worker: &Arc<Worker>, accepted: Accepted, is_tls: bool, open: OpenConnection) {
-    tokio::spawn(connection::serve(
-        accepted,
-        is_tls,
-        Arc::clone(worker),
-        open,
-    ));
+    let worker = Arc::clone(worker);
+    tokio::spawn(connection::serve(accepted, is_tls, worker, open));
 }
 
 fn serve_handed_off(worker: &Arc<Worker>, handed: HandedOff) {
@@ -197,13 +180,12 @@ pub(super) async fn receive(mut handed_off: UnboundedReceiver<HandedOff>, worker
     }
 }
 
-/// Accepts the connections that wait at a socket before it is closed.
 fn accept_waiting(socket: &WorkerSocket, worker: &Arc<Worker>) {
     for _ in 0..BACKLOG {
         let Ok(permit) = Arc::clone(&worker.connections).try_acquire_owned() else {
             return;
         };
-        let Ok(accepted) = socket.listener.accept() else {
+        let Ok(accepted) = accept(&socket.listener) else {
             return;
         };
         spawn_connection(worker, accepted, socket.is_tls, worker.drain.open(permit));

@@ -1,21 +1,24 @@
-//! One process for each configuration file: a lock beside the control socket.
+//! The locks of the process that serves: one beside the control socket, for each configuration
+//! file, and one on the pid file.
 //!
-//! The lock (`flock`) ends with its process, even if that is killed. A process that drains has
-//! released it, so that the next one can start at once. The lock's file contains the process id and
-//! the addresses, for the message of a second process that refuses to start.
+//! A lock (`flock`) ends with its process, even if that is killed. A process that drains has
+//! released its locks, so that the next one can start at once. The file of the first lock contains
+//! the process id and the addresses, for the message of a second process that refuses to start.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::socket_file::{SocketFileId, SocketState, control_paths, make_private, socket_state};
 use crate::config::Control;
+use crate::telemetry::panics::lock;
 
 /// Bytes that are read of a lock's file, at most.
 const MAX_TEXT: u64 = 4096;
@@ -25,7 +28,6 @@ const TRIES: usize = 16;
 /// The right to run a configuration file, once it is [taken](Claim::take).
 #[derive(Debug)]
 pub struct Claim {
-    /// The possible control sockets of the file.
     sockets: Vec<PathBuf>,
     /// Whether tidegate creates their directories.
     own_directory: bool,
@@ -73,18 +75,18 @@ impl Claim {
     /// # Errors
     /// Another process has it.
     pub fn take(&self) -> Result<(), Holder> {
-        let mut lock = self.lock();
-        if lock.is_some() || self.is_released() {
+        let mut own = lock(&self.lock);
+        if own.is_some() || self.is_released() {
             return Ok(());
         }
         for socket in &self.sockets {
             let path = socket.with_extension("lock");
             match lock_file(&path, self.own_directory) {
                 Ok(Err(holder)) => {
-                    *lock = None;
+                    *own = None;
                     return Err(holder);
                 }
-                Ok(Ok(one)) if lock.is_none() => *lock = Some(one),
+                Ok(Ok(one)) if own.is_none() => *own = Some(one),
                 Ok(Ok(surplus)) => surplus.remove(),
                 Err(error) => {
                     let error = format!("{}: {error}", path.display());
@@ -96,7 +98,7 @@ impl Claim {
             if let (false, SocketState::Served(pid)) = (self.replaces, socket_state(socket))
                 && socket.symlink_metadata().is_ok()
             {
-                if let Some(one) = lock.take() {
+                if let Some(one) = own.take() {
                     one.remove();
                 }
                 let addresses = String::new();
@@ -106,12 +108,10 @@ impl Claim {
         Ok(())
     }
 
-    /// Whether no other process has the claim.
     pub fn is_held(&self) -> bool {
         self.take().is_ok()
     }
 
-    /// Whether this process may bind the control socket.
     pub(crate) fn may_control(&self) -> bool {
         let takes = self.take().is_ok() || self.replaces;
         takes && !self.is_released()
@@ -119,27 +119,22 @@ impl Claim {
 
     /// Writes the addresses of this process, for processes that are refused.
     pub fn write_addresses(&self, addresses: &[String]) {
-        if let Some(one) = &*self.lock() {
+        if let Some(one) = &*lock(&self.lock) {
             // On failure the message of the other process has no addresses.
             let _ = one.write(&addresses.join(", "));
         }
     }
 
-    /// Lets another process take the claim.
     pub fn release(&self) {
-        let mut lock = self.lock();
+        let mut own = lock(&self.lock);
         self.released.store(true, Ordering::Relaxed);
-        if let Some(one) = lock.take() {
+        if let Some(one) = own.take() {
             one.remove();
         }
     }
 
     fn is_released(&self) -> bool {
         self.released.load(Ordering::Relaxed)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<ClaimLock>> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -179,7 +174,7 @@ fn lock_file(path: &Path, own_directory: bool) -> io::Result<Result<ClaimLock, H
         let file = options.mode(0o600).open(path)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Err(Holder::read(file))),
+            Err(Errno::WOULDBLOCK) => return Ok(Err(Holder::read(file))),
             Err(error) => return Err(error.into()),
         }
         // A symbolic link is another file than its target, so a link is never written to.
@@ -195,7 +190,7 @@ fn lock_file(path: &Path, own_directory: bool) -> io::Result<Result<ClaimLock, H
 
 impl Holder {
     /// Reads a locked file. A file that cannot be read gives an unknown process.
-    pub(super) fn read(file: File) -> Holder {
+    fn read(file: File) -> Holder {
         let mut text = String::new();
         let _ = file.take(MAX_TEXT).read_to_string(&mut text);
         let mut lines = text.lines();
@@ -215,10 +210,113 @@ impl fmt::Display for Holder {
     }
 }
 
+/// The pid file: it names the process that serves, so that an operator can send it a signal.
+///
+/// The file is replaced as a whole, so that no reader finds half a number. The serving process
+/// holds its lock until it drains, and removes the file at its end. Another process replaces the
+/// file only after that, or if the first process hands over.
+#[derive(Debug)]
+pub struct PidFile {
+    path: PathBuf,
+    state: Mutex<PidFileState>,
+}
+
+#[derive(Debug)]
+enum PidFileState {
+    Unwritten,
+    /// Locked until this process drains.
+    Written(File),
+    Released,
+}
+
+impl PidFile {
+    pub fn new(path: PathBuf) -> PidFile {
+        PidFile {
+            path,
+            state: Mutex::new(PidFileState::Unwritten),
+        }
+    }
+
+    /// Writes the file. Only a process that `replaces` another one may take its file.
+    ///
+    /// # Errors
+    /// The file cannot be written; [`io::ErrorKind::AddrInUse`] if it names another process that
+    /// serves.
+    pub fn write(&self, replaces: bool) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        if !matches!(*state, PidFileState::Unwritten) {
+            return Ok(());
+        }
+        let name_file = |error: io::Error| {
+            let path = self.path.display();
+            let text = format!("server.pid_file: cannot write {path}: {error}");
+            io::Error::new(error.kind(), text)
+        };
+        if let (false, Some(holder)) = (replaces, find_holder(&self.path)) {
+            let text = format!("it names {holder}, which serves");
+            return Err(name_file(io::Error::new(io::ErrorKind::AddrInUse, text)));
+        }
+        *state = PidFileState::Written(write_locked(&self.path).map_err(name_file)?);
+        Ok(())
+    }
+
+    /// Lets another process write the file.
+    pub fn release(&self) {
+        let state = std::mem::replace(&mut *lock(&self.state), PidFileState::Released);
+        if let PidFileState::Written(file) = state {
+            // The drop of the file is not enough, because a child process may have a copy.
+            let _ = flock(&file, FlockOperation::Unlock);
+        }
+    }
+
+    /// Removes the file if it still names this process. It cannot be written after that.
+    pub fn remove(&self) {
+        let mut state = lock(&self.state);
+        let text = fs::read_to_string(&self.path).unwrap_or_default();
+        let names_us = text.trim().parse() == Ok(std::process::id());
+        if names_us && !matches!(*state, PidFileState::Unwritten) {
+            // It may be gone already.
+            let _ = fs::remove_file(&self.path);
+        }
+        *state = PidFileState::Released;
+    }
+}
+
+/// Writes a new file, locks it, and renames it to `path`.
+fn write_locked(path: &Path) -> io::Result<File> {
+    let pid = std::process::id();
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{pid}"));
+    let fresh = path.with_file_name(name);
+    let write = || {
+        let mut file = File::create(&fresh)?;
+        file.write_all(format!("{pid}\n").as_bytes())?;
+        // Not every disk has locks. The file is useful without one too.
+        let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
+        fs::rename(&fresh, path)?;
+        Ok(file)
+    };
+    write().inspect_err(|_| {
+        let _ = fs::remove_file(&fresh);
+    })
+}
+
+/// The process that holds the lock on the file, if there is one.
+fn find_holder(path: &Path) -> Option<Holder> {
+    let file = File::open(path).ok()?;
+    let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+    (locked == Err(Errno::WOULDBLOCK)).then(|| Holder::read(file))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::Barrier;
+
+    fn at(path: &Path) -> PidFile {
+        PidFile::new(path.to_owned())
+    }
+
     fn claim(directory: &Path) -> Claim {
         let control = Control::At(directory.join("control.sock"));
 
@@ -284,5 +382,46 @@ mod tests {
         assert_eq!(holder.pid, Some(std::process::id()));
         drop(socket);
         claim(directory.path()).take().unwrap();
+    }
+
+    #[test]
+    fn it_is_there_until_the_end_unless_another_has_written_it() {
+        let directory = tempfile::tempdir().unwrap();
+
+        let path = directory.path().join("pid");
+        let own = at(&path);
+        own.write(false).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text, format!("{}\n", std::process::id()));
+        own.remove();
+        assert!(!path.exists());
+        fs::write(&path, "1\n").unwrap();
+        own.remove();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "1\n");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+        let error = at(&directory.path().join("none/pid")).write(false);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("none/pid"), "{error}");
+    }
+
+    #[test]
+    fn that_of_a_process_that_serves_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pid");
+        // One of a process that was killed.
+        fs::write(&path, "1\n").unwrap();
+        let (first, second, heir) = (at(&path), at(&path), at(&path));
+        first.write(false).unwrap();
+        let error = second.write(false).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        let expected = format!("it names process {}, which serves", std::process::id());
+        assert!(error.to_string().ends_with(&expected), "{error}");
+        second.remove();
+        assert!(path.exists());
+        heir.write(true).unwrap();
+        heir.release();
+        second.write(false).unwrap();
+        second.remove();
+        assert!(!path.exists());
     }
 }

@@ -1,30 +1,44 @@
 //! One client's connection: how it opens, which protocol it speaks, and how it waits while idle.
+//!
+//! A balancer sends a PROXY header (version 1 or 2, as HAProxy specifies them) to tell the address
+//! of the client. Only a header from a trusted peer is read. No byte after the header is taken from
+//! the socket, because TLS may follow.
+//!
+//! A client of HTTP/2 without TLS begins with a preface, with which no request of HTTP/1 begins
+//! (RFC 9113 section 3.4). Silence has the idle timeout, and a part of a preface has that of a
+//! head.
 
 use std::future::poll_fn;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::Either;
-use hyper::body::Bytes;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::drain::{Drain, OpenConnection};
+use super::http1::socket::Phase;
 use super::http1::{self, Http1End};
-use super::http2;
-use super::opening::{self, Version};
-use super::phase::Phase;
+use super::http2::{self, PREFACE};
 use super::tls::ServerTls;
-use super::worker::{ClientConnection, Worker};
+use super::worker::{ActiveConfig, ClientConnection, Worker};
+use crate::client::proxy_header::{ProxyHeader, parse};
+use crate::clock::Alarm;
+use crate::config::ProxyProtocol;
 use crate::proxy::Arrival;
 use crate::wire::{Accepted, PrefixedStream, Stream};
 use tidegate_core::failpoint;
 
+/// The first line of the preface of HTTP/2, which no client of HTTP/1 sends.
+const PREFACE_LINE: &[u8] = b"PRI * HTTP/2.0\r\n";
 /// Bytes of the read that ends an idle wait. Most heads fit.
 const READ_BYTES: usize = 4096;
+/// Bytes of one look for a PROXY header.
+const PEEK_BYTES: usize = 512;
 
 /// Serves a client until either side ends the connection. The connection begins with TLS if
 /// `is_tls`.
@@ -63,7 +77,7 @@ async fn open_connection(
         Some(_) => settings.header_timeout,
         None => settings.idle_timeout,
     });
-    let reading = opening::read_proxy_header(&mut stream, ip, &config, &worker.drain, &alarm);
+    let reading = read_proxy_header(&mut stream, ip, &config, &worker.drain, &alarm);
     let header = reading.await?;
     let client_ip = header.ip.unwrap_or(ip);
     if client_ip != ip && !worker.permit(&mut open, client_ip) {
@@ -85,7 +99,7 @@ async fn open_connection(
     let (version, prefix) = match stream.agreed_http2() {
         Some(true) => (Version::Http2, Bytes::new()),
         None if is_http2_allowed => {
-            opening::detect_version(&mut stream, header.ahead, &phase, &worker.drain).await?
+            detect_version(&mut stream, header.ahead, &phase, &worker.drain).await?
         }
         _ => (Version::Http1, header.ahead.into()),
     };
@@ -172,13 +186,8 @@ async fn wait_for_request(stream: &mut Stream, phase: &Phase, drain: &Drain) -> 
     let read = poll_fn(|context| {
         // TLS may have messages of its own to send.
         let _ = Pin::new(&mut *stream).poll_flush(context);
-        let mut scratch = [MaybeUninit::uninit(); READ_BYTES];
-        let mut buf = ReadBuf::uninit(&mut scratch);
-        match Pin::new(&mut *stream).poll_read(context, &mut buf) {
-            Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
-                Poll::Ready(Some(Bytes::copy_from_slice(buf.filled())))
-            }
-            Poll::Ready(_) => Poll::Ready(None),
+        match poll_bytes(stream, context, Bytes::copy_from_slice) {
+            Poll::Ready(read) => Poll::Ready(read),
             Poll::Pending if drain.is_closing() => Poll::Ready(None),
             Poll::Pending => phase.alarm.poll(context).map(|()| None),
         }
@@ -200,6 +209,160 @@ async fn wait_for_request(stream: &mut Stream, phase: &Phase, drain: &Drain) -> 
     read
 }
 
+/// Reads once, and has the bytes used. `None` at the end of the stream, and after an error.
+fn poll_bytes<T>(
+    stream: &mut Stream,
+    context: &mut Context<'_>,
+    used: impl FnOnce(&[u8]) -> T,
+) -> Poll<Option<T>> {
+    let mut scratch = [MaybeUninit::uninit(); READ_BYTES];
+    let mut buf = ReadBuf::uninit(&mut scratch);
+    let read = ready!(Pin::new(stream).poll_read(context, &mut buf));
+    let has_bytes = read.is_ok() && !buf.filled().is_empty();
+    Poll::Ready(has_bytes.then(|| used(buf.filled())))
+}
+
+/// The PROXY header of a connection, or its absence.
+#[derive(Debug, Default)]
+struct ReceivedProxyHeader {
+    /// The address of the client.
+    ip: Option<IpAddr>,
+    /// Bytes that were read and are not a header.
+    ahead: Vec<u8>,
+}
+
+/// Reads the PROXY header, if the configuration allows `peer` to send one. Returns `None` if the
+/// connection must be closed: the header is required and absent, malformed, or late.
+async fn read_proxy_header(
+    stream: &mut Stream,
+    peer: IpAddr,
+    config: &ActiveConfig,
+    drain: &Drain,
+    alarm: &Alarm,
+) -> Option<ReceivedProxyHeader> {
+    let mode = config.settings.proxy_protocol;
+    if mode == ProxyProtocol::Off {
+        return Some(ReceivedProxyHeader::default());
+    }
+    if !config.proxy.trusts(peer) {
+        return (mode == ProxyProtocol::Optional).then(ReceivedProxyHeader::default);
+    }
+    let timeout = config.settings.header_timeout;
+    if mode == ProxyProtocol::Required {
+        alarm.arm(timeout);
+    }
+    let mut parsing = pin!(parse_proxy_header(stream, mode, alarm, timeout));
+    let header = poll_fn(|context| match parsing.as_mut().poll(context) {
+        Poll::Ready(header) => Poll::Ready(header),
+        Poll::Pending if drain.is_closing() => Poll::Ready(None),
+        Poll::Pending => alarm.poll(context).map(|()| None),
+    })
+    .await;
+    if header.is_none() {
+        tracing::debug!("a trusted peer sent no PROXY header that can be understood");
+    }
+    header
+}
+
+/// Starts the deadline `timeout` at the first byte.
+async fn parse_proxy_header(
+    stream: &mut Stream,
+    mode: ProxyProtocol,
+    alarm: &Alarm,
+    timeout: Duration,
+) -> Option<ReceivedProxyHeader> {
+    let mut bytes = Vec::new();
+    loop {
+        let known = bytes.len();
+        let mut buf = [0; PEEK_BYTES];
+        let length = stream.peek(&mut buf).await.ok();
+        let length = length.filter(|length| *length > 0)?;
+        if known == 0 {
+            alarm.arm(timeout);
+        }
+        bytes.extend_from_slice(&buf[..length]);
+        match parse(&bytes) {
+            ProxyHeader::Header(header_length, ip) => {
+                let rest = &mut buf[..header_length - known];
+                stream.read_exact(rest).await.ok()?;
+                return Some(ReceivedProxyHeader {
+                    ip: ip.map(|ip| ip.to_canonical()),
+                    ahead: Vec::new(),
+                });
+            }
+            ProxyHeader::Part => {
+                stream.read_exact(&mut buf[..length]).await.ok()?;
+            }
+            ProxyHeader::Other if mode == ProxyProtocol::Optional => {
+                bytes.truncate(known);
+                return Some(ReceivedProxyHeader {
+                    ip: None,
+                    ahead: bytes,
+                });
+            }
+            ProxyHeader::Other | ProxyHeader::Broken => return None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    Http1,
+    Http2,
+}
+
+/// The version of a connection that begins with `ahead`; `None` while both are possible.
+fn version(ahead: &[u8]) -> Option<Version> {
+    let common = ahead.len().min(PREFACE.len());
+    let is_preface = ahead[..common] == PREFACE[..common];
+    match is_preface {
+        true if common < PREFACE.len() => None,
+        true => Some(Version::Http2),
+        // The HTTP/2 connection then ends with a protocol error.
+        false if ahead.starts_with(PREFACE_LINE) => Some(Version::Http2),
+        false => Some(Version::Http1),
+    }
+}
+
+/// Reads from `stream` behind `ahead` until the version is known. Returns all bytes that were read;
+/// `None` if the client has left or was silent for too long.
+async fn detect_version(
+    stream: &mut Stream,
+    mut ahead: Vec<u8>,
+    phase: &Phase,
+    drain: &Drain,
+) -> Option<(Version, Bytes)> {
+    if !ahead.is_empty()
+        && let Some(version) = version(&ahead)
+    {
+        return Some((version, ahead.into()));
+    }
+    poll_fn(|context| {
+        loop {
+            let is_first = ahead.is_empty();
+            match poll_bytes(stream, context, |bytes| ahead.extend_from_slice(bytes)) {
+                Poll::Ready(Some(())) => {
+                    if is_first {
+                        phase.begin_head();
+                    }
+                    if let Some(version) = version(&ahead) {
+                        return Poll::Ready(Some(version));
+                    }
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending if drain.is_closing() => return Poll::Ready(None),
+                // HTTP/1 has an answer for a head that does not come.
+                Poll::Pending => {
+                    let late = (!ahead.is_empty()).then_some(Version::Http1);
+                    return phase.alarm.poll(context).map(|()| late);
+                }
+            }
+        }
+    })
+    .await
+    .map(|version| (version, ahead.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,5 +373,18 @@ mod tests {
     fn what_is_kept_of_a_parked_connection_is_little() {
         // The runtime adds 112 and rounds up to the next multiple of 128.
         assert!(bytes(serve) <= 272, "{}", bytes(serve));
+    }
+    #[test]
+    fn the_preface_alone_is_http_2_and_any_part_of_it_undecided() {
+        for length in 0..PREFACE.len() {
+            assert_eq!(version(&PREFACE[..length]), None);
+        }
+        assert_eq!(version(PREFACE), Some(Version::Http2));
+        assert_eq!(version(&[PREFACE, b"more"].concat()), Some(Version::Http2));
+        let wrong = b"PRI * HTTP/2.0\r\n\r\nSM\r\nX";
+        assert_eq!(version(wrong), Some(Version::Http2));
+        for other in ["G", "POST / HTTP/1.1", "PRI * HTTP/2.1", "\r\n", "\x16\x03"] {
+            assert_eq!(version(other.as_bytes()), Some(Version::Http1), "{other}");
+        }
     }
 }

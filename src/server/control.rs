@@ -12,6 +12,7 @@
 //! (`socket_file`). After an upgrade the new process has the socket. A process that runs beside
 //! another one waits until that one drains ([`Claim`]). A removed file is created again.
 
+use std::fmt;
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -22,39 +23,101 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::claim::Claim;
-use super::reload_request::{Reload, ReloadError, ReloadOutcome};
 use super::socket_file::{SocketFileId, SocketState, is_socket, make_private, socket_state};
 use super::worker_set::Heartbeats;
 use crate::config::diagnostic::{Code, Diagnostics};
 use crate::config::render;
 use tidegate_core::failpoint;
 
-/// The version of the protocol.
 pub const VERSION: u64 = 1;
-/// Bytes in the line of a command.
 const MAX_LINE: u64 = 4096;
-/// Commands at the same time.
 const MAX_AT_ONCE: usize = 8;
 /// How long a command's line, and the write of an answer, may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often the socket's file is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// Files in the directory that are checked for stale sockets, and the age of a stale socket.
 const MAX_SWEPT: usize = 256;
 const STALE_AFTER: Duration = Duration::from_secs(60);
 /// How often a process tries to take the claim of another one.
 const CLAIM_EVERY: Duration = Duration::from_secs(1);
-/// How often it is checked whether all workers serve.
 const SERVES_EVERY: Duration = Duration::from_millis(20);
 
 /// Exit codes of refused commands.
 const BAD_CONFIGURATION: u64 = 78;
 const DID_NOT_WORK: u64 = 1;
 const WRONG_USE: u64 = 2;
+
+/// Requests for a reload that may wait. Others get [`ReloadError::Busy`].
+const MAX_WAITING: usize = 64;
+
+#[derive(Debug)]
+pub struct Reloaded {
+    /// One line each.
+    pub changes: Vec<String>,
+    pub restarts: Vec<String>,
+    pub warnings: Diagnostics,
+}
+
+#[derive(Debug)]
+pub enum ReloadError {
+    /// The proxy was started by flags.
+    NoFile,
+    /// The file has mistakes, or cannot be read.
+    Mistakes(Diagnostics),
+    /// Something in the configuration cannot be used, for example an address.
+    Unusable(io::Error),
+    /// The process is ending, or too many requests wait.
+    Busy,
+}
+
+impl fmt::Display for ReloadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReloadError::NoFile => f.write_str("there is no file to read: started by flags"),
+            ReloadError::Mistakes(found) => write!(f, "{}", render::human(found, false)),
+            ReloadError::Unusable(error) => error.fmt(f),
+            ReloadError::Busy => f.write_str("the proxy is ending, or asked too often"),
+        }
+    }
+}
+
+impl std::error::Error for ReloadError {}
+
+/// The result of a reload, shared by all that requested it.
+pub type ReloadOutcome = Arc<Result<Reloaded, ReloadError>>;
+
+#[derive(Clone, Debug)]
+pub struct Reload(mpsc::Sender<oneshot::Sender<ReloadOutcome>>);
+
+#[derive(Debug)]
+pub struct Requests(pub(super) mpsc::Receiver<oneshot::Sender<ReloadOutcome>>);
+
+pub(super) fn reload_channel() -> (Reload, Requests) {
+    let (sender, receiver) = mpsc::channel(MAX_WAITING);
+    (Reload(sender), Requests(receiver))
+}
+
+impl Reload {
+    pub async fn request(&self) -> ReloadOutcome {
+        let (answer, outcome) = oneshot::channel();
+        let busy = || Arc::new(Err(ReloadError::Busy));
+        if self.0.try_send(answer).is_err() {
+            return busy();
+        }
+        outcome.await.unwrap_or_else(|_| busy())
+    }
+
+    /// Requests a reload. The log tells its result.
+    pub fn request_and_leave(&self) {
+        let (answer, _) = oneshot::channel();
+        // If the channel is full, the file will be read after this moment in any case.
+        let _ = self.0.try_send(answer);
+    }
+}
 
 /// The bound socket. Its drop removes the file, if the file is still its own.
 struct ControlSocket {
@@ -64,7 +127,6 @@ struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Binds at the first of `places` that can be used.
     fn bind_any(places: &[PathBuf], own_directory: bool) -> io::Result<ControlSocket> {
         let mut failed = io::Error::other("there is no place for it");
         for path in places {
@@ -104,10 +166,6 @@ impl ControlSocket {
             file,
         })
     }
-
-    fn is_gone(&self) -> bool {
-        fs::symlink_metadata(&self.path).is_err()
-    }
 }
 
 impl Drop for ControlSocket {
@@ -118,7 +176,6 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Removes the sockets of processes that were killed.
 fn remove_stale(directory: &Path) {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     for path in entries.take(MAX_SWEPT).map(|entry| entry.path()) {
@@ -134,7 +191,6 @@ fn remove_stale(directory: &Path) {
 
 #[derive(Clone)]
 pub(super) struct ControlSettings {
-    /// The possible paths of the socket.
     pub(super) places: Vec<PathBuf>,
     pub(super) own_directory: bool,
     pub(super) claim: Arc<Claim>,
@@ -171,7 +227,7 @@ pub(super) async fn serve(settings: ControlSettings) {
         is_logged = false;
         tracing::debug!(path = %bound.path.display(), "control socket");
         failpoint!("server.control");
-        while !bound.is_gone() {
+        while fs::symlink_metadata(&bound.path).is_ok() {
             // After an upgrade the old process releases the lock when it drains.
             let _ = settings.claim.take();
             let accepted = timeout(CHECK_EVERY, bound.listener.accept()).await;
@@ -269,7 +325,7 @@ mod tests {
         let second = ControlSocket::bind(&path, true).unwrap();
         drop(first);
         assert!(path.exists(), "the second one's");
-        assert!(!second.is_gone());
+        assert!(fs::symlink_metadata(&second.path).is_ok());
         drop(second);
         assert!(!path.exists());
         fs::write(&path, "a file").unwrap();

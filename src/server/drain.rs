@@ -8,12 +8,13 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use crate::clock::Sweep;
+use crate::telemetry::panics::lock;
 
 /// Leading bits of an IPv6 address that identify one client.
 const IPV6_BITS: u32 = 64;
@@ -31,7 +32,6 @@ pub(crate) struct Drain {
 pub(crate) struct Deadlines {
     /// For one more request on an idle connection.
     pub(crate) idle: Duration,
-    /// For everything.
     pub(crate) all: Duration,
 }
 
@@ -41,8 +41,9 @@ pub(crate) struct Deadlines {
 pub(crate) struct OpenConnection {
     drain: Arc<Drain>,
     _permit: OwnedSemaphorePermit,
-    /// Boxed, because it is usually absent and an idle connection should be small.
-    ip_permit: Option<Box<ConnectionPermit>>,
+    /// That of its address, if the connections of an address are limited. Boxed, because it is
+    /// usually absent and an idle connection should be small.
+    pub(super) ip_permit: Option<Box<ConnectionPermit>>,
 }
 
 impl Drain {
@@ -105,12 +106,6 @@ impl Drain {
 }
 
 impl OpenConnection {
-    /// Stores the permit of the connection's address, if the connections of an address are limited.
-    pub(super) fn hold_permit(&mut self, permit: Option<ConnectionPermit>) {
-        self.ip_permit = permit.map(Box::new);
-    }
-
-    /// Moves the connection to another worker.
     pub(crate) fn move_to(&mut self, other: &Arc<Drain>) {
         other.open.fetch_add(1, Ordering::SeqCst);
         std::mem::replace(&mut self.drain, Arc::clone(other)).count_closed();
@@ -136,14 +131,13 @@ pub(crate) struct ConnectionPermit {
 }
 
 impl ConnectionsPerIp {
-    /// Counts one more connection of this address, unless it has `most` already.
     pub(crate) fn take(
         self: &Arc<ConnectionsPerIp>,
         ip: IpAddr,
         most: usize,
     ) -> Option<ConnectionPermit> {
         let client = client_network(ip);
-        let mut counts = self.lock();
+        let mut counts = lock(&self.0);
         let count = counts.entry(client).or_default();
         if *count >= most {
             return None;
@@ -154,15 +148,11 @@ impl ConnectionsPerIp {
             client,
         })
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let mut counts = self.per_ip.lock();
+        let mut counts = lock(&self.per_ip.0);
         if let Some(count) = counts.get_mut(&self.client) {
             *count -= 1;
             if *count == 0 {
@@ -201,6 +191,6 @@ mod tests {
         let third = (take("2001:db8::9"), take("2001:db8:0:1::1"));
         assert!(third.0.is_none() && third.1.is_some());
         drop((_second, _of_one_network, third));
-        assert!(per_ip.lock().is_empty());
+        assert!(lock(&per_ip.0).is_empty());
     }
 }

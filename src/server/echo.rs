@@ -4,16 +4,18 @@
 //! limits beyond those of hyper.
 
 use std::convert::Infallible;
-use std::fmt::Write;
 use std::io;
 use std::net::SocketAddr;
 
+use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
+
+use crate::telemetry::panics::spawn_thread;
 
 /// Bytes that are read of a request's body, at most.
 const BODY_BYTES: usize = 1 << 20;
@@ -26,18 +28,11 @@ pub fn start() -> io::Result<SocketAddr> {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    std::thread::Builder::new()
-        .name("echo".to_owned())
-        .spawn(move || {
-            runtime.block_on(async move {
-                if let Ok(listener) = TcpListener::from_std(listener) {
-                    serve(listener).await;
-                }
-            });
-        })?;
+    spawn_thread("echo", async move || {
+        if let Ok(listener) = TcpListener::from_std(listener) {
+            serve(listener).await;
+        }
+    })?;
     Ok(address)
 }
 
@@ -59,25 +54,15 @@ async fn serve(listener: TcpListener) {
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let mut text = format!("{} {}\n", request.method(), request.uri());
     for (name, value) in request.headers() {
-        // A write to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{name}: {}",
-            String::from_utf8_lossy(value.as_bytes())
-        );
+        let value = String::from_utf8_lossy(value.as_bytes());
+        text += &format!("{name}: {value}\n");
     }
-    let body = Limited::new(request.into_body(), BODY_BYTES)
-        .collect()
-        .await;
-    let bytes = body.map_or(0, |body| body.to_bytes().len());
-    let _ = writeln!(
-        text,
-        "\n{bytes} bytes of body. This is tidegate's built-in echo upstream."
-    );
+    let body = Limited::new(request.into_body(), BODY_BYTES).collect();
+    let bytes = body.await.map_or(0, |body| body.to_bytes().len());
+    let end = "bytes of body. This is tidegate's built-in echo upstream.";
+    text += &format!("\n{bytes} {end}\n");
     let mut response = Response::new(Full::from(text));
-    response.headers_mut().insert(
-        http::header::CONTENT_TYPE,
-        HeaderValue::from_static("text/plain; charset=utf-8"),
-    );
+    let media = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, media);
     Ok(response)
 }

@@ -23,16 +23,16 @@ use std::time::Duration;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
-    sendmsg, socketpair, sockopt,
+    sendmsg, socketpair,
 };
+use socket2::SockRef;
 
-use super::listener::{Listener, OpenedSocket};
+use super::listener::{OpenedSocket, check_inherited};
 use super::systemd;
 use crate::config;
 
 /// The environment variable that makes a process read from its standard input.
 pub(crate) const VARIABLE: &str = "TIDEGATE_HANDOVER";
-/// Its value.
 pub(crate) const VERSION: &str = "1";
 /// Descriptors in one message, at most.
 pub(crate) const AT_ONCE: usize = 64;
@@ -41,7 +41,6 @@ const MESSAGE_BYTES: usize = 1024;
 /// How long the new process waits for a message of the old one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One end of the pair of sockets.
 #[derive(Debug)]
 pub(crate) struct Channel(OwnedFd);
 
@@ -68,12 +67,7 @@ impl Channel {
 
     /// Sets how long [`Channel::receive`] waits.
     pub(crate) fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
-        let receive = sockopt::Timeout::Recv;
-        Ok(sockopt::set_socket_timeout(
-            &self.0,
-            receive,
-            Some(timeout),
-        )?)
+        SockRef::from(&self.0).set_read_timeout(Some(timeout))
     }
 
     pub(crate) fn send(&self, words: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -122,7 +116,6 @@ impl Channel {
 #[derive(Debug, Default)]
 pub struct Inherited {
     pub sockets: Vec<OpenedSocket>,
-    /// The process that this one replaces, if there is one.
     pub predecessor: Option<Predecessor>,
 }
 
@@ -130,7 +123,7 @@ pub struct Inherited {
 #[derive(Debug)]
 pub struct Predecessor {
     channel: Channel,
-    pid: u32,
+    pub pid: u32,
 }
 
 impl Inherited {
@@ -154,10 +147,6 @@ impl Inherited {
 }
 
 impl Predecessor {
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
     /// Reports that this process serves. Returns when the old process has agreed or is gone; it
     /// stops accepting when this value is dropped.
     ///
@@ -197,7 +186,7 @@ fn from_predecessor(channel: Channel) -> io::Result<Inherited> {
                     sockets.push(OpenedSocket {
                         name: name.to_owned(),
                         lent: owner == "lent",
-                        socket: Listener::from_fd(descriptor)?,
+                        socket: check_inherited(descriptor.into())?,
                     });
                 }
             }

@@ -18,11 +18,10 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use tokio::io::AsyncWrite as _;
 
-use super::phase::Phase;
 use super::worker::ClientConnection;
 use crate::body::RequestBody;
 use crate::http1::head::{self, RequestFraming, Unreadable};
-use crate::http1::write::{self, AnswerFraming, AnswerTerms, Length};
+use crate::http1::write::{self, AnswerFraming, AnswerTerms};
 use crate::proxy::body::Body;
 use crate::proxy::headers::{RequestFault, check_coding};
 use crate::proxy::local_reply;
@@ -30,24 +29,19 @@ use crate::proxy::upgrade::Tunnel;
 use crate::request_head::HeadError;
 use crate::wire::{MAX_PIECES, Outflow, PrefixedStream, Stream};
 use intake::{Intake, IntakeEvent};
-use socket::Http1Socket;
+use socket::{Http1Socket, Phase};
 
 /// Requests of one connection that are served before other connections have their turn.
 const IN_A_ROW: usize = 16;
 /// Bytes of an answer that are written before other connections have their turn: 0.1 ms of work.
 const TURN_BYTES: usize = 256 << 10;
 
-/// How serving a connection ended.
 pub(super) enum Http1End {
-    /// The connection was closed.
     Closed,
-    /// The connection is idle.
     Idle(Stream),
-    /// The connection was upgraded.
     Tunnel(Box<Tunnel>, Box<Http1Socket>),
 }
 
-/// The connection broke or the answer cannot be written. The connection must be dropped.
 struct ConnectionLost;
 
 impl From<io::Error> for ConnectionLost {
@@ -68,7 +62,6 @@ struct Http1Server<'c> {
     /// How much of the answer's content is left to write.
     framing: AnswerFraming,
     is_content_left: bool,
-    /// The answer's content ended early.
     is_truncated: bool,
     /// Trailers that the answer has announced to a client that accepts them.
     trailers: Vec<HeaderName>,
@@ -76,7 +69,6 @@ struct Http1Server<'c> {
     in_a_row: usize,
 }
 
-/// The next step after an answer.
 enum AfterAnswer {
     NextRequest,
     Close,
@@ -117,7 +109,7 @@ pub(super) async fn serve(
         let head = match event.await {
             IntakeEvent::Request(head) => head,
             IntakeEvent::Unreadable(unreadable) => return server.refuse(unreadable).await,
-            IntakeEvent::Idle => return Http1End::Idle(server.intake.socket.into_stream()),
+            IntakeEvent::Idle => return Http1End::Idle(server.intake.socket.stream),
             IntakeEvent::End => return server.close().await,
             IntakeEvent::Broken => return Http1End::Closed,
         };
@@ -139,7 +131,6 @@ pub(super) async fn serve(
 }
 
 impl Http1Server<'_> {
-    /// Has one request served, and writes its answer.
     async fn serve_request(&mut self, head: RequestFraming) -> Result<AfterAnswer, ConnectionLost> {
         let mut terms = AnswerTerms {
             is_head: self.request.method() == Method::HEAD,
@@ -208,10 +199,9 @@ impl Http1Server<'_> {
         .await
     }
 
-    /// Writes the answer. Returns whether another answer may follow.
     async fn write_answer(&mut self, terms: AnswerTerms) -> Result<bool, ConnectionLost> {
         let answer = &mut self.answer;
-        let length = Length::of_body(answer.body());
+        let length = write::length_of(answer.body());
         let now = self.client.worker.sweep.elapsed();
         self.outflow.clear();
         self.outflow
@@ -349,7 +339,7 @@ impl Http1Server<'_> {
         let answer = local_reply::unreadable_head(status, has_unknown_coding);
         self.client.worker.count_unreadable();
         let socket = &mut self.intake.socket;
-        socket.note_refused();
+        socket.refused = true;
         // One attempt is enough: the answer fits into an empty socket buffer.
         poll_fn(|context| {
             let written = Pin::new(&mut *socket).poll_write(context, &answer);

@@ -33,6 +33,8 @@ use frames::Allowance;
 use socket::{Http2Socket, SocketLimits};
 use stream::StreamExecutor;
 
+/// The first bytes of an HTTP/2 connection.
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Bytes of request content that a client may send before it is read, on one stream and on all.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
@@ -47,7 +49,6 @@ const GRACEFUL_END: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 struct ConnectionFlow {
     allowance: Allowance,
-    /// Streams whose response is not complete.
     open: AtomicUsize,
     /// Requests whose client has left and whose work goes on; at most `max_streams`.
     abandoned: AtomicUsize,
@@ -62,21 +63,6 @@ struct ConnectionFlow {
 impl ConnectionFlow {
     fn spend(&self, cost: i64) -> bool {
         self.allowance.spend(cost, self.sweep.ticks())
-    }
-
-    fn begin_stream(&self) {
-        self.open.fetch_add(1, Ordering::Relaxed);
-        self.idle.disarm();
-    }
-
-    fn end_stream(&self) {
-        if self.open.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.idle.arm(self.idle_timeout);
-        }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.open.load(Ordering::Relaxed) == 0
     }
 }
 
@@ -133,7 +119,8 @@ pub(super) fn serve(
     let mut is_ending = false;
     async move {
         let ended = poll_fn(|context| {
-            let is_timed_out = flow.idle.poll(context).is_ready() && flow.is_idle();
+            let is_timed_out =
+                flow.idle.poll(context).is_ready() && flow.open.load(Ordering::Relaxed) == 0;
             if is_timed_out && is_ending {
                 return Poll::Ready(Ok(()));
             }

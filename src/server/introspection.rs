@@ -4,24 +4,26 @@
 //! It is created before the server and can be read at any time. Nothing of a [`Snapshot`] may be
 //! kept: the last handle of a log, for example, writes its last lines when it is dropped.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 
 use super::ServerState;
-use super::active_config::ActiveConfig;
-use super::reload_request::ReloadOutcome;
+use super::control::ReloadOutcome;
+use super::worker::ActiveConfig;
 use crate::clock;
 use crate::config::Config;
 use crate::otlp::Exports;
 use crate::proxy::Proxy;
 use crate::proxy::limiter::StoreHandle;
 use crate::telemetry::access::AccessLog;
+use crate::telemetry::panics::lock;
 
 #[derive(Debug)]
 pub struct Introspection {
-    started_us: u64,
+    /// The start of the process, microseconds since the Unix epoch.
+    pub started_us: u64,
     /// Counts the configurations.
     changes: watch::Sender<u64>,
     state: Mutex<IntrospectionState>,
@@ -35,14 +37,12 @@ struct IntrospectionState {
     reloads: u64,
 }
 
-/// The current configuration, and the state of the server that belongs to it.
 struct LoadedConfig {
     config: Config,
     loaded_us: u64,
     server: Arc<ServerState>,
 }
 
-/// The last reload.
 #[derive(Clone, Debug)]
 pub struct LastReload {
     /// Its end, microseconds since the Unix epoch.
@@ -50,7 +50,6 @@ pub struct LastReload {
     pub outcome: ReloadOutcome,
 }
 
-/// The state of a serving server at one moment.
 pub struct Snapshot<'v> {
     pub config: &'v Config,
     /// When `config` was loaded, microseconds since the Unix epoch.
@@ -58,17 +57,13 @@ pub struct Snapshot<'v> {
     pub(crate) counts: &'v StoreHandle,
     pub(crate) access: &'v AccessLog,
     pub(crate) exports: &'v Exports,
-    /// Open client connections.
     pub connections: usize,
-    /// The last reload, if there was one.
     pub reload: Option<&'v LastReload>,
-    /// The number of reloads.
     pub reloads: u64,
     workers: Vec<Arc<ActiveConfig>>,
 }
 
 impl Snapshot<'_> {
-    /// The proxy of each worker.
     pub fn proxies(&self) -> impl Iterator<Item = &Proxy> {
         self.workers.iter().map(|serving| &serving.proxy)
     }
@@ -85,11 +80,6 @@ impl Default for Introspection {
 }
 
 impl Introspection {
-    /// The start of the process, microseconds since the Unix epoch.
-    pub fn started_us(&self) -> u64 {
-        self.started_us
-    }
-
     /// A receiver that is notified of each new configuration, and of the end.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
@@ -97,7 +87,7 @@ impl Introspection {
 
     /// Reads the state. Returns `None` before the server serves and after its end.
     pub fn inspect<T>(&self, read: impl FnOnce(&Snapshot<'_>) -> T) -> Option<T> {
-        let state = self.state();
+        let state = lock(&self.state);
         let now = state.config.as_ref()?;
         let workers = state.workers.iter().filter_map(Weak::upgrade);
         let server = &now.server;
@@ -115,14 +105,12 @@ impl Introspection {
         }))
     }
 
-    /// Adds a worker that serves by the content of `serving`.
     pub(super) fn add_worker(&self, serving: &Arc<ArcSwap<ActiveConfig>>) {
-        self.state().workers.push(Arc::downgrade(serving));
+        lock(&self.state).workers.push(Arc::downgrade(serving));
     }
 
-    /// Replaces the configuration.
     pub(super) fn renew(&self, config: Config, server: &Arc<ServerState>) {
-        self.state().config = Some(LoadedConfig {
+        lock(&self.state).config = Some(LoadedConfig {
             config,
             loaded_us: clock::unix_us(),
             server: Arc::clone(server),
@@ -130,9 +118,8 @@ impl Introspection {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Stores the result of a reload.
     pub(super) fn note_reload(&self, outcome: &ReloadOutcome) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.reloads += 1;
         state.reload = Some(LastReload {
             at_us: clock::unix_us(),
@@ -142,15 +129,11 @@ impl Introspection {
 
     /// Releases all parts of the server, at its end.
     pub(super) fn close(&self) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.workers.clear();
         state.config = None;
         drop(state);
         self.changes.send_modify(|changes| *changes += 1);
-    }
-
-    fn state(&self) -> MutexGuard<'_, IntrospectionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -8,45 +8,43 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use socket2::SockRef;
+use socket2::Socket;
 
-use super::listener::{Listener, OpenedSocket, bind_tcp, bind_unix, name_address};
+use super::listener::{OpenedSocket, bind_tcp, bind_unix, name_address, place};
 pub use super::listener::{bind_alone, bind_first};
 use super::port_sharing;
 pub use super::port_sharing::PortSharer;
 use super::socket_file::SocketFileId;
 use crate::config::{Config, Listen};
+use crate::telemetry::panics::lock;
 
 /// The copy of a listening socket that one worker has.
 #[derive(Debug)]
 pub(crate) struct WorkerSocket {
     /// The id of its line of `listen`.
     pub(crate) line: u64,
-    pub(crate) listener: Listener,
+    pub(crate) listener: Socket,
+    pub(crate) is_unix: bool,
     pub(crate) is_tls: bool,
     /// Whether a service manager has the socket too. Its options must not be changed then.
     pub(crate) lent: bool,
 }
 
-/// All sockets of one line of `listen`.
 #[derive(Debug)]
 pub(crate) struct BoundLine {
     /// Unique in this process.
     id: u64,
-    /// The address in the configuration.
     pub(crate) wanted: Listen,
-    /// The address with its real port.
     place: Listen,
     is_tls: bool,
     /// Whether a service manager has the socket too, and listens after this process.
     pub(crate) lent: bool,
-    /// The file of a unix socket.
     file: Option<SocketFileId>,
     /// One or more.
-    sockets: Vec<Listener>,
+    sockets: Vec<Socket>,
 }
 
 /// All listening sockets of the server. Workers have copies, so a socket closes when both this and
@@ -54,19 +52,15 @@ pub(crate) struct BoundLine {
 #[derive(Debug)]
 pub struct Listeners {
     workers: usize,
-    /// Whether addresses may be shared with other processes.
-    joins: bool,
+    /// Whether a reload may bind an address where another process listens.
+    pub joins: bool,
     lines: Mutex<Vec<BoundLine>>,
 }
 
-/// A change of `listen` by a reload.
 #[derive(Debug)]
 pub(crate) struct ListenChange {
-    /// New lines, which [`Listeners::commit`] takes.
     lines: Vec<BoundLine>,
-    /// The new sockets of each worker.
     pub(crate) opened: Vec<Vec<WorkerSocket>>,
-    /// The ids of lines that close.
     pub(crate) closed: Vec<u64>,
 }
 
@@ -100,7 +94,7 @@ impl BoundLine {
                     line.add_tcp()?;
                 }
             }
-            Listen::Unix(path) => line.sockets.push(Listener::Unix(bind_unix(path)?)),
+            Listen::Unix(path) => line.sockets.push(bind_unix(path)?),
         }
         if let Listen::Unix(path) = &line.place {
             line.file = SocketFileId::of_path(path).ok();
@@ -114,12 +108,13 @@ impl BoundLine {
             return Ok(());
         };
         // Two lines with equal text (`:0`) have different places.
-        let place = first.socket.place()?;
+        let place_of_first = place(&first.socket)?;
         self.lent = first.lent;
-        let is_here = |one: &mut OpenedSocket| one.socket.place().is_ok_and(|other| other == place);
+        let is_here =
+            |one: &mut OpenedSocket| place(&one.socket).is_ok_and(|other| other == place_of_first);
         let sockets = inherited.extract_if(.., is_here).map(|one| one.socket);
         self.sockets = sockets.collect();
-        self.place = place;
+        self.place = place_of_first;
         Ok(())
     }
 
@@ -134,17 +129,16 @@ impl BoundLine {
     }
 
     fn is_spread(&self) -> bool {
-        let Some(Listener::Tcp(socket)) = self.sockets.first() else {
-            return false;
-        };
-        !self.lent && SockRef::from(socket).reuse_port().unwrap_or(false)
+        let is_tcp = matches!(self.place, Listen::Tcp(_));
+        let shares_port = |socket: &Socket| socket.reuse_port().unwrap_or(false);
+        is_tcp && !self.lent && self.sockets.first().is_some_and(shares_port)
     }
 
     fn add_tcp(&mut self) -> io::Result<()> {
         if let Listen::Tcp(address) = self.place {
             let listener = bind_tcp(address, true)?;
-            self.place = Listen::Tcp(listener.local_addr()?);
-            self.sockets.push(Listener::Tcp(listener));
+            self.place = place(&listener)?;
+            self.sockets.push(listener);
         }
         Ok(())
     }
@@ -163,6 +157,7 @@ impl BoundLine {
                 copies.push(WorkerSocket {
                     line: self.id,
                     listener: socket.try_clone()?,
+                    is_unix: matches!(self.place, Listen::Unix(_)),
                     is_tls: self.is_tls,
                     lent: self.lent,
                 });
@@ -182,7 +177,6 @@ impl BoundLine {
     }
 }
 
-/// Copies the sockets of these lines for each worker.
 fn copy_for_workers(lines: &[BoundLine], workers: usize) -> io::Result<Vec<Vec<WorkerSocket>>> {
     let mut all = Vec::with_capacity(workers);
     for worker in 0..workers {
@@ -201,16 +195,13 @@ pub fn neighbour_at(wanted: &Listen, own: &[OpenedSocket]) -> Option<PortSharer>
     let &Listen::Tcp(address) = wanted else {
         return None;
     };
-    let own: Vec<&Listener> = own.iter().map(|one| &one.socket).collect();
+    let own: Vec<&Socket> = own.iter().map(|one| &one.socket).collect();
     port_sharing::find_at(address, &own)
 }
 
-/// The addresses in a configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenLines<'c> {
-    /// `listen` at the top level.
     pub plain: &'c [Listen],
-    /// `listen` of `[tls]`.
     pub secure: &'c [Listen],
 }
 
@@ -227,7 +218,6 @@ impl<'c> ListenLines<'c> {
         self.with_tls().map(|(line, _)| line)
     }
 
-    /// Each address, and whether it has TLS.
     fn with_tls(self) -> impl Iterator<Item = (&'c Listen, bool)> {
         let plain = self.plain.iter().map(|line| (line, false));
         plain.chain(self.secure.iter().map(|line| (line, true)))
@@ -257,48 +247,40 @@ impl Listeners {
         })
     }
 
-    /// The TCP addresses with their real ports.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         let tcp = |line: &BoundLine| match line.place {
             Listen::Tcp(address) => Some(address),
             Listen::Unix(_) => None,
         };
-        self.lines().iter().filter_map(tcp).collect()
+        lock(&self.lines).iter().filter_map(tcp).collect()
     }
 
     /// All addresses by their names, TCP first: `http://127.0.0.1:8080`, `unix:/run/proxy.sock`.
     pub fn places(&self) -> Vec<String> {
-        let lines = self.lines();
+        let lines = lock(&self.lines);
         let is_tcp = |line: &&BoundLine| matches!(line.place, Listen::Tcp(_));
         let (tcp, unix): (Vec<&BoundLine>, Vec<&BoundLine>) = lines.iter().partition(is_tcp);
         tcp.into_iter().chain(unix).map(BoundLine::name).collect()
     }
 
-    /// Copies of the sockets for each worker.
     pub(crate) fn worker_sockets(&self) -> io::Result<Vec<Vec<WorkerSocket>>> {
-        copy_for_workers(&self.lines(), self.workers)
+        copy_for_workers(&lock(&self.lines), self.workers)
     }
 
-    /// Calls `act` with every line and its sockets.
     pub(crate) fn for_each_line<E>(
         &self,
-        mut act: impl FnMut(&BoundLine, &[Listener]) -> Result<(), E>,
+        mut act: impl FnMut(&BoundLine, &[Socket]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let lines = self.lines();
+        let lines = lock(&self.lines);
         lines.iter().try_for_each(|line| act(line, &line.sockets))
     }
 
     /// Whether other processes have sockets of their own on the same TCP ports (SO_REUSEPORT).
     pub fn shares_ports(&self) -> bool {
-        let lines = self.lines();
+        let lines = lock(&self.lines);
         let own = lines.iter().filter(|line| !line.lent);
-        let sockets: Vec<&Listener> = own.flat_map(|line| &line.sockets).collect();
+        let sockets: Vec<&Socket> = own.flat_map(|line| &line.sockets).collect();
         port_sharing::find(&sockets).is_some()
-    }
-
-    /// Sets whether a reload may bind an address where another process listens.
-    pub fn joining(self, joins: bool) -> Listeners {
-        Listeners { joins, ..self }
     }
 
     /// Whether a plain close of the sockets loses connections. This is so if other processes share
@@ -309,7 +291,7 @@ impl Listeners {
 
     /// Drops all sockets, so that the copies of the workers are the last ones.
     pub fn close(&self) {
-        self.lines().clear();
+        lock(&self.lines).clear();
     }
 
     /// Binds the addresses that are not bound yet.
@@ -317,7 +299,7 @@ impl Listeners {
     /// # Errors
     /// The first address that cannot be bound. The error names it, and nothing has changed.
     pub(crate) fn prepare(&self, wanted: ListenLines<'_>) -> io::Result<ListenChange> {
-        let lines = self.lines();
+        let lines = lock(&self.lines);
         let mut left: Vec<&BoundLine> = lines.iter().collect();
         let mut new_lines = Vec::new();
         for (wanted, is_tls) in wanted.with_tls() {
@@ -327,7 +309,7 @@ impl Listeners {
                 continue;
             }
             if let (false, Listen::Tcp(address)) = (self.joins, wanted) {
-                let own: Vec<&Listener> = lines.iter().flat_map(|line| &line.sockets).collect();
+                let own: Vec<&Socket> = lines.iter().flat_map(|line| &line.sockets).collect();
                 if let Some(other) = port_sharing::find_at(*address, &own) {
                     let why = io::Error::new(io::ErrorKind::AddrInUse, other.to_string());
                     return Err(name_address(wanted, &why));
@@ -345,7 +327,7 @@ impl Listeners {
 
     /// Applies a prepared change to these listeners. The workers apply it to their copies.
     pub(crate) fn commit(&self, change: &mut ListenChange) {
-        let mut lines = self.lines();
+        let mut lines = lock(&self.lines);
         for line in change.lines.drain(..) {
             tracing::info!(place = %line.name(), "reload: listening");
             lines.push(line);
@@ -359,10 +341,6 @@ impl Listeners {
                 line.remove_file();
             }
         }
-    }
-
-    fn lines(&self) -> MutexGuard<'_, Vec<BoundLine>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,15 +3,14 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::{SocketFlags, acceptfrom_with};
-use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::socket_file::{SocketState, socket_state};
@@ -24,112 +23,80 @@ pub(crate) const BACKLOG: i32 = 4096;
 const LOCK_EVERY: Duration = Duration::from_millis(10);
 const LOCK_TRIES: usize = 100;
 
-/// One listening socket.
-#[derive(Debug)]
-pub enum Listener {
-    /// TCP, of one worker or shared.
-    Tcp(TcpListener),
-    /// A unix socket, which the workers share.
-    Unix(UnixListener),
-}
-
 /// A socket that listens before the server opens `listen`: inherited, or bound by [`bind_alone`] or
 /// [`bind_first`].
 #[derive(Debug)]
 pub struct OpenedSocket {
     /// The line of `listen` that it was bound for, or its address.
     pub(crate) name: String,
-    /// Whether a service manager has the socket too.
+    /// Whether a service manager has the socket too, and listens after this process.
     pub(crate) lent: bool,
-    pub(crate) socket: Listener,
+    pub(crate) socket: Socket,
 }
 
-impl Listener {
-    pub(crate) fn try_clone(&self) -> io::Result<Listener> {
-        Ok(match self {
-            Listener::Tcp(socket) => Listener::Tcp(socket.try_clone()?),
-            Listener::Unix(socket) => Listener::Unix(socket.try_clone()?),
-        })
+/// Checks that an inherited socket listens, and makes it non-blocking.
+pub(super) fn check_inherited(socket: Socket) -> io::Result<Socket> {
+    if !socket.is_listener()? {
+        let text = "a socket that does not listen (`Accept=yes` in the unit?)";
+        return Err(io::Error::other(text));
     }
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
 
-    /// Takes a descriptor of a socket that listens already.
-    pub(crate) fn from_fd(fd: OwnedFd) -> io::Result<Listener> {
-        let socket = Socket::from(fd);
-        if !socket.is_listener()? {
-            return Err(io::Error::other("a socket that does not listen"));
-        }
-        socket.set_nonblocking(true)?;
-        Ok(if socket.domain()? == Domain::UNIX {
-            Listener::Unix(socket.into())
-        } else {
-            Listener::Tcp(socket.into())
-        })
-    }
+/// Accepts a connection without blocking. Must be called on a runtime.
+pub(super) fn accept(listener: &Socket) -> io::Result<Accepted> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (socket, peer) = acceptfrom_with(listener, flags)?;
+    let Ok(peer) = SocketAddr::try_from(peer.ok_or(io::ErrorKind::NotConnected)?) else {
+        return Ok(accepted_unix(UnixStream::from_std(socket.into())?));
+    };
+    Ok(accepted_tcp(TcpStream::from_std(socket.into())?, peer))
+}
 
-    /// Accepts a connection without blocking. Must be called on a runtime.
-    pub(crate) fn accept(&self) -> io::Result<Accepted> {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let (socket, peer) = acceptfrom_with(self, flags)?;
-        if let Listener::Unix(_) = self {
-            return Ok(Accepted {
-                stream: Stream::Unix(UnixStream::from_std(socket.into())?),
-                // A client of a unix socket is on this machine.
-                ip: IpAddr::from(Ipv4Addr::LOCALHOST),
-            });
-        }
-        let peer = SocketAddr::try_from(peer.ok_or(io::ErrorKind::NotConnected)?)?;
-        let stream = TcpStream::from_std(socket.into())?;
-        // With Nagle's algorithm the second write waits for the client's delayed ACK.
-        let _ = stream.set_nodelay(true);
-        Ok(Accepted {
-            stream: Stream::Tcp(stream),
-            ip: peer.ip().to_canonical(),
-        })
-    }
-
-    /// The address. Fails for a unix socket without a path.
-    pub(crate) fn place(&self) -> io::Result<Listen> {
-        match self {
-            Listener::Tcp(socket) => Ok(Listen::Tcp(socket.local_addr()?)),
-            Listener::Unix(socket) => {
-                let address = socket.local_addr()?;
-                let path = address.as_pathname();
-                path.map(|path| Listen::Unix(path.to_owned()))
-                    .ok_or_else(|| io::Error::other("a unix socket without a path"))
-            }
-        }
+pub(super) fn accepted_tcp(stream: TcpStream, peer: SocketAddr) -> Accepted {
+    // With Nagle's algorithm the second write waits for the client's delayed ACK.
+    let _ = stream.set_nodelay(true);
+    Accepted {
+        stream: Stream::Tcp(stream),
+        ip: peer.ip().to_canonical(),
     }
 }
 
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Tcp(socket) => socket.as_fd(),
-            Listener::Unix(socket) => socket.as_fd(),
-        }
+/// A client of a unix socket is on this machine.
+pub(super) fn accepted_unix(stream: UnixStream) -> Accepted {
+    Accepted {
+        stream: Stream::Unix(stream),
+        ip: IpAddr::from(Ipv4Addr::LOCALHOST),
+    }
+}
+
+/// The address of a socket. Fails for a unix socket without a path.
+pub(super) fn place(listener: &Socket) -> io::Result<Listen> {
+    let address = listener.local_addr()?;
+    if let Some(address) = address.as_socket() {
+        return Ok(Listen::Tcp(address));
+    }
+    match address.as_pathname() {
+        Some(path) => Ok(Listen::Unix(path.to_owned())),
+        None => Err(io::Error::other("a unix socket without a path")),
     }
 }
 
 impl OpenedSocket {
-    fn new(wanted: &Listen, socket: TcpListener) -> OpenedSocket {
+    fn new(wanted: &Listen, socket: Socket) -> OpenedSocket {
         OpenedSocket {
             name: wanted.to_string(),
             lent: false,
-            socket: Listener::Tcp(socket),
+            socket,
         }
     }
 
-    /// Whether a service manager has the socket too. It goes on listening after this process.
-    pub fn is_lent(&self) -> bool {
-        self.lent
-    }
-
-    /// Whether this is the socket for a line of `listen`.
     pub(crate) fn is_for(&self, wanted: &Listen) -> bool {
         if self.name == wanted.to_string() {
             return true;
         }
-        match (self.socket.place(), wanted) {
+        match (place(&self.socket), wanted) {
             (Ok(Listen::Tcp(place)), Listen::Tcp(wanted)) => {
                 // On a machine without IPv6, `[::]` is bound as `0.0.0.0`.
                 let both_any = place.ip().is_unspecified() && wanted.ip().is_unspecified();
@@ -144,7 +111,7 @@ impl OpenedSocket {
 
 impl fmt::Display for OpenedSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.socket.place() {
+        match place(&self.socket) {
             Ok(place) => write!(f, "{place} ({})", self.name),
             Err(error) => write!(f, "{error} ({})", self.name),
         }
@@ -176,11 +143,11 @@ pub fn bind_first(wanted: &Listen) -> io::Result<Option<OpenedSocket>> {
     };
     let socket = bind_tcp(address, false).map_err(|error| name_address(wanted, &error))?;
     // If the option were set before, the kernel would accept other sockets at once.
-    SockRef::from(&socket).set_reuse_port(true)?;
+    socket.set_reuse_port(true)?;
     Ok(Some(OpenedSocket::new(wanted, socket)))
 }
 
-pub(super) fn bind_tcp(address: SocketAddr, shares_port: bool) -> io::Result<TcpListener> {
+pub(super) fn bind_tcp(address: SocketAddr, shares_port: bool) -> io::Result<Socket> {
     let is_any_v6 = address.is_ipv6() && address.ip().is_unspecified();
     match bind_address(address, shares_port) {
         // On a machine without IPv6, `:8080` means every IPv4 address.
@@ -196,7 +163,7 @@ fn has_ipv6() -> bool {
     Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).is_ok()
 }
 
-fn bind_address(address: SocketAddr, shares_port: bool) -> io::Result<TcpListener> {
+fn bind_address(address: SocketAddr, shares_port: bool) -> io::Result<Socket> {
     let domain = Domain::for_address(address);
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
@@ -208,29 +175,26 @@ fn bind_address(address: SocketAddr, shares_port: bool) -> io::Result<TcpListene
     socket.set_nonblocking(true)?;
     socket.bind(&SockAddr::from(address))?;
     socket.listen(BACKLOG)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Binds a unix socket. Replaces its file only if no process serves it any more.
-pub(super) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+pub(super) fn bind_unix(path: &Path) -> io::Result<Socket> {
     let _lock = lock_directory(path);
-    let text = match socket_state(path) {
-        SocketState::Absent => None,
-        SocketState::Stale => {
-            std::fs::remove_file(path)?;
-            None
+    match socket_state(path) {
+        SocketState::Absent => {}
+        SocketState::Stale => std::fs::remove_file(path)?,
+        SocketState::Served(pid) => {
+            let text = match pid {
+                Some(pid) => format!("process {pid} listens there"),
+                None => "another process listens there, or it is no socket".to_owned(),
+            };
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
-        SocketState::Served(Some(pid)) => Some(format!("process {pid} listens there")),
-        SocketState::Served(None) => {
-            Some("another process listens there, or it is no socket".to_owned())
-        }
-    };
-    if let Some(text) = text {
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
     }
     let listener = UnixListener::bind(path)?;
     listener.set_nonblocking(true)?;
-    Ok(listener)
+    Ok(listener.into())
 }
 
 /// Locks the directory of a socket, so that one process at a time replaces a stale file. The lock
@@ -251,7 +215,6 @@ fn lock_directory(path: &Path) -> Option<File> {
     None
 }
 
-/// Adds the address to an error.
 pub(super) fn name_address(wanted: &Listen, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot listen on {wanted}: {error}"))
 }

@@ -12,15 +12,11 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use socket2::{SockFilter, SockRef};
+use socket2::{SockFilter, SockRef, Socket};
 
-use super::listener::Listener;
-
-/// How long handshakes may take to finish.
 pub(crate) const HANDSHAKES: Duration = Duration::from_millis(250);
 
 /// The kernel's lists of the sockets in this network namespace.
@@ -37,19 +33,18 @@ pub struct PortSharer {
 }
 
 /// Finds a socket, not one of `own`, at an address of one of `own`.
-pub(crate) fn find(own: &[&Listener]) -> Option<PortSharer> {
-    let address = |socket: &&Listener| match socket {
-        Listener::Tcp(socket) => socket.local_addr().ok(),
-        Listener::Unix(_) => None,
-    };
-    own.iter()
-        .filter_map(address)
-        .find_map(|address| find_at(address, own))
+pub(crate) fn find(own: &[&Socket]) -> Option<PortSharer> {
+    let mut addresses = own
+        .iter()
+        .filter_map(|one| one.local_addr().ok()?.as_socket());
+    addresses.find_map(|address| find_at(address, own))
 }
 
-/// Finds a socket, not one of `own`, at this address.
-pub(crate) fn find_at(address: SocketAddr, own: &[&Listener]) -> Option<PortSharer> {
-    let inodes: Vec<u64> = own.iter().filter_map(|socket| inode(socket).ok()).collect();
+pub(crate) fn find_at(address: SocketAddr, own: &[&Socket]) -> Option<PortSharer> {
+    let stats = own
+        .iter()
+        .filter_map(|socket| rustix::fs::fstat(socket).ok());
+    let inodes: Vec<u64> = stats.map(|stat| stat.st_ino).collect();
     TABLES.into_iter().find_map(|table| {
         let text = std::fs::read_to_string(table).unwrap_or_default();
         let mut all = listening(&text);
@@ -62,14 +57,12 @@ pub(crate) fn find_at(address: SocketAddr, own: &[&Listener]) -> Option<PortShar
     })
 }
 
-/// Whether a connection can reach either address.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
     let every = |any: IpAddr, ip: IpAddr| any.is_unspecified() && (any.is_ipv6() || ip.is_ipv4());
     one.port() == other.port() && (a == b || every(a, b) || every(b, a))
 }
 
-/// The process that has a socket, if this process may read its descriptors.
 fn process_of(inode: u64) -> Option<u32> {
     let link = format!("socket:[{inode}]");
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
@@ -121,11 +114,6 @@ fn parse_address(text: &str) -> Option<IpAddr> {
         *four = word(index * 8)?;
     }
     Some(IpAddr::from(bytes))
-}
-
-fn inode(socket: &Listener) -> io::Result<u64> {
-    let copy = std::fs::File::from(socket.as_fd().try_clone_to_owned()?);
-    Ok(copy.metadata()?.ino())
 }
 
 /// Makes a socket drop the first packet of each new handshake.
@@ -181,7 +169,7 @@ mod tests {
             (found.pid, found.address),
             (Some(std::process::id()), address)
         );
-        let own = Listener::Tcp(socket);
+        let own = Socket::from(socket);
         assert_eq!(find_at(address, &[&own]), None);
     }
 

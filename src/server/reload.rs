@@ -22,28 +22,31 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
-use super::active_config::ActiveConfig;
 use super::claim::Claim;
-use super::control::{self, ControlSettings};
-use super::listen::{ListenChange, ListenLines};
-use super::reload_request::{ReloadError, Reloaded, Requests};
+use super::control::{self, ControlSettings, ReloadError, Reloaded, Requests};
+use super::listen::{ListenChange, ListenLines, WorkerSocket};
 use super::watcher::Watcher;
-use super::worker_thread::ReloadOrder;
-use super::{
-    Lifecycle, Reloads, ServerHandles, ServerState, socket_file, spawn_thread, systemd, tls,
-};
+use super::worker::ActiveConfig;
+use super::{Lifecycle, Reloads, ServerHandles, ServerState, socket_file, systemd, tls};
 use crate::config::diagnostic::Diagnostics;
 use crate::config::{self, Config, Control};
 use crate::telemetry::access::AccessLog;
-use crate::telemetry::panics::{contained, endure};
+use crate::telemetry::panics::{contained, endure, spawn_thread};
 use tidegate_core::failpoint;
 
 /// The pause after a reload. Requests in this time become one reload.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How often the files of the configuration are checked.
 const CHECK_EVERY: Duration = Duration::from_millis(400);
 
-/// Replaces the configuration of a running server.
+pub(super) struct ReloadOrder {
+    pub(super) config: Box<Config>,
+    pub(super) state: Arc<ServerState>,
+    pub(super) opened: Vec<WorkerSocket>,
+    pub(super) closed: Arc<[u64]>,
+    /// Gets the replaced configuration when the order is done.
+    pub(super) done: oneshot::Sender<Arc<ActiveConfig>>,
+}
+
 pub(super) struct Reloader {
     config: Config,
     state: Arc<ServerState>,
@@ -55,7 +58,6 @@ pub(super) struct Reloader {
     retired: Vec<Arc<AccessLog>>,
     watcher: Watcher,
     watches: bool,
-    /// Tasks that keep certificates up to date.
     certificates: JoinSet<()>,
 }
 
@@ -79,7 +81,6 @@ impl Reloader {
         }
     }
 
-    /// Starts the thread, which runs until the server ends.
     pub(super) fn spawn(self, reloads: Reloads) -> io::Result<JoinHandle<()>> {
         spawn_thread("reload", move || self.run(reloads))
     }
@@ -120,10 +121,11 @@ impl Reloader {
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let mut waiting = Vec::new();
+            let has_replaced = !self.replaced.is_empty() || !self.retired.is_empty();
             tokio::select! {
                 _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
                 Some(first) = requests.0.recv() => waiting.push(first),
-                _ = checks.tick(), if self.watches || self.has_replaced() => {
+                _ = checks.tick(), if self.watches || has_replaced => {
                     self.drop_replaced();
                     if !self.watches || !self.watcher.has_changed() {
                         continue;
@@ -206,11 +208,6 @@ impl Reloader {
         })
     }
 
-    fn has_replaced(&self) -> bool {
-        !self.replaced.is_empty() || !self.retired.is_empty()
-    }
-
-    /// Drops what no request uses any more.
     fn drop_replaced(&mut self) {
         self.replaced.retain(|old| Arc::strong_count(old) > 1);
         self.retired.retain(|log| Arc::strong_count(log) > 1);

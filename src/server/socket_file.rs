@@ -21,10 +21,8 @@ pub(crate) struct SocketFileId {
     created: Option<(i64, i64)>,
 }
 
-/// The state of a socket's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SocketState {
-    /// There is no such file.
     Absent,
     /// No process listens there any more.
     Stale,

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use listenfd::ListenFd;
 use sd_notify::NotifyState;
-use socket2::SockRef;
+use socket2::Socket;
 
-use super::listener::{Listener, OpenedSocket};
+use super::listener::{OpenedSocket, check_inherited};
 use crate::config;
 
 /// All workers serve, or a reload has ended.
@@ -49,7 +49,6 @@ fn notify(state: &[NotifyState<'_>]) {
     }
 }
 
-/// Takes the sockets that the manager has passed.
 pub(super) fn take_sockets() -> io::Result<Vec<OpenedSocket>> {
     let names = config::environment("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
@@ -66,18 +65,13 @@ pub(super) fn take_sockets() -> io::Result<Vec<OpenedSocket>> {
         };
         let tcp = passed.take_tcp_listener(index).ok().flatten();
         let socket = match tcp {
-            Some(socket) => Listener::Tcp(socket),
+            Some(socket) => Socket::from(socket),
             None => match passed.take_unix_listener(index).map_err(unusable)? {
-                Some(socket) => Listener::Unix(socket),
+                Some(socket) => Socket::from(socket),
                 None => continue,
             },
         };
-        let reference = SockRef::from(&socket);
-        if !reference.is_listener().map_err(unusable)? {
-            let text = "a socket that does not listen (`Accept=yes` in the unit?)";
-            return Err(unusable(io::Error::other(text)));
-        }
-        reference.set_nonblocking(true).map_err(unusable)?;
+        let socket = check_inherited(socket).map_err(unusable)?;
         sockets.push(OpenedSocket {
             name,
             lent: true,

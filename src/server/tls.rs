@@ -12,7 +12,7 @@ mod certificates;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -26,16 +26,15 @@ use super::watcher::Watcher;
 use super::{Lifecycle, Shutdown};
 use crate::certificate::{Certificate, Validity};
 use crate::clock;
-use crate::config::{AcmeChallenge, IdentityFiles, PemFile, TlsSettings, TlsVersion, pem};
+use crate::config::{AcmeChallenge, IdentityFiles, TlsSettings, TlsVersion, pem};
 use crate::proxy::{Arrival, Secured};
+use crate::telemetry::panics::lock;
 use crate::wire::Stream;
 pub(super) use acme::acquire_certificates;
 use certificates::{ACME_PROTOCOL, Certificates, Challenges, parse_identity, read_certificate};
 use tidegate_core::failpoint;
 
-/// How often the files of certificates are checked.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
-/// Bytes that are read of a file, at most.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 pub(crate) struct ServerTls {
@@ -47,7 +46,6 @@ pub(crate) struct ServerTls {
 
 struct TlsState {
     settings: TlsSettings,
-    /// The certificate that ACME has acquired.
     acquired: Option<IdentityFiles>,
 }
 
@@ -74,7 +72,7 @@ impl ServerTls {
 
     /// Uses other settings for new connections. On an error nothing changes.
     pub(super) fn renew(&self, settings: &TlsSettings) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let used = &state.settings;
         let challenge = |one: &TlsSettings| one.acme.as_ref().map(|acme| acme.challenge);
         let is_same = settings.min_version == used.min_version
@@ -96,17 +94,12 @@ impl ServerTls {
         Ok(())
     }
 
-    /// Uses a certificate that was acquired by ACME.
     fn use_acquired(&self, files: IdentityFiles) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let all = join_files(&state.settings, Some(&files));
         self.certificates.replace(&all)?;
         state.acquired = Some(files);
         Ok(())
-    }
-
-    fn state(&self) -> MutexGuard<'_, TlsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) async fn handshake(
@@ -142,54 +135,58 @@ impl ServerTls {
 
     /// Checks the files of all certificates once. `known` has the watchers of the last check.
     fn check_files(&self, known: &mut Vec<Watcher>) {
-        let settings = self.state().settings.clone();
+        let settings = lock(&self.state).settings.clone();
         let identities = settings.certificates.iter();
-        let mut groups: Vec<Vec<&PemFile>> =
-            identities.map(|one| vec![&one.cert, &one.key]).collect();
-        groups.extend(settings.clients.as_ref().map(|clients| vec![&clients.ca]));
+        let mut groups: Vec<Vec<PathBuf>> = identities
+            .map(|one| vec![one.cert.path.clone(), one.key.path.clone()])
+            .collect();
+        groups.extend(settings.clients.map(|clients| vec![clients.ca.path]));
         let mut watched = Vec::with_capacity(groups.len());
-        for (index, files) in groups.into_iter().enumerate() {
-            let paths: Vec<PathBuf> = files.iter().map(|file| file.path.clone()).collect();
+        for (index, paths) in groups.into_iter().enumerate() {
             let mut watcher = match known.iter().position(|one| one.has_paths(&paths)) {
                 Some(at) => known.swap_remove(at),
                 None => Watcher::new(&paths),
             };
             if watcher.has_changed() {
-                self.read_files(index, &files);
+                let names = paths.iter().map(|path| path.to_string_lossy());
+                let names = names.collect::<Vec<_>>().join(", ");
+                match self.read_files(index) {
+                    Ok(None) => {}
+                    Ok(Some(what)) => tracing::info!("tls: {what} from {names}"),
+                    Err(why) => tracing::error!("tls: {names}: {why}; what was in use is kept"),
+                }
             }
             watched.push(watcher);
         }
         *known = watched;
     }
 
-    /// Reads changed files, and uses them if they are valid and new.
-    fn read_files(&self, index: usize, files: &[&PemFile]) {
-        let content: io::Result<Vec<Vec<u8>>> =
-            files.iter().map(|file| read_pem(&file.path)).collect();
-        let used = match content {
-            Ok(content) if files.iter().map(|file| &file.content).eq(&content) => return,
-            Ok(content) => self.use_files(index, content),
-            Err(error) => Err(error.to_string()),
+    /// Reads the changed files of the certificate at `index`, or of the authorities of clients,
+    /// which have the index after the last certificate. Uses them if they are valid and new, and
+    /// returns a description then.
+    fn read_files(&self, index: usize) -> io::Result<Option<String>> {
+        let mut settings = lock(&self.state).settings.clone();
+        let files = match settings.certificates.get_mut(index) {
+            Some(files) => vec![&mut files.cert, &mut files.key],
+            None => settings.clients.iter_mut().map(|one| &mut one.ca).collect(),
         };
-        let names = files.iter().map(|file| file.path.display().to_string());
-        let names: Vec<String> = names.collect();
-        let names = names.join(", ");
-        match used {
-            Ok(what) => tracing::info!("tls: {what} from {names}"),
-            Err(why) => tracing::error!("tls: {names}: {why}; what was in use is kept"),
+        let mut is_new = false;
+        for file in files {
+            let content = read_pem(&file.path)?;
+            is_new |= content != file.content;
+            file.content = content;
         }
-    }
-
-    /// Uses new content for the certificate at `index`, or for the authorities of clients, which
-    /// have the index after the last certificate. Returns a description.
-    fn use_files(&self, index: usize, content: Vec<Vec<u8>>) -> Result<String, String> {
-        let mut settings = self.state().settings.clone();
-        let what = match settings.certificates.get_mut(index) {
-            Some(files) => renew_identity(files, content)?,
-            None => renew_authorities(&mut settings, content)?,
+        if !is_new {
+            return Ok(None);
+        }
+        self.renew(&settings)?;
+        let Some(files) = settings.certificates.get(index) else {
+            return Ok(Some("new authorities for clients".to_owned()));
         };
-        self.renew(&settings).map_err(|error| error.to_string())?;
-        Ok(what)
+        let identity = parse_identity(&files.cert.content, &files.key.content).ok();
+        let hosts = identity.as_ref().and_then(read_certificate);
+        let hosts = hosts.map(|one| one.hosts().join(", ")).unwrap_or_default();
+        Ok(Some(format!("a new certificate for {hosts}")))
     }
 }
 
@@ -215,26 +212,6 @@ fn read_pem(path: &Path) -> io::Result<Vec<u8>> {
         bytes.pop_if(|last| *last == end);
     }
     Ok(bytes)
-}
-
-fn renew_identity(files: &mut IdentityFiles, content: Vec<Vec<u8>>) -> Result<String, String> {
-    let Ok([cert, key]) = <[Vec<u8>; 2]>::try_from(content) else {
-        return Err("two files belong together".to_owned());
-    };
-    let identity = parse_identity(&cert, &key)?;
-    let hosts = read_certificate(&identity).map(|one| one.hosts().join(", "));
-    (files.cert.content, files.key.content) = (cert, key);
-    let hosts = hosts.unwrap_or_default();
-    Ok(format!("a new certificate for {hosts}"))
-}
-
-fn renew_authorities(settings: &mut TlsSettings, content: Vec<Vec<u8>>) -> Result<String, String> {
-    let (Some(clients), Some(ca)) = (&mut settings.clients, content.into_iter().next()) else {
-        return Err("no longer in use".to_owned());
-    };
-    pem::authorities(&ca)?;
-    clients.ca.content = ca;
-    Ok("new authorities for clients".to_owned())
 }
 
 /// Whether the client sends HTTP without TLS. A TLS record begins with a control character.

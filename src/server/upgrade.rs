@@ -5,7 +5,6 @@
 //! the new process fails, this one goes on as before.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -33,33 +32,16 @@ const NOT_INHERITED: [&str; 5] = [
     "WATCHDOG_PID",
 ];
 
-/// The path and the arguments with which this process was started.
 #[derive(Clone, Debug)]
 pub struct ProgramCommand {
     path: PathBuf,
     arguments: Vec<OsString>,
 }
 
-/// A new process that serves and waits for permission to replace this one.
 #[derive(Debug)]
 pub struct Successor {
     channel: Channel,
     child: Child,
-}
-
-/// Why an upgrade failed. This process then serves as before.
-#[derive(Debug)]
-pub enum UpgradeError {
-    /// This is process 1, whose end would end its container.
-    FirstProcess,
-    Start(PathBuf, io::Error),
-    /// The sockets could not be sent.
-    Give(io::Error),
-    /// The new process ended before it served.
-    Ended(ExitStatus),
-    /// The new process did not serve in time and was killed.
-    Late,
-    Abandoned,
 }
 
 impl ProgramCommand {
@@ -82,7 +64,6 @@ impl ProgramCommand {
     }
 }
 
-/// Finds a program as a shell does.
 fn find_in_path(name: &OsStr) -> Option<PathBuf> {
     let directories = std::env::var_os("PATH")?;
     let mut paths = std::env::split_paths(&directories).map(|directory| directory.join(name));
@@ -93,34 +74,36 @@ fn find_in_path(name: &OsStr) -> Option<PathBuf> {
 /// Starts the new process and returns when it serves. Blocks, and gives up when `abandon` is set.
 ///
 /// # Errors
-/// See [`UpgradeError`]. The new process has ended then.
+/// The new process has ended then, and this process serves as before.
 pub fn start(
     program: &ProgramCommand,
     listeners: &Listeners,
     abandon: &AtomicBool,
-) -> Result<Successor, UpgradeError> {
+) -> io::Result<Successor> {
     if std::process::id() == 1 {
-        return Err(UpgradeError::FirstProcess);
+        let text = "this is process 1, and its end would end its container";
+        return Err(io::Error::other(text));
     }
-    let (channel, theirs) = Channel::pair().map_err(UpgradeError::Give)?;
+    let (channel, theirs) = Channel::pair().map_err(|error| broken(&error))?;
     // The command has a copy of `theirs`, so it must be dropped here.
-    let mut child = {
+    let child = {
         let mut command = Command::new(&program.path);
-        command
-            .args(&program.arguments)
-            .stdin(theirs)
-            .env(VARIABLE, VERSION);
+        command.args(&program.arguments).stdin(theirs);
+        command.env(VARIABLE, VERSION);
         for name in NOT_INHERITED {
             command.env_remove(name);
         }
-        let spawned = command.spawn();
-        spawned.map_err(|error| UpgradeError::Start(program.path.clone(), error))?
+        let path = program.path.display();
+        command.spawn().map_err(|error| {
+            let text = format!("cannot start {path}: {error}");
+            io::Error::new(error.kind(), text)
+        })?
     };
     tracing::info!(pid = child.id(), program = %program.path.display(), "upgrade: started");
-    let sent = send_sockets(&channel, listeners).map_err(UpgradeError::Give);
-    match sent.and_then(|()| wait_until_ready(&channel, &mut child, abandon)) {
+    let sent = send_sockets(&channel, listeners);
+    match sent.and_then(|()| wait_until_ready(&channel, abandon)) {
         Ok(()) => Ok(Successor { channel, child }),
-        Err(error) => Err(kill(child, error)),
+        Err(error) => Err(end_failed(child, error)),
     }
 }
 
@@ -137,57 +120,70 @@ fn send_sockets(channel: &Channel, listeners: &Listeners) -> io::Result<()> {
     channel.send("end", &[])
 }
 
-fn wait_until_ready(
-    channel: &Channel,
-    child: &mut Child,
-    abandon: &AtomicBool,
-) -> Result<(), UpgradeError> {
-    channel
-        .set_timeout(CHECK_EVERY)
-        .map_err(UpgradeError::Give)?;
+/// Fails with [`io::ErrorKind::ConnectionReset`] if the new process closes its end of the channel.
+fn wait_until_ready(channel: &Channel, abandon: &AtomicBool) -> io::Result<()> {
+    channel.set_timeout(CHECK_EVERY)?;
     let until = clock::now() + PATIENCE;
     while clock::now() < until {
         if abandon.load(Ordering::Relaxed) {
-            return Err(UpgradeError::Abandoned);
+            return Err(abandoned());
         }
         match channel.receive() {
             Ok(Some(message)) if message.words == "ready" => return Ok(()),
             Ok(Some(_)) => {}
-            Ok(None) => return Err(wait_for_exit(child)),
+            Ok(None) => return Err(io::ErrorKind::ConnectionReset.into()),
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
-                io::ErrorKind::ConnectionReset => return Err(wait_for_exit(child)),
-                _ => return Err(UpgradeError::Give(error)),
+                _ => return Err(error),
             },
         }
     }
-    Err(UpgradeError::Late)
+    Err(io::ErrorKind::TimedOut.into())
+}
+
+/// The error of an upgrade that this process gives up.
+pub fn abandoned() -> io::Error {
+    let text = "this process was told to stop meanwhile";
+    io::Error::new(io::ErrorKind::Interrupted, text)
+}
+
+fn broken(error: &io::Error) -> io::Error {
+    io::Error::other(format!("cannot hand the sockets over: {error}"))
 }
 
 /// Waits for the end of a process that has closed its end of the channel.
-fn wait_for_exit(child: &mut Child) -> UpgradeError {
+fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {
     let until = clock::now() + EXIT_TIMEOUT;
     loop {
         match child.try_wait() {
-            Ok(Some(status)) => return UpgradeError::Ended(status),
             Ok(None) if clock::now() < until => std::thread::sleep(Duration::from_millis(5)),
-            _ => return UpgradeError::Late,
+            ended => return ended.ok().flatten(),
         }
     }
 }
 
 /// Kills the new process. If it ended by itself and broke the channel, its exit status is the
 /// better error.
-fn kill(mut child: Child, mut error: UpgradeError) -> UpgradeError {
-    if let UpgradeError::Give(_) = error
-        && let UpgradeError::Ended(status) = wait_for_exit(&mut child)
-    {
-        error = UpgradeError::Ended(status);
+fn end_failed(mut child: Child, error: io::Error) -> io::Error {
+    let ended = match error.kind() {
+        io::ErrorKind::Interrupted | io::ErrorKind::TimedOut => None,
+        _ => wait_for_exit(&mut child),
+    };
+    kill(child);
+    match (ended, error.kind()) {
+        (Some(status), _) => io::Error::other(format!("the new process ended: {status}")),
+        (None, io::ErrorKind::TimedOut | io::ErrorKind::ConnectionReset) => {
+            let seconds = PATIENCE.as_secs();
+            io::Error::other(format!("the new process did not serve within {seconds} s"))
+        }
+        (None, io::ErrorKind::Interrupted) => error,
+        (None, _) => broken(&error),
     }
-    // Fails if the process has ended.
+}
+
+fn kill(mut child: Child) {
     let _ = child.kill();
     let _ = child.wait();
-    error
 }
 
 impl Successor {
@@ -195,9 +191,8 @@ impl Successor {
         self.child.id()
     }
 
-    /// Kills the new process, because it is not needed.
     pub fn end(self) {
-        kill(self.child, UpgradeError::Abandoned);
+        kill(self.child);
     }
 
     /// Lets the new process replace this one, and waits until it has.
@@ -210,34 +205,5 @@ impl Successor {
         // After the timeout too, the new process serves.
         let _ = self.channel.receive();
         Ok(())
-    }
-}
-
-impl fmt::Display for UpgradeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            UpgradeError::FirstProcess => {
-                f.write_str("this is process 1, and its end would end its container")
-            }
-            UpgradeError::Start(path, error) => {
-                write!(f, "cannot start {}: {error}", path.display())
-            }
-            UpgradeError::Give(error) => write!(f, "cannot hand the sockets over: {error}"),
-            UpgradeError::Ended(status) => write!(f, "the new process ended: {status}"),
-            UpgradeError::Late => {
-                let seconds = PATIENCE.as_secs();
-                write!(f, "the new process did not serve within {seconds} s")
-            }
-            UpgradeError::Abandoned => f.write_str("this process was told to stop meanwhile"),
-        }
-    }
-}
-
-impl std::error::Error for UpgradeError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            UpgradeError::Start(_, error) | UpgradeError::Give(error) => Some(error),
-            _ => None,
-        }
     }
 }

@@ -14,7 +14,6 @@ use crate::config::NamedFile;
 /// Checks after which a file is read although it still changes.
 const MAX_WAITS: u32 = 10;
 
-/// A group of files that are read together.
 #[derive(Debug, Default)]
 pub(super) struct Watcher {
     files: Vec<WatchedFile>,
@@ -25,7 +24,6 @@ pub(super) struct Watcher {
 #[derive(Debug)]
 struct WatchedFile {
     path: PathBuf,
-    /// At the last check; `None` before the first.
     stamp: Option<FileStamp>,
     /// The digest of the content that was read; `None` if it could not be read, or is unknown.
     digest: Option<[u8; 32]>,
@@ -69,7 +67,6 @@ impl Watcher {
         }
     }
 
-    /// Whether these are the watched files.
     pub(super) fn has_paths(&self, paths: &[PathBuf]) -> bool {
         self.files.iter().map(|file| &file.path).eq(paths)
     }

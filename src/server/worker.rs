@@ -1,9 +1,14 @@
-//! One worker as its connections see it, and one client's connection as its requests see it.
+//! One worker as its connections see it, the configuration by which it serves, and one client's
+//! connection as its requests see it.
+//!
+//! A reload replaces the configuration whole, between two requests. A connection reads it at its
+//! start, and each request reads it once. A replaced configuration lives until the last request
+//! that began with it has its answer.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::FutureExt;
@@ -11,18 +16,26 @@ use http::{Request, Response};
 use hyper::body::Bytes;
 use tokio::sync::Semaphore;
 
-use super::active_config::ActiveConfig;
+use super::ServerState;
 use super::drain::{ConnectionsPerIp, Drain, OpenConnection};
+use super::tls::ServerTls;
 use super::worker_set::Position;
 use crate::body::RequestBody;
 use crate::clock::Sweep;
+use crate::config::{Config, ServerSettings};
 use crate::proxy::body::Body;
-use crate::proxy::{Downstream, local_reply};
+use crate::proxy::limiter::{StoreHandle, WorkerStore};
+use crate::proxy::{Downstream, Proxy, local_reply};
 use crate::request_head::HeadError;
+use crate::store::Store;
+use crate::telemetry::access::{AccessLog, Buffer};
 use crate::telemetry::metrics::{Meter, Unanswered};
+use crate::telemetry::spans::SpanQueue;
 use tidegate_core::failpoint;
 
-/// The state that all connections of one worker share.
+/// How often a worker passes its log lines to the writer.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
+
 pub(super) struct Worker {
     pub(super) serving: Arc<ArcSwap<ActiveConfig>>,
     pub(super) sweep: Sweep,
@@ -48,11 +61,10 @@ impl Worker {
         if !is_permitted {
             tracing::debug!(%ip, "as many connections as one address may have");
         }
-        open.hold_permit(permit);
+        open.ip_permit = permit.map(Box::new);
         is_permitted
     }
 
-    /// Counts a request or a connection that could not be parsed.
     pub(super) fn count_unreadable(&self) {
         let serving = self.serving.load();
         serving.proxy.meter().unanswered(Unanswered::Unreadable);
@@ -66,12 +78,6 @@ pub(super) struct ClientConnection {
     pub(super) generation: u64,
     pub(super) worker: Arc<Worker>,
     pub(super) _open: OpenConnection,
-}
-
-impl fmt::Debug for ClientConnection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.downstream.fmt(f)
-    }
 }
 
 impl ClientConnection {
@@ -91,7 +97,10 @@ impl ClientConnection {
             *response = Response::new(Body::made(Bytes::from(proof)));
             return;
         }
-        let renewed = serving.renew_downstream(&self.downstream, self.generation);
+        let renewed = match self.generation == serving.generation {
+            true => None,
+            false => serving.proxy.another_downstream(&self.downstream),
+        };
         let downstream = renewed.as_deref().unwrap_or(&self.downstream);
         let proxy = &serving.proxy;
         let mut pending = PendingAnswer {
@@ -123,5 +132,98 @@ impl Drop for PendingAnswer<'_> {
         if self.is_pending {
             self.meter.unanswered(Unanswered::ClientLeft);
         }
+    }
+}
+
+pub(crate) struct ActiveConfig {
+    pub(super) proxy: Proxy,
+    pub(super) settings: ServerSettings,
+    pub(super) tls: Option<Arc<ServerTls>>,
+    /// The number of configurations before this one.
+    pub(super) generation: u64,
+}
+
+/// The parts of a worker that stay when its configuration is replaced.
+pub(super) struct CarriedOver {
+    counts: Arc<StoreHandle>,
+    store: WorkerStore,
+    access: Arc<AccessLog>,
+    spans: Arc<SpanQueue>,
+}
+
+impl CarriedOver {
+    /// Opens the connection to the store, and waits for the end of the first attempt. A worker that
+    /// accepts clients after that need not begin with local decisions.
+    pub(super) async fn open(state: &ServerState) -> CarriedOver {
+        let carried = CarriedOver {
+            store: state.counts.open(),
+            counts: Arc::clone(&state.counts),
+            access: Arc::clone(&state.access),
+            spans: state.exports.queue(),
+        };
+        carried.store().ready().await;
+        carried
+    }
+
+    pub(super) fn store(&self) -> &Store {
+        self.store.store()
+    }
+
+    /// Makes the first configuration, or the one after `old`. Requests of `old` end with its routes
+    /// and limits, and with slots of its store.
+    pub(super) async fn activate(
+        &mut self,
+        old: Option<&ActiveConfig>,
+        config: Config,
+        state: &ServerState,
+        sweep: &Sweep,
+    ) -> ActiveConfig {
+        if !Arc::ptr_eq(&self.counts, &state.counts) {
+            self.store = state.counts.open();
+            self.counts = Arc::clone(&state.counts);
+            self.store().ready().await;
+        }
+        let is_same_log = Arc::ptr_eq(&self.access, &state.access);
+        let log = match old {
+            Some(old) if is_same_log => old.proxy.log().clone(),
+            _ => state.access.buffer(),
+        };
+        self.access = Arc::clone(&state.access);
+        let settings = config.server.clone();
+        let tracing = config.tracing.clone();
+        let (stores, vitals) = (self.store.clone(), &state.vitals);
+        let proxy = match old {
+            None => Proxy::new(config, stores, sweep, vitals, &log),
+            Some(old) => {
+                self.store().limits_changed();
+                old.proxy.renewed(config, stores, sweep, vitals, &log)
+            }
+        };
+        ActiveConfig {
+            proxy: proxy.traced(tracing.as_deref(), &self.spans),
+            settings,
+            tls: state.tls.clone(),
+            generation: old.map_or(0, |old| old.generation + 1),
+        }
+    }
+}
+
+/// Periodically passes log lines to the writer, removes expired counts, and calls `beat`. The lines
+/// of a replaced log are passed on too, as long as a request can add some.
+pub(super) async fn flush(serving: Arc<ArcSwap<ActiveConfig>>, beat: impl Fn()) {
+    let mut logs: Vec<Buffer> = Vec::new();
+    loop {
+        beat();
+        tokio::time::sleep(FLUSH_EVERY).await;
+        let config = serving.load_full();
+        config.proxy.tidy();
+        let current = config.proxy.log();
+        if logs.last().is_none_or(|log| !log.is_same(current)) {
+            logs.push(current.clone());
+        }
+        logs.retain(|log| {
+            log.flush();
+            log.is_same(current) || !log.is_last()
+        });
     }
 }

@@ -6,17 +6,17 @@
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::drain::{Drain, OpenConnection};
+use crate::telemetry::panics::lock;
 
 /// A worker hands off if it has more connections than another by one in `SLACK`. A hand-off costs
 /// as much as a request.
 const SLACK: usize = 16;
-/// The heartbeat of a worker that has ended.
 const ENDED: u64 = u64::MAX;
 
 #[derive(Debug)]
@@ -57,7 +57,6 @@ impl WorkerSet {
     }
 }
 
-/// The position of one worker in the set.
 #[derive(Clone, Debug)]
 pub(crate) struct Position {
     set: Arc<WorkerSet>,
@@ -84,8 +83,7 @@ impl Position {
     /// the first call returns.
     pub(super) fn join(&self) -> Option<UnboundedReceiver<HandedOff>> {
         let slot = self.slot();
-        let received = slot.received.lock();
-        let received = received.unwrap_or_else(PoisonError::into_inner).take();
+        let received = lock(&slot.received).take();
         slot.serves.store(true, Ordering::Relaxed);
         received
     }
@@ -101,7 +99,6 @@ impl Position {
         (own > least + 1 + least / SLACK).then(|| Position::new(&self.set, index))
     }
 
-    /// Sends a connection of this worker to another one. Returns it if the other one drains.
     pub(super) fn hand_off(&self, mut handed: HandedOff, to: &Position) -> Result<(), HandedOff> {
         let other = to.slot();
         handed.open.move_to(&other.drain);
@@ -157,7 +154,6 @@ impl Heartbeats {
         self.lost.notified().await;
     }
 
-    /// Whether all workers serve.
     pub fn serves(&self) -> bool {
         let serves = |beats: &AtomicU64| beats.load(Ordering::Relaxed) > 0;
         self.beats.iter().all(serves)

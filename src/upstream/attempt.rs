@@ -19,11 +19,11 @@ use super::body::{UpstreamBody, grpc_status};
 use super::connection::{ExchangeOptions, ResponseLease};
 use super::error::{ExchangeError, UpstreamError};
 use super::health::FailureKind;
-use super::outgoing::{Outgoing, PrerenderedHeaders, SendOptions};
 use super::permit::ServerPermit;
 use super::pool::Upstream;
 use super::retry::{AttemptEnd, is_repeatable, wants_retry};
 use super::server::Server;
+use super::{Outgoing, PrerenderedHeaders, SendOptions};
 use crate::body::RequestBody;
 use crate::clock::Alarm;
 use crate::config::Retries;
@@ -33,16 +33,13 @@ use crate::trace::TRACEPARENT;
 struct FailedAttempt {
     /// `None` if no other attempt may follow.
     end: Option<AttemptEnd>,
-    /// The result for the client if no other attempt follows.
     outcome: Result<UpstreamBody, UpstreamError>,
-    /// The request, if it can be sent again.
     request: Option<Request<RequestBody>>,
     server: Arc<Server>,
     /// Whether the connection was an idle one, whose end need not be the server's fault.
     was_pooled: bool,
 }
 
-/// The facts that all attempts of a request share.
 #[derive(Clone, Copy)]
 struct AttemptTerms<'a> {
     options: &'a SendOptions,
@@ -127,7 +124,6 @@ impl Upstream {
         Ok(body)
     }
 
-    /// Makes a first attempt, and others if it fails.
     async fn attempt_all<B>(
         &self,
         permit: ServerPermit,
@@ -141,7 +137,6 @@ impl Upstream {
         }
     }
 
-    /// Makes further attempts, as many as the rules allow.
     async fn retry<B>(
         &self,
         mut failed: Box<FailedAttempt>,
@@ -217,7 +212,6 @@ impl Upstream {
         }
     }
 
-    /// Concludes an exchange of which at least a part was sent.
     fn conclude<B>(
         &self,
         exchanged: Result<(), ExchangeError>,
@@ -255,7 +249,7 @@ impl Upstream {
             attempts.end(Ok(status.as_u16()));
         }
         self.cells.codes.count(status.as_u16());
-        permit.server().cells.requests.add(1);
+        permit.server.cells.requests.add(1);
         let judged_by = match terms.options.is_grpc {
             false => Some(status),
             true => grpc_status(response, &self.cells),
@@ -266,8 +260,7 @@ impl Upstream {
         }
         let retries = &self.settings().retries;
         let wants_retry = terms.is_repeatable && retries.on.status.contains(status);
-        let retry =
-            wants_retry.then(|| (Arc::clone(permit.server()), connection.take_retry_copy()));
+        let retry = wants_retry.then(|| (Arc::clone(&permit.server), connection.take_retry_copy()));
         let mut body = UpstreamBody::new(ResponseLease { connection, permit }, status);
         if judged_by.is_none() {
             body.judge_at_end(&self.cells);
@@ -284,7 +277,6 @@ impl Upstream {
         }
     }
 
-    /// Judges the server by an error.
     #[cold]
     fn fail(
         &self,
@@ -296,7 +288,7 @@ impl Upstream {
         if let Some(attempts) = &terms.options.attempts {
             attempts.end(Err(error.label()));
         }
-        let server = permit.server();
+        let server = &permit.server;
         self.cells.failures.add(1);
         server.cells.requests.add(1);
         server.cells.failures.add(1);
@@ -365,7 +357,6 @@ fn take_request(
     request
 }
 
-/// Whether the rules allow to send the request again after a server may have seen it.
 fn may_repeat(request: &Request<RequestBody>, rules: &Retries) -> bool {
     let on = &rules.on;
     rules.attempts > 0
@@ -383,13 +374,12 @@ fn set_framing(request: &mut Request<RequestBody>) {
     }
 }
 
-/// Sets the lines that depend on the server and the attempt.
 fn prepare(request: &mut Request<RequestBody>, permit: &ServerPermit, options: &SendOptions) {
     if let Some(host) = permit.host_for(options.has_host) {
         request.headers_mut().insert(HOST, host.clone());
     }
     if let Some(attempts) = &options.attempts {
-        let parent = attempts.begin(&permit.server().place);
+        let parent = attempts.begin(&permit.server.place);
         request.headers_mut().insert(TRACEPARENT, parent.value());
     }
 }
@@ -417,7 +407,7 @@ impl Drop for BlameOnTimeout<'_> {
     fn drop(&mut self) {
         // Otherwise the client has left.
         if self.whole.has_rung() {
-            self.permit.server().health.note_failure();
+            self.permit.server.health.note_failure();
             self.permit.fail(FailureKind::Failed);
         }
     }

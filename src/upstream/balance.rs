@@ -9,20 +9,15 @@ const FAST_US: u64 = 1000;
 /// differences show in the number of requests under way.
 const SLOWER_TIMES: u64 = 2;
 
-/// The state of a server when a request is about to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
-    /// It must get no requests.
     Down,
     /// It failed lately and gets no requests while others are ready.
     Resting,
-    /// It has reached its cap.
     Full,
-    /// It takes requests.
     Ready(Work),
 }
 
-/// The work of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Work {
     /// Requests of this worker under way.

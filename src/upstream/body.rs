@@ -29,7 +29,6 @@ pub struct UpstreamBody {
     waiting: bool,
     /// Rings when the whole exchange has taken too long.
     whole: Option<Arc<Alarm>>,
-    /// Counts the status of a gRPC call, until it has come.
     grpc: Option<Arc<UpstreamCells>>,
 }
 
@@ -37,7 +36,6 @@ pub struct UpstreamBody {
 enum BodyState {
     Reading(ResponseLease),
     Tunnel(ResponseLease),
-    /// It ended early.
     Cut,
     Ended,
 }
@@ -97,7 +95,7 @@ impl UpstreamBody {
 
     fn end(&mut self, trailers: Option<&HeaderMap>) {
         if let BodyState::Reading(lease) = std::mem::replace(&mut self.state, BodyState::Ended) {
-            lease.permit.complete();
+            lease.permit.server.health.complete();
             if let Some(cells) = self.grpc.take() {
                 let status = trailers.and_then(GrpcStatus::of);
                 let status = status.unwrap_or(GrpcStatus::Missing);
@@ -139,7 +137,7 @@ impl UpstreamBody {
         };
         if !self.waiting {
             self.waiting = true;
-            lease.deadline().begin_body_piece();
+            lease.deadline().alarm.arm(lease.deadline().body);
         }
         lease.deadline().alarm.poll(context)
     }

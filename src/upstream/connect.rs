@@ -17,7 +17,7 @@ use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsStream;
 
-use super::error::ConnectError;
+use super::error::UpstreamError;
 use crate::clock;
 use crate::config::{ServerAddress, UpstreamSettings};
 use crate::tls::{TlsClient, TlsTrouble};
@@ -31,12 +31,9 @@ const MAX_ADDRESSES: usize = 8;
 const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
 
-/// Where a server is.
 #[derive(Clone, Debug)]
 pub(super) enum Address {
-    /// Tried in turn.
     Known(Addresses),
-    /// A name that each new connection looks up.
     Name(String, u16),
     Unix(PathBuf),
 }
@@ -64,13 +61,13 @@ impl Address {
         }
     }
 
-    pub(super) async fn connect(&self, within: Duration) -> Result<Stream, ConnectError> {
+    pub(super) async fn connect(&self, within: Duration) -> Result<Stream, UpstreamError> {
         match timeout(within, self.connect_by(clock::now() + within)).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) if error.kind() != io::ErrorKind::TimedOut => {
-                Err(ConnectError::Failed(error))
+                Err(UpstreamError::unreachable(error))
             }
-            Ok(Err(_)) | Err(_) => Err(ConnectError::TimedOut),
+            Ok(Err(_)) | Err(_) => Err(UpstreamError::ConnectTimedOut),
         }
     }
 
@@ -145,7 +142,6 @@ pub fn accepts_connections(server: &ServerAddress, within: Duration) -> bool {
 /// The TLS settings of one upstream, one for each list of protocols that it offers.
 #[derive(Debug)]
 pub(super) struct UpstreamTls {
-    /// Offers what the configuration allows.
     configured: TlsClient,
     /// Offers HTTP/1.1 alone, as tunnels need it.
     http1: TlsClient,
@@ -172,13 +168,12 @@ impl UpstreamTls {
         Some(loaded)
     }
 
-    /// Performs the handshake with `host`, and returns whether the server chose HTTP/2.
     pub(super) async fn handshake(
         &self,
         stream: Stream,
         host: &str,
         only_http1: bool,
-    ) -> Result<(Stream, bool), ConnectError> {
+    ) -> Result<(Stream, bool), UpstreamError> {
         let tls = match only_http1 {
             true => &self.http1,
             false => &self.configured,
@@ -186,8 +181,8 @@ impl UpstreamTls {
         let secure = tls.over(stream, host).await.map_err(|error| {
             tracing::debug!(%error, host, "upstream: no TLS");
             match TlsTrouble::within(&error) {
-                Some(trouble) => ConnectError::Tls(trouble),
-                None => ConnectError::Failed(error),
+                Some(trouble) => UpstreamError::Tls(trouble),
+                None => UpstreamError::unreachable(error),
             }
         })?;
         let is_http2 = secure.get_ref().1.alpn_protocol() == Some(HTTP2);

@@ -1,39 +1,40 @@
-//! A connection with one exchange on it, in either protocol, and the lease that holds it while the
-//! response is read.
+//! A connection with one exchange on it, in either protocol: how a request with a permit gets one,
+//! and the lease that holds it while the response is read.
 //!
 //! Dropping a connection closes its socket. The connection returns to its server only after a
 //! complete request and a complete response, and while the server is still there.
 
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::uri::Scheme;
 use http::{Request, Response};
 use http_body::{Frame, SizeHint};
+use tokio::time::timeout;
 
+use super::PrerenderedHeaders;
 use super::connect::TolerantStream;
 use super::deadline::{AbortOnDrop, Deadline};
 use super::error::{ExchangeError, UpstreamError};
 use super::http1::Http1;
-use super::http2::Http2Stream;
-use super::outgoing::{PrerenderedHeaders, copy_request, parse_request};
+use super::http2::{Http2Connection, Http2Pool, Http2Stream};
 use super::permit::ServerPermit;
 use crate::body::RequestBody;
+use crate::telemetry::panics::lock;
+use crate::wire::Stream;
 
-/// A connection for one request at a time.
 #[derive(Debug)]
 pub(super) enum UpstreamConnection {
     /// Boxed, so that responses, which hold it, are cheap to move.
     Http1(Box<Http1>),
     /// A connection of HTTP/1.1 whose response began before its request was sent whole.
     EarlyResponse(Box<EarlyResponse>),
-    /// A stream on a shared connection.
     Http2(Box<Http2Stream>),
 }
 
-/// How a request is sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ExchangeOptions<'a> {
     pub(super) prerendered: Option<&'a PrerenderedHeaders>,
@@ -52,20 +53,17 @@ impl UpstreamConnection {
     ) -> Result<(), ExchangeError> {
         match self {
             UpstreamConnection::Http1(connection) => {
-                let ExchangeOptions {
-                    prerendered,
-                    asks_upgrade,
-                    ..
-                } = options;
-                connection
-                    .exchange(request, response, prerendered, asks_upgrade)
-                    .await
+                let (prerendered, asks_upgrade) = (options.prerendered, options.asks_upgrade);
+                let exchange = connection.exchange(request, response, prerendered, asks_upgrade);
+                exchange.await
             }
             UpstreamConnection::Http2(stream) => {
                 if let Some(prerendered) = options.prerendered {
                     prerendered.insert_into(request.headers_mut());
                 }
-                stream.retry_copy = options.keeps_copy.then(|| copy_request(request));
+                if options.keeps_copy {
+                    stream.keep_copy(request);
+                }
                 // Boxed, so that it adds nothing to the future for HTTP/1.1.
                 let (head, ()) = Box::pin(stream.exchange(request)).await?.into_parts();
                 *response.status_mut() = head.status;
@@ -81,16 +79,14 @@ impl UpstreamConnection {
         }
     }
 
-    /// The copy of the last request.
     pub(super) fn take_retry_copy(&mut self) -> Option<Request<RequestBody>> {
         match self {
-            UpstreamConnection::Http1(connection) => parse_request(connection.sent_head()),
+            UpstreamConnection::Http1(connection) => connection.retry_copy(),
             UpstreamConnection::Http2(stream) => stream.retry_copy.take(),
             UpstreamConnection::EarlyResponse(_) => None,
         }
     }
 
-    /// The next piece of the response's content.
     pub(super) fn poll_frame(
         &mut self,
         context: &mut Context<'_>,
@@ -110,7 +106,6 @@ impl UpstreamConnection {
         }
     }
 
-    /// Whether all content of the response was read from the network.
     pub(super) fn has_all(&self) -> bool {
         match self {
             UpstreamConnection::Http1(connection) => connection.has_all(),
@@ -145,7 +140,6 @@ struct EarlyResponseShared(Mutex<EarlyResponseState>);
 struct EarlyResponseState {
     /// `None` after it was closed or went back to its server.
     connection: Option<Box<Http1>>,
-    /// Why the request could not be sent whole.
     error: Option<UpstreamError>,
     /// Wakes the task that reads the response.
     reader: Option<Waker>,
@@ -154,17 +148,13 @@ struct EarlyResponseState {
 }
 
 impl EarlyResponseShared {
-    fn lock(&self) -> MutexGuard<'_, EarlyResponseState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn poll_send(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         let has_ended = state.ended.is_some();
         let Some(connection) = &mut state.connection else {
             return Poll::Ready(());
         };
-        if has_ended && connection.is_deaf() {
+        if has_ended && connection.is_deaf {
             // The server reads nothing more, and the response is complete.
             state.connection = None;
             return Poll::Ready(());
@@ -181,7 +171,7 @@ impl EarlyResponseShared {
 
     /// Gives the connection back if the response has ended as well.
     fn end_request(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         if let Some(permit) = state.ended.take()
             && let Some(connection) = state.connection.take()
         {
@@ -192,10 +182,138 @@ impl EarlyResponseShared {
 }
 
 impl ServerPermit {
+    /// A connection that is open already: the idle one used last, or a stream on a shared one.
+    pub(super) fn pooled(&self, asks_upgrade: bool) -> Option<UpstreamConnection> {
+        if let Some(connection) = self.server.take_idle() {
+            return Some(UpstreamConnection::Http1(connection));
+        }
+        let pool = self.server.http2.as_ref()?;
+        self.open_stream(pool, asks_upgrade)
+    }
+
+    fn open_stream(&self, pool: &Http2Pool, asks_upgrade: bool) -> Option<UpstreamConnection> {
+        if pool.needs_http1(asks_upgrade) {
+            return None;
+        }
+        pool.with_room().map(|found| self.use_http2(pool, found))
+    }
+
+    /// A new connection, or a stream on one that opened meanwhile.
+    pub(super) async fn connect(
+        &self,
+        asks_upgrade: bool,
+    ) -> Result<UpstreamConnection, UpstreamError> {
+        // A client that resets its stream at once is noticed here, before it costs a connection.
+        tokio::task::yield_now().await;
+        if let Some(pool) = &self.server.http2 {
+            return self.connect_http2(pool, asks_upgrade).await;
+        }
+        let connected = self.server.address.connect(self.settings().connect_timeout);
+        Ok(self.use_http1(connected.await?))
+    }
+
+    /// While one request connects, the others wait for its result: a burst opens one connection,
+    /// and a failure fails all of them.
+    async fn connect_http2(
+        &self,
+        pool: &Http2Pool,
+        asks_upgrade: bool,
+    ) -> Result<UpstreamConnection, UpstreamError> {
+        if pool.needs_http1(asks_upgrade) {
+            return self.open(pool, asks_upgrade).await;
+        }
+        let before = pool.attempts();
+        let turn = pool.connecting.lock().await;
+        if let Some(stream) = self.open_stream(pool, asks_upgrade) {
+            return Ok(stream);
+        }
+        if let Some(young) = pool.without_settings() {
+            // Neither its number of streams is known, nor whether its server speaks HTTP/2.
+            let has_settings = young.wait_for_settings().await;
+            if let Some(stream) = self.open_stream(pool, asks_upgrade) {
+                return Ok(stream);
+            }
+            if !has_settings && young.is_silent() {
+                pool.note_attempt(Some(UpstreamError::ConnectTimedOut));
+                return Err(UpstreamError::ConnectTimedOut);
+            }
+        }
+        if pool.attempts() != before
+            && let Some(failure) = pool.last_failure()
+        {
+            return Err(failure);
+        }
+        if pool.needs_http1(asks_upgrade) {
+            drop(turn);
+            return self.open(pool, asks_upgrade).await;
+        }
+        let opened = self.open(pool, asks_upgrade).await;
+        pool.note_attempt(opened.as_ref().err().map(UpstreamError::duplicate));
+        opened
+    }
+
+    async fn open(
+        &self,
+        pool: &Http2Pool,
+        only_http1: bool,
+    ) -> Result<UpstreamConnection, UpstreamError> {
+        let opened = timeout(
+            self.settings().connect_timeout,
+            self.open_untimed(pool, only_http1),
+        );
+        opened.await.unwrap_or(Err(UpstreamError::ConnectTimedOut))
+    }
+
+    async fn open_untimed(
+        &self,
+        pool: &Http2Pool,
+        only_http1: bool,
+    ) -> Result<UpstreamConnection, UpstreamError> {
+        let (server, settings) = (&self.server, self.settings());
+        let stream = server.address.connect(settings.connect_timeout).await?;
+        let (stream, is_http2) = match (&pool.tls_name, &server.terms.tls) {
+            (Some(_), Some(Err(trouble))) => return Err(UpstreamError::Tls(*trouble)),
+            (Some(host), Some(Ok(tls))) => tls.handshake(stream, host, only_http1).await?,
+            _ => (stream, true),
+        };
+        if !only_http1 {
+            pool.set_chose_http1(!is_http2);
+        }
+        if !is_http2 {
+            return Ok(self.use_http1(stream));
+        }
+        let stream = TolerantStream::new(stream, Bytes::new());
+        let alarm = server.terms.sweep.alarm();
+        let opened = Http2Connection::open(stream, alarm, settings, pool.first_streams()).await;
+        let connection = opened.map_err(UpstreamError::opening_http2)?;
+        pool.add(Arc::clone(&connection));
+        server.close_when_old();
+        Ok(self.use_http2(pool, connection))
+    }
+
+    fn use_http1(&self, stream: Stream) -> UpstreamConnection {
+        UpstreamConnection::Http1(Http1::new(stream, self.deadline()))
+    }
+
+    fn use_http2(&self, pool: &Http2Pool, connection: Arc<Http2Connection>) -> UpstreamConnection {
+        let scheme = match pool.tls_name {
+            Some(_) => Scheme::HTTPS,
+            None => Scheme::HTTP,
+        };
+        let (deadline, host) = (Arc::new(self.deadline()), self.server.host.clone());
+        let stream = Http2Stream::new(connection, deadline, scheme, host);
+        UpstreamConnection::Http2(Box::new(stream))
+    }
+
+    fn deadline(&self) -> Deadline {
+        let (settings, sweep) = (self.settings(), &self.server.terms.sweep);
+        Deadline::new(sweep.alarm(), settings.timeout, settings.body_timeout)
+    }
+
     /// Ends an exchange, and keeps its connection for the next request if possible.
     fn give_back(&self, connection: Box<Http1>) {
         if let Some(connection) = connection.end() {
-            self.server().keep(connection);
+            self.server.keep(connection);
         }
     }
 }
@@ -225,7 +343,7 @@ impl EarlyResponse {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.0);
         let Some(connection) = &mut state.connection else {
             let error = state.error.take();
             return Poll::Ready(Some(Err(error.unwrap_or_else(UpstreamError::ended_early))));
@@ -238,13 +356,13 @@ impl EarlyResponse {
     }
 
     fn is_end_stream(&self) -> bool {
-        let state = self.shared.lock();
+        let state = lock(&self.shared.0);
         let connection = state.connection.as_ref();
         connection.is_some_and(|connection| connection.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        let state = self.shared.lock();
+        let state = lock(&self.shared.0);
         let connection = state.connection.as_ref();
         connection.map_or(SizeHint::default(), |connection| connection.size_hint())
     }
@@ -252,12 +370,9 @@ impl EarlyResponse {
     /// Ends a response that was read to its end. The server may still read the request, and gets
     /// the rest of it for `grace`.
     fn end(mut self, permit: ServerPermit, grace: Duration) {
-        let mut state = self.shared.lock();
-        if state
-            .connection
-            .as_ref()
-            .is_some_and(|one| one.is_sending())
-        {
+        let mut state = lock(&self.shared.0);
+        let connection = state.connection.as_ref();
+        if connection.is_some_and(|one| one.is_sending) {
             state.ended = Some(permit);
             drop(state);
             self.upload.abort_after(grace);
@@ -270,7 +385,7 @@ impl EarlyResponse {
 
 impl Drop for EarlyResponse {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.0);
         if state.ended.is_none() {
             state.connection = None;
         }
@@ -289,7 +404,7 @@ impl ResponseLease {
     pub(super) fn begin_body(self) -> ResponseLease {
         let ResponseLease { connection, permit } = self;
         let connection = match connection {
-            UpstreamConnection::Http1(connection) if connection.is_sending() => {
+            UpstreamConnection::Http1(connection) if connection.is_sending => {
                 UpstreamConnection::EarlyResponse(EarlyResponse::new(connection))
             }
             other => other,
@@ -305,7 +420,6 @@ impl ResponseLease {
         }
     }
 
-    /// Ends a response that was read to its end.
     pub(super) fn end(self) {
         let ResponseLease { connection, permit } = self;
         let grace = permit.settings().timeout;
@@ -316,7 +430,6 @@ impl ResponseLease {
         }
     }
 
-    /// The tunnel that the connection is after 101.
     pub(super) fn into_tunnel(self) -> Option<(TolerantStream, ServerPermit)> {
         match self.connection {
             UpstreamConnection::Http1(connection) => Some((connection.into_tunnel(), self.permit)),

@@ -15,10 +15,8 @@ use crate::clock::Alarm;
 pub(super) struct Deadline {
     /// On an idle connection it rings when the connection is too old.
     pub(super) alarm: Arc<Alarm>,
-    /// For the head of a response.
     head: Duration,
-    /// For each piece of a response's body.
-    body: Duration,
+    pub(super) body: Duration,
     /// True until the head has come. Only then the upload may move the alarm.
     awaits_head: AtomicBool,
 }
@@ -61,10 +59,6 @@ impl Deadline {
             self.alarm.disarm();
         }
     }
-
-    pub(super) fn begin_body_piece(&self) {
-        self.alarm.arm(self.body);
-    }
 }
 
 /// Aborts its task when it is dropped.
@@ -76,7 +70,6 @@ impl AbortOnDrop {
         AbortOnDrop(Some(task.abort_handle()))
     }
 
-    /// Lets the task run on for `grace` at most.
     pub(super) fn abort_after(&mut self, grace: Duration) {
         let task = self.0.take().filter(|task| !task.is_finished());
         if let (Some(task), Ok(runtime)) = (task, Handle::try_current()) {

@@ -11,7 +11,6 @@ use rustix::io::Errno;
 use tidegate_core::exchange::rejection::NoAnswer;
 
 use crate::body::BodyError;
-use crate::http1::content::ContentFault;
 use crate::tls::TlsTrouble;
 
 /// Why a request has no response, or only part of one. `Display` and [`UpstreamError::label`] show
@@ -26,7 +25,6 @@ pub enum UpstreamError {
     TooManyConnections,
     /// No server had room for the request within `queue_timeout`.
     QueuedTooLong,
-    /// No connection could be opened to the server.
     Unreachable(io::Error),
     /// This machine has no port, descriptor or memory for another connection.
     OutOfSockets(io::Error),
@@ -40,128 +38,18 @@ pub enum UpstreamError {
     /// The server ended TLS after the handshake, for example because it wants another certificate.
     TlsEnded(TlsTrouble),
     /// The connection, or the request's stream on it, ended before the response did.
-    Closed(ProtocolError),
-    /// The response is not HTTP, or its head is too large.
-    Garbage(ProtocolError),
+    Closed(Cause),
+    Garbage(Cause),
     /// The server does not speak HTTP/2; nothing was sent.
     NoHttp2(h2::Error),
-    /// The head of the response is ambiguous.
     Head(HeadFault),
     /// The client's fault: its body was malformed, too large or late.
     Request(BodyError),
 }
 
-/// An error of a connection in the words of its protocol.
-#[derive(Debug)]
-pub enum ProtocolError {
-    /// HTTP/1.1.
-    Http1(Http1Fault),
-    /// HTTP/2.
-    Http2(h2::Error),
-}
+/// The words of a protocol or of the network about an error.
+pub type Cause = Box<dyn Error + Send + Sync>;
 
-/// An error on a connection of HTTP/1.1.
-#[derive(Debug)]
-pub enum Http1Fault {
-    /// The connection ended before the response did.
-    Ended,
-    /// The network or TLS failed.
-    Io(io::Error),
-    /// The bytes are not the head of a response.
-    Head(httparse::Error),
-    /// The status is below 100.
-    Status,
-    /// The head is longer than the limit.
-    HeadTooLarge,
-    /// Content-Length lines contradict each other, or one is not a number.
-    Length,
-    /// A response of HTTP/1.0 has Transfer-Encoding.
-    CodingInHttp10,
-    /// The chunked coding is malformed.
-    Chunk,
-    /// The trailers are malformed or too large.
-    Trailers,
-}
-
-impl fmt::Display for Http1Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Http1Fault::Ended => f.write_str("connection closed before the answer ended"),
-            Http1Fault::Io(error) => write!(f, "connection error: {error}"),
-            Http1Fault::Head(error) => write!(f, "no head of an answer: {error}"),
-            Http1Fault::Status => f.write_str("a status that is none"),
-            Http1Fault::HeadTooLarge => f.write_str("a head that is too large"),
-            Http1Fault::Length => f.write_str("a Content-Length that contradicts or is no number"),
-            Http1Fault::CodingInHttp10 => f.write_str("Transfer-Encoding in HTTP/1.0"),
-            Http1Fault::Chunk => f.write_str("a broken chunk"),
-            Http1Fault::Trailers => f.write_str("broken or too many trailers"),
-        }
-    }
-}
-
-impl Error for Http1Fault {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Http1Fault::Io(error) => Some(error),
-            Http1Fault::Head(error) => Some(error),
-            _ => None,
-        }
-    }
-}
-
-impl From<ContentFault> for Http1Fault {
-    fn from(fault: ContentFault) -> Http1Fault {
-        match fault {
-            ContentFault::Ended => Http1Fault::Ended,
-            ContentFault::Chunk => Http1Fault::Chunk,
-            ContentFault::Trailers => Http1Fault::Trailers,
-        }
-    }
-}
-
-/// Why no connection could be opened.
-#[derive(Debug)]
-pub(super) enum ConnectError {
-    TimedOut,
-    /// The machine or the network refused, or the name is unknown.
-    Failed(io::Error),
-    /// The TLS handshake failed.
-    Tls(TlsTrouble),
-    /// The server does not speak HTTP/2.
-    NoHttp2(h2::Error),
-}
-
-impl ConnectError {
-    /// An equal error, for another request that waited for the same connection.
-    pub(super) fn duplicate(&self) -> ConnectError {
-        match self {
-            ConnectError::TimedOut => ConnectError::TimedOut,
-            ConnectError::Failed(error) => ConnectError::Failed(match error.raw_os_error() {
-                Some(code) => io::Error::from_raw_os_error(code),
-                None => io::Error::new(error.kind(), error.to_string()),
-            }),
-            ConnectError::Tls(trouble) => ConnectError::Tls(*trouble),
-            ConnectError::NoHttp2(error) => {
-                ConnectError::NoHttp2(error.reason().unwrap_or(h2::Reason::PROTOCOL_ERROR).into())
-            }
-        }
-    }
-}
-
-impl From<h2::Error> for ConnectError {
-    /// Under TLS 1.3 a server rejects our certificate only after the handshake.
-    fn from(error: h2::Error) -> ConnectError {
-        match error.get_io() {
-            Some(io) => match find_tls_trouble(io) {
-                Some(trouble) => ConnectError::Tls(trouble),
-                None => ConnectError::Failed(io::Error::new(io.kind(), io.to_string())),
-            },
-            None => ConnectError::NoHttp2(error),
-        }
-    }
-}
-
-/// Why an exchange on a connection brought no response.
 pub(super) enum ExchangeError {
     /// The connection was closed before, or the server said that it ignored the request. The
     /// request is complete again.
@@ -180,13 +68,9 @@ impl From<ExchangeError> for UpstreamError {
 /// Why the head of a well-formed response is ambiguous. The proxy closes such connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadFault {
-    /// Content-Length beside Transfer-Encoding.
     TwoFramings,
-    /// Several Content-Length lines, or one that is not a number.
     ContentLength,
-    /// A Transfer-Encoding other than `chunked`.
     TransferEncoding,
-    /// 101 to a request without `Upgrade`.
     UnaskedUpgrade,
 }
 
@@ -248,28 +132,14 @@ impl UpstreamError {
         }
     }
 
-    /// Whether a server may have seen the request, so that a retry could do its work twice.
-    pub fn may_have_been_sent(&self) -> bool {
-        matches!(
-            self,
-            Self::TimedOut
-                | Self::TlsEnded(_)
-                | Self::Closed(_)
-                | Self::Garbage(_)
-                | Self::Head(_)
-                | Self::Request(_)
-        )
-    }
-
     pub(super) fn ended_early() -> UpstreamError {
-        UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Ended))
+        UpstreamError::Closed("connection closed before the answer ended".into())
     }
 
-    /// Classifies an error of a connection of HTTP/1.1.
     pub(super) fn from_io(error: io::Error) -> UpstreamError {
         match TlsTrouble::within(&error) {
             Some(trouble) => UpstreamError::TlsEnded(trouble),
-            None => UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Io(error))),
+            None => UpstreamError::Closed(format!("connection error: {error}").into()),
         }
     }
 
@@ -278,13 +148,53 @@ impl UpstreamError {
         if let Some(trouble) = error.get_io().and_then(find_tls_trouble) {
             return UpstreamError::TlsEnded(trouble);
         }
+        // The source must be the error itself: the client's side searches it for the reset reason.
         match error.is_library() {
-            true => UpstreamError::Garbage(ProtocolError::Http2(error)),
-            false => UpstreamError::Closed(ProtocolError::Http2(error)),
+            true => UpstreamError::Garbage(error.into()),
+            false => UpstreamError::Closed(error.into()),
         }
     }
 
-    /// The error and its source, for the log.
+    /// Classifies an error of connecting. Without a port or descriptor of this machine any server
+    /// would be out of reach.
+    pub(super) fn unreachable(error: io::Error) -> UpstreamError {
+        use Errno as E;
+        let ours = [E::ADDRNOTAVAIL, E::MFILE, E::NFILE, E::NOBUFS, E::NOMEM];
+        match Errno::from_io_error(&error) {
+            Some(errno) if ours.contains(&errno) => UpstreamError::OutOfSockets(error),
+            _ => UpstreamError::Unreachable(error),
+        }
+    }
+
+    /// Classifies an error of opening HTTP/2. Under TLS 1.3 a server rejects our certificate only
+    /// after the handshake.
+    pub(super) fn opening_http2(error: h2::Error) -> UpstreamError {
+        match error.get_io() {
+            Some(io) => match find_tls_trouble(io) {
+                Some(trouble) => UpstreamError::Tls(trouble),
+                None => UpstreamError::unreachable(io::Error::new(io.kind(), io.to_string())),
+            },
+            None => UpstreamError::NoHttp2(error),
+        }
+    }
+
+    /// An equal error of connecting, for another request that waited for the same connection.
+    pub(super) fn duplicate(&self) -> UpstreamError {
+        match self {
+            Self::Unreachable(error) | Self::OutOfSockets(error) => {
+                Self::unreachable(match error.raw_os_error() {
+                    Some(code) => io::Error::from_raw_os_error(code),
+                    None => io::Error::new(error.kind(), error.to_string()),
+                })
+            }
+            Self::Tls(trouble) => Self::Tls(*trouble),
+            Self::NoHttp2(error) => {
+                Self::NoHttp2(error.reason().unwrap_or(h2::Reason::PROTOCOL_ERROR).into())
+            }
+            _ => Self::ConnectTimedOut,
+        }
+    }
+
     pub(super) fn in_full(&self) -> String {
         match self.source() {
             Some(source) => format!("{self}: {source}"),
@@ -316,27 +226,6 @@ fn tls_label(trouble: TlsTrouble) -> &'static str {
     }
 }
 
-impl From<ConnectError> for UpstreamError {
-    fn from(error: ConnectError) -> UpstreamError {
-        match error {
-            ConnectError::TimedOut => UpstreamError::ConnectTimedOut,
-            ConnectError::Failed(error) if is_out_of_sockets(&error) => {
-                UpstreamError::OutOfSockets(error)
-            }
-            ConnectError::Failed(error) => UpstreamError::Unreachable(error),
-            ConnectError::Tls(trouble) => UpstreamError::Tls(trouble),
-            ConnectError::NoHttp2(error) => UpstreamError::NoHttp2(error),
-        }
-    }
-}
-
-/// Whether this machine lacks a resource, so that any server would be out of reach.
-fn is_out_of_sockets(error: &io::Error) -> bool {
-    use Errno as E;
-    let errors = [E::ADDRNOTAVAIL, E::MFILE, E::NFILE, E::NOBUFS, E::NOMEM];
-    Errno::from_io_error(error).is_some_and(|errno| errors.contains(&errno))
-}
-
 impl fmt::Display for UpstreamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -365,29 +254,10 @@ impl Error for UpstreamError {
             Self::Unreachable(error) | Self::OutOfSockets(error) => Some(error),
             Self::Tls(trouble) | Self::TlsEnded(trouble) => Some(trouble),
             Self::NoHttp2(error) => Some(error),
-            Self::Closed(error) | Self::Garbage(error) => Some(error),
+            Self::Closed(error) | Self::Garbage(error) => Some(&**error),
             Self::Head(fault) => Some(fault),
             Self::Request(error) => Some(error),
             _ => None,
-        }
-    }
-}
-
-impl fmt::Display for ProtocolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ProtocolError::Http1(error) => error.fmt(f),
-            ProtocolError::Http2(error) => error.fmt(f),
-        }
-    }
-}
-
-impl Error for ProtocolError {
-    // The error itself, because the client's side searches the chain for the reset reason.
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            ProtocolError::Http1(error) => Some(error),
-            ProtocolError::Http2(error) => Some(error),
         }
     }
 }

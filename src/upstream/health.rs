@@ -12,7 +12,6 @@ use crate::config::{Ejection, HealthCheck};
 /// The first ejection of an unreachable server is short, because a trial costs no request.
 const FIRST_REST: Duration = Duration::from_secs(1);
 
-/// How a request failed at a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureKind {
     /// There was no connection, so the server cannot have seen the request.
@@ -21,26 +20,15 @@ pub(super) enum FailureKind {
     Failed,
 }
 
-/// Why a request was sent to a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SendReason {
-    /// The server was healthy.
     #[default]
     Healthy,
     /// The server's ejection was over: this request tests it.
     Trial,
-    /// All servers were ejected.
     LastResort,
 }
 
-/// A request that failed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FailedRequest {
-    pub(super) kind: FailureKind,
-    pub(super) reason: SendReason,
-}
-
-/// Whether a server gets requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     Healthy,
@@ -59,15 +47,11 @@ pub(super) enum HealthChange {
         /// Failures in a row.
         failures: u32,
     },
-    /// A request succeeded.
     Returned,
-    /// This number of checks in a row failed.
     WentDown(u32),
-    /// This number of checks in a row passed.
     CameUp(u32),
 }
 
-/// The health of one server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HealthState {
     /// The result of the health checks; `None` before the first.
@@ -75,13 +59,11 @@ pub(super) struct HealthState {
     /// Checks in a row that contradict `up`.
     against: u32,
     /// Failures in a row.
-    failures: u32,
-    /// Truncated responses in a row.
-    truncated: u32,
-    /// The end of the current ejection.
+    pub(super) failures: u32,
+    pub(super) truncated: u32,
     ejected: Option<Instant>,
-    /// The length of the last ejection.
-    rest: Duration,
+    /// The length of the last ejection; a trial keeps out others for the same time.
+    pub(super) rest: Duration,
     returned: Option<Instant>,
 }
 
@@ -94,25 +76,15 @@ impl HealthState {
         }
     }
 
-    /// Failures since the last success.
-    pub(super) fn failures(&self) -> u32 {
-        self.failures
-    }
-
-    /// The length of the last ejection; a trial keeps out others for the same time.
-    pub(super) fn rest(&self) -> Duration {
-        self.rest
-    }
-
     /// Notes a failed request. `has_room` says whether the upstream can do without this server.
     pub(super) fn fail(
         &mut self,
-        failed: FailedRequest,
+        kind: FailureKind,
+        reason: SendReason,
         rules: &Ejection,
         has_room: bool,
         now: Instant,
     ) -> Option<HealthChange> {
-        let FailedRequest { kind, reason } = failed;
         self.failures = self.failures.saturating_add(1);
         if self.ejected.is_some() {
             // A request from before the ejection says nothing new; only the trial does.
@@ -146,13 +118,7 @@ impl HealthState {
     ) -> Option<HealthChange> {
         self.failures = self.failures.max(self.truncated);
         self.truncated = self.truncated.saturating_add(1);
-        let kind = FailureKind::Failed;
-        self.fail(FailedRequest { kind, reason }, rules, has_room, now)
-    }
-
-    /// Notes a response that was complete.
-    pub(super) fn complete(&mut self) {
-        self.truncated = 0;
+        self.fail(FailureKind::Failed, reason, rules, has_room, now)
     }
 
     fn eject(
@@ -171,7 +137,6 @@ impl HealthState {
         }
     }
 
-    /// Notes a successful request.
     pub(super) fn succeed(&mut self, reason: SendReason, now: Instant) -> Option<HealthChange> {
         self.failures = 0;
         // A request from before the ejection may succeed late; the trial decides.
@@ -234,19 +199,18 @@ pub(super) fn has_room(servers: usize, out: usize, rules: &Ejection, kind: Failu
 
 impl fmt::Display for HealthChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        use FailureKind::{Failed, Unreachable};
         match *self {
             HealthChange::Ejected {
                 rest,
                 kind,
                 failures,
-            } => match kind {
-                Unreachable => write!(f, "cannot be reached: left alone for {rest:?}"),
-                Failed => write!(
-                    f,
-                    "failed {failures} times in a row: left alone for {rest:?}"
-                ),
-            },
+            } => {
+                match kind {
+                    FailureKind::Unreachable => f.write_str("cannot be reached")?,
+                    FailureKind::Failed => write!(f, "failed {failures} times in a row")?,
+                }
+                write!(f, ": left alone for {rest:?}")
+            }
             HealthChange::Returned => f.write_str("is back: a request succeeded"),
             HealthChange::WentDown(checks) => {
                 write!(f, "is down: checks failed ({checks} in a row)")

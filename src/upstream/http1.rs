@@ -25,20 +25,17 @@ use http::{Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 
+use super::PrerenderedHeaders;
 use super::connect::{TolerantStream, is_closed};
 use super::deadline::Deadline;
-use super::error::{ExchangeError, HeadFault, Http1Fault, ProtocolError, UpstreamError};
-use super::outgoing::PrerenderedHeaders;
+use super::error::{ExchangeError, HeadFault, UpstreamError};
 use crate::body::RequestBody;
 use crate::http1::content::{Content, ContentRead};
-use crate::wire::MAX_PIECES;
-use crate::wire::Stream;
+use crate::wire::{MAX_PIECES, Stream};
 use head::{MAX_HEAD_BYTES, ParsedHead, ResponseContext};
 use outbox::{Http1Upload, Outbox, UploadFraming};
 
-/// The size of the first read.
 const READ_BYTES: usize = 8 << 10;
-/// The largest size of a read of long content.
 const MAX_READ_BYTES: usize = 64 << 10;
 /// The buffer grows if less than this is free.
 const MIN_READ_BYTES: usize = 4 << 10;
@@ -53,13 +50,12 @@ pub(super) struct Http1 {
     seen: usize,
     /// Whether `read` is larger than an idle connection may keep for long.
     has_large_buffer: bool,
-    /// Whether `read` is one of the shared buffers.
     is_lent: bool,
     /// Whether the response has a long content of known length.
     is_long: bool,
     outbox: Outbox,
     /// Whether a part of the request is still to be sent.
-    is_sending: bool,
+    pub(super) is_sending: bool,
     upload: Option<Http1Upload>,
     /// The size of the next read if the length of the content is unknown.
     read_bytes: usize,
@@ -70,7 +66,7 @@ pub(super) struct Http1 {
     may_follow: bool,
     /// Whether the server has stopped reading. It may have answered before, so writes are discarded
     /// and the response is still read.
-    is_deaf: bool,
+    pub(super) is_deaf: bool,
     pub(super) deadline: Deadline,
 }
 
@@ -116,7 +112,6 @@ impl Http1 {
         Some(self)
     }
 
-    /// Returns a shared buffer.
     fn return_buffer(&mut self) {
         if std::mem::take(&mut self.is_lent) {
             read_buffers::put_back(std::mem::take(&mut self.read));
@@ -131,19 +126,9 @@ impl Http1 {
         }
     }
 
-    /// The head of the last request, if that had no content.
-    pub(super) fn sent_head(&self) -> &[u8] {
-        &self.outbox.flow.flat
-    }
-
-    /// Whether a part of the request is still to be sent.
-    pub(super) fn is_sending(&self) -> bool {
-        self.is_sending
-    }
-
-    /// Whether the server has stopped reading.
-    pub(super) fn is_deaf(&self) -> bool {
-        self.is_deaf
+    /// A copy of the last request, if that had no content.
+    pub(super) fn retry_copy(&self) -> Option<Request<RequestBody>> {
+        outbox::parse_request(&self.outbox.flow.flat)
     }
 
     /// Sends the request and waits for the head of the response, which goes into `response`. After
@@ -258,7 +243,6 @@ impl Http1 {
         }
     }
 
-    /// Writes once.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ExchangeError>> {
         let flow = &mut self.outbox.flow;
         if self.is_deaf {
@@ -299,7 +283,6 @@ impl Http1 {
         Ok(())
     }
 
-    /// Reads the head of the response into `response`.
     fn poll_head<B>(
         &mut self,
         response: &mut Response<B>,
@@ -332,8 +315,7 @@ impl Http1 {
             }
             self.seen = self.read.len();
             if self.seen >= MAX_HEAD_BYTES {
-                let fault = ProtocolError::Http1(Http1Fault::HeadTooLarge);
-                return Poll::Ready(Err(UpstreamError::Garbage(fault)));
+                return Poll::Ready(Err(head::too_large()));
             }
             let read = ready!(self.poll_read(MIN_READ_BYTES, self.read_bytes, context));
             if read.map_err(UpstreamError::from_io)? == 0 {
@@ -396,7 +378,6 @@ impl Http1 {
         }
     }
 
-    /// The next piece of the response's content.
     pub(super) fn poll_frame(
         &mut self,
         context: &mut Context<'_>,
@@ -412,13 +393,12 @@ impl Http1 {
                 Ok(ContentRead::Ended) => return Poll::Ready(None),
                 Ok(ContentRead::NeedsMore) => {}
                 Err(fault) => {
-                    let fault = ProtocolError::Http1(fault.into());
-                    return Poll::Ready(Some(Err(UpstreamError::Garbage(fault))));
+                    return Poll::Ready(Some(Err(UpstreamError::Garbage(fault.into()))));
                 }
             }
             let bytes = self.content_read_bytes();
             match ready!(self.poll_read(bytes, bytes, context)) {
-                Ok(0) if self.content.end().is_err() => {
+                Ok(0) if !self.content.end() => {
                     return Poll::Ready(Some(Err(UpstreamError::ended_early())));
                 }
                 Ok(_) => {}
@@ -431,7 +411,6 @@ impl Http1 {
         self.content.has_ended()
     }
 
-    /// Whether all content of the response was read from the network.
     pub(super) fn has_all(&self) -> bool {
         match &self.content {
             Content::Nothing => true,
@@ -444,7 +423,6 @@ impl Http1 {
         self.content.size_hint()
     }
 
-    /// The tunnel that the connection is after 101.
     pub(super) fn into_tunnel(self) -> TolerantStream {
         TolerantStream::new(self.stream, self.read.freeze())
     }

@@ -11,7 +11,7 @@ mod upload;
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -20,57 +20,43 @@ use h2::client::{Builder, SendRequest};
 use tokio::sync::watch;
 
 use super::connect::TolerantStream;
-use super::error::ConnectError;
+use super::error::UpstreamError;
 use crate::clock::Alarm;
-use crate::config::ServerAddress;
+use crate::config::{ServerAddress, UpstreamSettings};
+use crate::telemetry::panics::lock;
 pub(super) use stream::Http2Stream;
 
 /// The most streams on one connection, even if its server allows more.
 const MAX_STREAMS: usize = 128;
-/// Unread bytes of one response.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// Unread bytes on a connection: enough for all streams, so that slow readers do not block others.
 const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * MAX_STREAMS as u32;
-/// Bytes of one request that wait for the network.
 const SEND_BUFFER_BYTES: usize = 128 << 10;
 /// Bytes in the head or the trailers of a response.
 const MAX_HEAD_BYTES: u32 = 64 << 10;
 /// The stream limit before the server's settings have come. No server can send this number.
 const NO_SETTINGS: usize = usize::MAX - 1;
 
-/// A connection that many requests share.
 #[derive(Debug)]
 pub(super) struct Http2Connection {
     sender: SendRequest<Bytes>,
     streams: AtomicUsize,
-    /// Whether the connection gets no new requests.
     retired: AtomicBool,
     /// Whether the server's settings did not come in time.
     silent: AtomicBool,
     settings: watch::Sender<SettingsStatus>,
     /// The stream limit before the settings have come.
     first_streams: usize,
-    /// Counts received messages.
     received: AtomicU32,
     /// Rings if the settings are late, and later if the connection is unused for `idle_timeout`.
     alarm: Arc<Alarm>,
     idle_timeout: Duration,
 }
 
-/// How a connection is opened.
-pub(super) struct Http2Terms {
-    pub(super) alarm: Arc<Alarm>,
-    pub(super) settings_timeout: Duration,
-    pub(super) idle_timeout: Duration,
-    /// The stream limit before the server's settings have come.
-    pub(super) first_streams: usize,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SettingsStatus {
     Awaited,
     Came,
-    /// The connection has ended.
     Ended,
 }
 
@@ -79,7 +65,9 @@ impl Http2Connection {
     /// (RFC 9113 section 3.4).
     pub(super) async fn open(
         stream: TolerantStream,
-        terms: Http2Terms,
+        alarm: Arc<Alarm>,
+        settings: &UpstreamSettings,
+        first_streams: usize,
     ) -> Result<Arc<Http2Connection>, h2::Error> {
         let (sender, mut driver) = Builder::new()
             .initial_window_size(STREAM_WINDOW_BYTES)
@@ -90,17 +78,20 @@ impl Http2Connection {
             .enable_push(false)
             .handshake::<_, Bytes>(stream)
             .await?;
-        terms.alarm.arm(terms.settings_timeout);
+        alarm.arm(settings.connect_timeout);
         let connection = Arc::new(Http2Connection {
             sender,
             streams: AtomicUsize::new(0),
             retired: AtomicBool::new(false),
             silent: AtomicBool::new(false),
             settings: watch::Sender::new(SettingsStatus::Awaited),
-            first_streams: terms.first_streams,
+            first_streams,
             received: AtomicU32::new(0),
-            alarm: terms.alarm,
-            idle_timeout: terms.idle_timeout,
+            alarm,
+            idle_timeout: match settings.max_idle {
+                0 => Duration::ZERO,
+                _ => settings.idle_timeout,
+            },
         });
         let weak = Arc::downgrade(&connection);
         tokio::spawn(async move {
@@ -133,7 +124,7 @@ impl Http2Connection {
         self.sender.current_max_send_streams() != NO_SETTINGS
     }
 
-    /// Does the same, and tells waiting requests.
+    /// The same; also tells waiting requests.
     fn check_settings(&self) -> bool {
         if !self.has_settings() {
             return false;
@@ -150,9 +141,8 @@ impl Http2Connection {
     pub(super) async fn wait_for_settings(&self) -> bool {
         let mut settings = self.settings.subscribe();
         let known = settings.wait_for(|status| *status != SettingsStatus::Awaited);
-        known
-            .await
-            .is_ok_and(|status| *status == SettingsStatus::Came)
+        let known = known.await;
+        known.is_ok_and(|status| *status == SettingsStatus::Came)
     }
 
     pub(super) fn is_silent(&self) -> bool {
@@ -214,10 +204,8 @@ pub(super) struct Http2Pool {
     known_limit: AtomicUsize,
     /// Locked by the request that connects.
     pub(super) connecting: tokio::sync::Mutex<()>,
-    /// Counts attempts to connect that have ended.
     attempts: AtomicU32,
-    /// The error of the last attempt.
-    last_failure: Mutex<Option<ConnectError>>,
+    last_failure: Mutex<Option<UpstreamError>>,
 }
 
 impl Http2Pool {
@@ -242,14 +230,14 @@ impl Http2Pool {
 
     /// The first connection with room, so that the others age and close.
     pub(super) fn with_room(&self) -> Option<Arc<Http2Connection>> {
-        let mut connections = self.lock();
+        let mut connections = lock(&self.connections);
         connections.retain(|connection| !connection.is_retired());
         connections.iter().find(|one| one.has_room()).cloned()
     }
 
     /// A connection whose server has not sent its settings yet.
     pub(super) fn without_settings(&self) -> Option<Arc<Http2Connection>> {
-        let connections = self.lock();
+        let connections = lock(&self.connections);
         let mut young = connections
             .iter()
             .filter(|connection| !connection.has_settings() && !connection.is_retired());
@@ -259,7 +247,7 @@ impl Http2Pool {
     /// The stream limit of a new connection before the settings have come: that of the other
     /// connections, or one stream, which every server allows.
     pub(super) fn first_streams(&self) -> usize {
-        let connections = self.lock();
+        let connections = lock(&self.connections);
         let known = connections.iter().filter(|one| one.has_settings());
         if let Some(limit) = known.map(|one| one.stream_limit()).min() {
             self.known_limit.store(limit, Ordering::Relaxed);
@@ -268,18 +256,18 @@ impl Http2Pool {
     }
 
     pub(super) fn add(&self, connection: Arc<Http2Connection>) {
-        self.lock().push(connection);
+        lock(&self.connections).push(connection);
     }
 
     /// Takes the connections of `old`, which lives on only for its requests under way.
     pub(super) fn take_over(&self, old: &Http2Pool) {
-        self.lock().extend(std::mem::take(&mut *old.lock()));
+        lock(&self.connections).extend(std::mem::take(&mut *lock(&old.connections)));
         self.set_chose_http1(old.chose_http1.load(Ordering::Relaxed));
     }
 
     /// Drops old connections; true if others are left.
     pub(super) fn close_old(&self) -> bool {
-        let mut connections = self.lock();
+        let mut connections = lock(&self.connections);
         connections.retain(|connection| !connection.is_over());
         !connections.is_empty()
     }
@@ -294,30 +282,17 @@ impl Http2Pool {
         self.tls_name.is_some() && (asks_upgrade || self.chose_http1.load(Ordering::Relaxed))
     }
 
-    /// The number of attempts to connect that have ended.
     pub(super) fn attempts(&self) -> u32 {
         self.attempts.load(Ordering::Relaxed)
     }
 
-    pub(super) fn last_failure(&self) -> Option<ConnectError> {
-        self.lock_failure().as_ref().map(ConnectError::duplicate)
+    pub(super) fn last_failure(&self) -> Option<UpstreamError> {
+        let failure = lock(&self.last_failure);
+        failure.as_ref().map(UpstreamError::duplicate)
     }
 
-    /// Notes the result of an attempt to connect.
-    pub(super) fn note_attempt(&self, failure: Option<ConnectError>) {
-        *self.lock_failure() = failure;
+    pub(super) fn note_attempt(&self, failure: Option<UpstreamError>) {
+        *lock(&self.last_failure) = failure;
         self.attempts.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Http2Connection>>> {
-        self.connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_failure(&self) -> MutexGuard<'_, Option<ConnectError>> {
-        self.last_failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use http::{HeaderValue, StatusCode};
 
 use super::error::UpstreamError;
-use super::health::{FailedRequest, FailureKind, SendReason};
+use super::health::{FailureKind, SendReason};
 use super::server::Server;
 use crate::clock;
 use crate::config::{HostHeader, UpstreamSettings};
@@ -15,12 +15,12 @@ use crate::config::{HostHeader, UpstreamSettings};
 /// Counts one request at a server until it is dropped.
 #[derive(Debug)]
 pub struct ServerPermit {
-    server: Arc<Server>,
+    pub(super) server: Arc<Server>,
     reason: SendReason,
     /// Whether the request counts towards the server's cap.
     is_capped: bool,
     /// The start of the measurement, if the latency of the response is measured.
-    started: Option<Instant>,
+    pub(super) started: Option<Instant>,
 }
 
 impl ServerPermit {
@@ -46,21 +46,11 @@ impl ServerPermit {
         }
     }
 
-    /// Measures the latency of the response from now on.
-    pub(super) fn start_measuring(&mut self) {
-        self.started = Some(clock::now());
-    }
-
-    /// Notes that the head of a response has come.
     pub(super) fn note_head(&mut self) {
         if let Some(started) = self.started.take() {
             let (took, now) = (clock::now() - started, self.server.terms.sweep.elapsed());
             self.server.latency.observe(took, now);
         }
-    }
-
-    pub(super) fn server(&self) -> &Arc<Server> {
-        &self.server
     }
 
     pub(super) fn settings(&self) -> &UpstreamSettings {
@@ -70,17 +60,8 @@ impl ServerPermit {
     /// Notes that the request failed; true if that ejects the server.
     #[cold]
     pub(super) fn fail(&self, kind: FailureKind) -> bool {
-        let reason = self.reason;
         let rules = self.settings().eject.as_ref();
-        rules.is_some_and(|rules| {
-            let failed = FailedRequest { kind, reason };
-            self.server.health.fail(failed, rules)
-        })
-    }
-
-    /// Notes that the response was complete.
-    pub(super) fn complete(&self) {
-        self.server.health.complete();
+        rules.is_some_and(|rules| self.server.health.fail(kind, self.reason, rules))
     }
 
     /// Notes a truncated response. The server is to blame unless the client broke off its request.
@@ -133,10 +114,8 @@ impl Drop for ServerPermit {
     fn drop(&mut self) {
         let server = &self.server;
         if let Some(started) = self.started.take() {
-            let waited = clock::now() - started;
-            server
-                .latency
-                .observe_at_least(waited, server.terms.sweep.elapsed());
+            let (waited, now) = (clock::now() - started, server.terms.sweep.elapsed());
+            server.latency.observe_at_least(waited, now);
         }
         server.terms.in_use.fetch_sub(1, Ordering::Relaxed);
         server.in_flight.fetch_sub(1, Ordering::Relaxed);

@@ -1,23 +1,22 @@
 //! One upstream of one worker: it gives each request a permit for one of its servers.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::balance::Load;
 use super::connect::UpstreamTls;
-use super::dns::{ResolvedServers, ServerFactory};
 use super::error::UpstreamError;
-use super::health::SendReason;
+use super::health::{SendReason, Standing};
 use super::permit::ServerPermit;
 use super::retry::RetryBudget;
 use super::server::{Server, UpstreamTerms};
 use super::server_health::{UpstreamHealth, Vitals};
+use super::server_set::ResolvedServers;
 use crate::clock::{self, Sweep};
 use crate::config::UpstreamSettings;
 use crate::telemetry::metrics::UpstreamCells;
+use crate::telemetry::panics::lock;
 
-/// One upstream of one worker.
 #[derive(Debug)]
 pub(super) struct Upstream {
     pub(super) terms: Arc<UpstreamTerms>,
@@ -56,17 +55,10 @@ impl Upstream {
             sweep,
             in_use: old.map_or_else(Arc::default, |old| Arc::clone(&old.terms.in_use)),
         });
-        let factory = ServerFactory {
-            terms: Arc::clone(&terms),
-            health: Arc::clone(&health),
-            vitals: vitals.clone(),
-        };
         let old_servers = old.map_or_else(Vec::new, |old| old.current_servers());
-        let seed = RandomState::new().hash_one(&settings.name);
-        let servers = ResolvedServers::new(factory, &old_servers, seed);
         Arc::new(Upstream {
+            servers: ResolvedServers::new(&terms, &health, vitals, &old_servers),
             terms,
-            servers,
             health,
             cells: old.map_or_else(Arc::default, |old| Arc::clone(&old.cells)),
             requests: AtomicU64::new(0),
@@ -92,7 +84,6 @@ impl Upstream {
         self.free_permit(affinity)
     }
 
-    /// Waits in the queue until a server has room.
     #[cold]
     pub(super) async fn wait_for_permit(
         &self,
@@ -166,13 +157,15 @@ impl Upstream {
         // Another worker may reach a server's cap after the choice: then it is made again.
         for _ in 0..=set.servers.len() {
             let chosen = set.choose(affinity, &load)?;
-            let reason = match self.health.has_any_out() && !chosen.server.is_healthy() {
+            let reason = match self.health.has_any_out()
+                && chosen.server.health.standing() != Standing::Healthy
+            {
                 true => SendReason::LastResort,
                 false => SendReason::Healthy,
             };
             if let Some(mut permit) = ServerPermit::take(chosen.server, reason) {
                 if chosen.measures {
-                    permit.start_measuring();
+                    permit.started = Some(clock::now());
                 }
                 return Some(permit);
             }
@@ -213,10 +206,9 @@ impl Upstream {
         self.requests.store(count + 1, Ordering::Relaxed);
     }
 
-    /// Takes one retry from the budget.
     #[cold]
     pub(super) fn take_retry(&self) -> bool {
-        let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut budget = lock(&self.budget);
         let requests = self.requests.load(Ordering::Relaxed);
         budget.take(&self.settings().retries, requests, clock::now())
     }

@@ -48,7 +48,6 @@ pub async fn run_health_checks(settings: &[UpstreamSettings], vitals: &Vitals) {
     while let Some(Ok(())) = tasks.join_next().await {}
 }
 
-/// Checks all servers of one upstream in rounds.
 async fn check_upstream(upstream: Arc<Upstream>, rules: HealthCheck) {
     let chance = RandomState::new();
     for round in 0_u64.. {
@@ -75,7 +74,6 @@ async fn check_server(server: &Arc<Server>, rules: &HealthCheck) {
     server.health.note_check(failure.as_deref(), rules);
 }
 
-/// Sends one check and returns the status of the response.
 async fn request_status(
     server: &Arc<Server>,
     rules: &HealthCheck,

@@ -17,7 +17,6 @@ use crate::clock;
 /// because a server came back.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// The queue of one upstream.
 #[derive(Debug, Default)]
 pub(super) struct PermitQueue {
     waiting: AtomicUsize,
@@ -39,7 +38,6 @@ impl PermitQueue {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Wakes the next request, because a server may have room.
     pub(super) fn wake_next(&self) {
         if self.has_waiting() {
             self.freed.notify_one();

@@ -12,14 +12,11 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// Retries per second that are always allowed, so that a quiet upstream has some.
 const FLOOR_PER_SECOND: u32 = 10;
 
-/// How a failed attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AttemptEnd {
-    /// Nothing of the request was sent.
     Unsent,
     /// The connection ended before a response began.
     Closed,
-    /// No response began in time.
     TimedOut,
     Answered(StatusCode),
 }
@@ -42,7 +39,6 @@ pub(super) fn is_repeatable(method: &Method, has_body: bool) -> bool {
     method.is_idempotent() && !has_body
 }
 
-/// Whether the rules want another attempt after this end.
 pub(super) fn wants_retry(on: &RetryOn, end: AttemptEnd, is_repeatable: bool) -> bool {
     match end {
         AttemptEnd::Unsent => true,

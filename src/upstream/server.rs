@@ -5,8 +5,8 @@
 //! workers share its [`ServerHealth`].
 
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use http::HeaderValue;
@@ -17,18 +17,22 @@ use super::connect::{Address, Addresses, UpstreamTls};
 use super::health::Standing;
 use super::http1::Http1;
 use super::http2::Http2Pool;
-use super::latency::{Latency, MeasuredLatency};
 use super::queue::PermitQueue;
 use super::server_health::ServerHealth;
 use crate::clock::{Alarm, Sweep};
 use crate::config::{HostHeader, ServerAddress, UpstreamServer, UpstreamSettings};
 use crate::telemetry::metrics::ServerCells;
+use crate::telemetry::panics::lock;
 use crate::tls::TlsTrouble;
 
 /// The interval at which old idle connections are closed, unless the idle timeout is shorter.
 const CLOSE_EVERY: Duration = Duration::from_secs(1);
 
-/// The state that all servers of an upstream share under one configuration.
+/// The expectation halves after this time without news, so that a slow server is tried again.
+const HALF_LIFE: Duration = Duration::from_secs(2);
+/// A faster response moves the average by one part in this number.
+const PARTS: u64 = 8;
+
 #[derive(Debug)]
 pub(super) struct UpstreamTerms {
     pub(super) settings: UpstreamSettings,
@@ -37,7 +41,6 @@ pub(super) struct UpstreamTerms {
     pub(super) tls: Option<Result<UpstreamTls, TlsTrouble>>,
     /// Requests under way, including those that began under earlier settings.
     pub(super) in_use: Arc<AtomicUsize>,
-    /// Whether any server has a cap.
     pub(super) is_capped: bool,
     /// `None` if requests may not wait.
     pub(super) queue: Option<Arc<PermitQueue>>,
@@ -52,10 +55,8 @@ impl UpstreamTerms {
     }
 }
 
-/// One server of one worker.
 #[derive(Debug)]
 pub(super) struct Server {
-    /// The server in the configuration.
     pub(super) origin: ServerAddress,
     /// The server in logs: `origin`, or one address of its name.
     pub(super) place: ServerAddress,
@@ -78,7 +79,6 @@ pub(super) struct Server {
     pub(super) in_flight: AtomicUsize,
     pub(super) cells: ServerCells,
     pub(super) latency: Latency,
-    /// Whether a task closes old connections.
     has_closer: AtomicBool,
     /// The same server under newer settings, which gets the connections that come back.
     successor: OnceLock<Arc<Server>>,
@@ -129,7 +129,7 @@ impl Server {
         if !successor.terms.accepts_connections_of(&self.terms) {
             return;
         }
-        let idle = std::mem::take(&mut *self.idle());
+        let idle = std::mem::take(&mut *lock(&self.idle));
         for connection in idle {
             successor.keep(connection);
         }
@@ -140,11 +140,6 @@ impl Server {
         let _ = self.successor.set(Arc::clone(successor));
     }
 
-    pub(super) fn is_healthy(&self) -> bool {
-        self.health.standing() == Standing::Healthy
-    }
-
-    /// The load, for balancing.
     pub(super) fn load(&self) -> Load {
         match self.health.standing() {
             Standing::Healthy if self.cap.is_some_and(|most| self.health.is_full(most)) => {
@@ -160,19 +155,13 @@ impl Server {
         }
     }
 
-    /// The share of its weight that the server gets, percent.
     fn warmth(&self) -> u64 {
         let slow_start = self.terms.settings.slow_start;
         slow_start.map_or(100, |slow_start| self.health.warmth(slow_start))
     }
 
-    fn idle(&self) -> MutexGuard<'_, IdleConnections> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes the idle connection that was used last.
     pub(super) fn take_idle(&self) -> Option<Box<Http1>> {
-        let mut idle = self.idle();
+        let mut idle = lock(&self.idle);
         while let Some(mut connection) = idle.pop() {
             if connection.is_usable() {
                 return Some(connection);
@@ -181,14 +170,13 @@ impl Server {
         None
     }
 
-    /// Keeps a connection for the next request.
     pub(super) fn keep(self: &Arc<Self>, connection: Box<Http1>) {
         if let Some(successor) = self.successor.get() {
             return successor.keep(connection);
         }
         let settings = &self.terms.settings;
         connection.deadline.alarm.arm(settings.idle_timeout);
-        let mut idle = self.idle();
+        let mut idle = lock(&self.idle);
         if idle.len() < settings.max_idle {
             idle.push(connection);
             drop(idle);
@@ -212,7 +200,7 @@ impl Server {
     /// Closes old connections; true if others are left.
     fn close_old(&self) -> bool {
         let has_http2 = self.http2.as_ref().is_some_and(|pool| pool.close_old());
-        let mut idle = self.idle();
+        let mut idle = lock(&self.idle);
         idle.retain_mut(|connection| {
             connection.free_large_buffer();
             connection.is_usable()
@@ -231,7 +219,7 @@ impl Server {
             },
             weight: self.weight,
             in_flight: self.in_flight.load(Ordering::Relaxed) as u64,
-            idle: self.idle().len() as u64,
+            idle: lock(&self.idle).len() as u64,
             latency: self.latency.mean(self.terms.sweep.elapsed()),
             requests: self.cells.requests.get(),
             failures: self.cells.failures.get(),
@@ -261,22 +249,17 @@ fn hash_address(address: &str) -> u64 {
     u64::from_le_bytes(first)
 }
 
-/// The report of one worker on one server.
 #[derive(Clone, Debug)]
 pub struct ServerReport {
-    /// The address.
     pub server: String,
     /// The same in all workers.
     pub state: ServerStatus,
-    /// The share of requests.
     pub weight: u32,
-    /// Requests under way.
     pub in_flight: u64,
     /// Idle connections of HTTP/1.1.
     pub idle: u64,
     /// `None` before the first measurement.
     pub latency: Option<MeasuredLatency>,
-    /// All requests.
     pub requests: u64,
     /// Requests without a usable response, or with one that counts as a server's failure.
     pub failures: u64,
@@ -284,10 +267,8 @@ pub struct ServerReport {
     pub truncated: u64,
 }
 
-/// The state of a server in reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerStatus {
-    /// It gets requests.
     Up,
     /// It gets requests, and the last ones failed.
     Failing,
@@ -306,5 +287,132 @@ impl ServerStatus {
             ServerStatus::Ejected(_) => "ejected",
             ServerStatus::Down => "down",
         }
+    }
+}
+
+/// How long a server's responses take: a moving average that rises at once, falls slowly, and fades
+/// without news. It starts unknown. Only the tasks of one worker share it.
+#[derive(Debug, Default)]
+pub(super) struct Latency {
+    /// The pessimistic average that balancing uses.
+    us: AtomicU64,
+    /// A plain average for reports.
+    pub(super) mean_us: AtomicU64,
+    /// The time of the last observation, milliseconds.
+    at_ms: AtomicU64,
+}
+
+/// The latency of a server as one worker measured it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeasuredLatency {
+    pub took: Duration,
+    pub age: Duration,
+}
+
+impl Latency {
+    /// The plain average, which does not fade.
+    fn mean(&self, now: Duration) -> Option<MeasuredLatency> {
+        let us = self.mean_us.load(Ordering::Relaxed);
+        let at = Duration::from_millis(self.at_ms.load(Ordering::Relaxed));
+        (us > 0).then(|| MeasuredLatency {
+            took: Duration::from_micros(us),
+            age: now.saturating_sub(at),
+        })
+    }
+
+    /// The expected latency at `now`, microseconds; 0 while it is unknown.
+    fn expected_us(&self, now: Duration) -> u64 {
+        let us = self.us.load(Ordering::Relaxed);
+        let since = millis(now).saturating_sub(self.at_ms.load(Ordering::Relaxed));
+        us.checked_shr(u32::try_from(since / millis(HALF_LIFE)).unwrap_or(u32::MAX))
+            .unwrap_or(0)
+    }
+
+    fn copy_from(&self, other: &Latency) {
+        let copy = |to: &AtomicU64, from: &AtomicU64| {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        };
+        copy(&self.us, &other.us);
+        copy(&self.mean_us, &other.mean_us);
+        copy(&self.at_ms, &other.at_ms);
+    }
+
+    pub(super) fn observe(&self, took: Duration, now: Duration) {
+        let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+        let mean = match self.mean_us.load(Ordering::Relaxed) {
+            0 => took,
+            mean if took < mean => mean - (mean - took).div_ceil(PARTS),
+            mean => mean.saturating_add((took - mean).div_ceil(PARTS)),
+        };
+        self.mean_us.store(mean, Ordering::Relaxed);
+        let us = match self.expected_us(now) {
+            expected if took < expected => expected - (expected - took).div_ceil(PARTS),
+            _ => took,
+        };
+        self.us.store(us, Ordering::Relaxed);
+        self.at_ms.store(millis(now), Ordering::Relaxed);
+    }
+
+    /// Notes a request that got no response in `waited`: it would have taken longer.
+    pub(super) fn observe_at_least(&self, waited: Duration, now: Duration) {
+        if waited.as_micros() > u128::from(self.expected_us(now)) {
+            self.observe(waited, now);
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn bad_news_counts_at_once_and_good_news_slowly() {
+        let (latency, now) = (Latency::default(), 1000 * MS);
+        assert_eq!(latency.expected_us(now), 0);
+        latency.observe(10 * MS, now);
+        latency.observe(90 * MS, now);
+        assert_eq!(latency.expected_us(now), 90_000);
+        latency.observe(10 * MS, now);
+        assert_eq!(latency.expected_us(now), 80_000);
+        for _ in 0..100 {
+            latency.observe(10 * MS, now);
+        }
+        assert_eq!(latency.expected_us(now), 10_000);
+    }
+
+    #[test]
+    fn views_have_an_average_that_lasts() {
+        let latency = Latency::default();
+        assert!((latency.mean_us.load(Ordering::Relaxed) == 0) && latency.mean(MS).is_none());
+        for took in [8, 8, 80] {
+            latency.observe(took * MS, MS);
+        }
+        let seen = latency.mean(MS + 1000 * HALF_LIFE).unwrap();
+        assert_eq!((seen.took, seen.age), (17 * MS, 1000 * HALF_LIFE));
+    }
+
+    #[test]
+    fn what_was_long_ago_is_forgotten() {
+        let latency = Latency::default();
+        latency.observe(80 * MS, MS);
+        assert_eq!(latency.expected_us(MS + HALF_LIFE), 40_000);
+        assert_eq!(latency.expected_us(MS + 3 * HALF_LIFE), 10_000);
+        assert_eq!(latency.expected_us(MS + 1000 * HALF_LIFE), 0);
+    }
+
+    #[test]
+    fn a_request_that_was_given_up_is_no_good_news() {
+        let (latency, now) = (Latency::default(), MS);
+        latency.observe(50 * MS, now);
+        latency.observe_at_least(2 * MS, now);
+        assert_eq!(latency.expected_us(now), 50_000);
+        latency.observe_at_least(70 * MS, now);
+        assert_eq!(latency.expected_us(now), 70_000);
     }
 }

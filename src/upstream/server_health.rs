@@ -7,15 +7,14 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use super::health::{
-    FailedRequest, FailureKind, HealthChange, HealthState, SendReason, Standing, has_room,
-};
+use super::health::{FailureKind, HealthChange, HealthState, SendReason, Standing, has_room};
 use super::queue::PermitQueue;
 use crate::clock;
 use crate::config::{Ejection, HealthCheck, ServerAddress};
+use crate::telemetry::panics::lock;
 
 /// The gate of a healthy server. Other values are the end of its ejection, in microseconds.
 const OPEN: u64 = 0;
@@ -28,7 +27,6 @@ const COLDEST: u64 = 10;
 /// A server counts as failing after this number of failed requests in a row.
 const FAILING: u32 = 3;
 
-/// The health of every server in use, shared by all workers.
 #[derive(Clone, Debug, Default)]
 pub struct Vitals(Arc<Mutex<HealthRegistry>>);
 
@@ -38,14 +36,11 @@ struct HealthRegistry {
     upstreams: HashMap<Arc<str>, Weak<UpstreamHealth>>,
 }
 
-/// The health state that all servers of one upstream share.
 #[derive(Debug)]
 pub(super) struct UpstreamHealth {
     name: Arc<str>,
     start: Instant,
-    /// The number of all servers.
-    servers: AtomicUsize,
-    /// The number of servers that are not healthy.
+    pub(super) servers: AtomicUsize,
     out: AtomicUsize,
     /// Serializes changes, so that two workers cannot eject one server too many together.
     change: Mutex<()>,
@@ -53,14 +48,13 @@ pub(super) struct UpstreamHealth {
     pub(super) queue: Arc<PermitQueue>,
 }
 
-/// The health and load of one server.
+#[derive(Debug)]
 pub(super) struct ServerHealth {
     upstream: Arc<UpstreamHealth>,
-    /// The server's name in the log.
     server: Box<str>,
     gate: AtomicU64,
     state: Mutex<HealthState>,
-    /// A copy of `state.failures()`.
+    /// A copy of `state.failures`.
     failures: AtomicU32,
     /// When the server came back, in microseconds, until it is warm; 0 otherwise.
     back: AtomicU64,
@@ -78,7 +72,7 @@ impl Vitals {
         upstream: &Arc<UpstreamHealth>,
         server: &ServerAddress,
     ) -> Arc<ServerHealth> {
-        let mut known = self.lock();
+        let mut known = lock(&self.0);
         let key = (Arc::clone(&upstream.name), server.clone());
         if let Some(health) = known.servers.get(&key).and_then(Weak::upgrade) {
             return health;
@@ -91,7 +85,7 @@ impl Vitals {
 
     /// The health of the upstream with this name, created when it is asked for first.
     pub(super) fn upstream(&self, name: &str) -> Arc<UpstreamHealth> {
-        let mut known = self.lock();
+        let mut known = lock(&self.0);
         if let Some(upstream) = known.upstreams.get(name).and_then(Weak::upgrade) {
             return upstream;
         }
@@ -100,10 +94,6 @@ impl Vitals {
         let name = Arc::clone(&upstream.name);
         known.upstreams.insert(name, Arc::downgrade(&upstream));
         upstream
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HealthRegistry> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -119,10 +109,6 @@ impl UpstreamHealth {
         }
     }
 
-    pub(super) fn set_servers(&self, servers: usize) {
-        self.servers.store(servers, Ordering::Relaxed);
-    }
-
     /// Whether any server is not healthy. If none is, the single servers need no look.
     pub(super) fn has_any_out(&self) -> bool {
         self.out.load(Ordering::Relaxed) > 0
@@ -133,7 +119,6 @@ impl UpstreamHealth {
         has_room(servers, self.out.load(Ordering::Relaxed), rules, kind)
     }
 
-    /// An instant as a gate holds it.
     fn micros(&self, instant: Instant) -> u64 {
         let since = instant.saturating_duration_since(self.start);
         u64::try_from(since.as_micros())
@@ -169,7 +154,6 @@ impl ServerHealth {
             .is_ok()
     }
 
-    /// Ends the count of a request that has entered.
     pub(super) fn leave(&self) {
         self.under_way.fetch_sub(1, Ordering::Relaxed);
     }
@@ -186,7 +170,6 @@ impl ServerHealth {
         }
     }
 
-    /// Whether the last requests failed.
     pub(super) fn is_failing(&self) -> bool {
         let failed = self.failed_in_a_row.load(Ordering::Relaxed);
         let truncated = self.truncated_in_a_row.load(Ordering::Relaxed);
@@ -218,7 +201,6 @@ impl ServerHealth {
         warmth.max(COLDEST)
     }
 
-    /// Lets the server warm up from now on.
     pub(super) fn begin_slow_start(&self) {
         let now = self.upstream.micros(clock::now());
         self.back.store(now, Ordering::Relaxed);
@@ -232,7 +214,7 @@ impl ServerHealth {
             return false;
         }
         // If the trial has no result, for example because its client leaves, another one follows.
-        let next = now + self.lock().rest().max(SHORTEST_TRIAL);
+        let next = now + lock(&self.state).rest.max(SHORTEST_TRIAL);
         let next = self.upstream.micros(next);
         self.gate
             .compare_exchange(until, next, Ordering::Relaxed, Ordering::Relaxed)
@@ -247,10 +229,10 @@ impl ServerHealth {
     }
 
     /// Notes a failed request; true if that ejects the server.
-    pub(super) fn fail(&self, failed: FailedRequest, rules: &Ejection) -> bool {
+    pub(super) fn fail(&self, kind: FailureKind, reason: SendReason, rules: &Ejection) -> bool {
         let change = self.change(|state| {
-            let has_room = self.upstream.has_room(rules, failed.kind);
-            state.fail(failed, rules, has_room, clock::now())
+            let has_room = self.upstream.has_room(rules, kind);
+            state.fail(kind, reason, rules, has_room, clock::now())
         });
         change.is_some()
     }
@@ -268,18 +250,16 @@ impl ServerHealth {
         change.is_some()
     }
 
-    /// Notes a complete response.
     pub(super) fn complete(&self) {
         if self.truncated_in_a_row.load(Ordering::Relaxed) > 0 {
             self.truncated_in_a_row.store(0, Ordering::Relaxed);
             self.change(|state| {
-                state.complete();
+                state.truncated = 0;
                 None
             });
         }
     }
 
-    /// Logs why the last request failed.
     pub(super) fn log_failure(&self, why: &dyn fmt::Display) {
         let (upstream, server) = (&self.upstream.name, &self.server);
         tracing::warn!("upstream {upstream}: the last request to {server}: {why}");
@@ -311,15 +291,12 @@ impl ServerHealth {
         event: impl FnOnce(&mut HealthState) -> Option<HealthChange>,
     ) -> Option<HealthChange> {
         let upstream = &self.upstream;
-        let _serialized = upstream
-            .change
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.lock();
+        let _serialized = lock(&upstream.change);
+        let mut state = lock(&self.state);
         let before = state.standing();
         let change = event(&mut state);
         let standing = state.standing();
-        self.failures.store(state.failures(), Ordering::Relaxed);
+        self.failures.store(state.failures, Ordering::Relaxed);
         if standing != before {
             let gate = match standing {
                 Standing::Healthy => OPEN,
@@ -349,10 +326,6 @@ impl ServerHealth {
         }
         change
     }
-
-    fn lock(&self) -> MutexGuard<'_, HealthState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for ServerHealth {
@@ -363,32 +336,19 @@ impl Drop for ServerHealth {
     }
 }
 
-impl fmt::Debug for ServerHealth {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerHealth")
-            .field("server", &self.server)
-            .field("standing", &self.standing())
-            .finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn servers(count: usize) -> Vec<ServerHealth> {
         let upstream = Arc::new(UpstreamHealth::new("api"));
-        upstream.set_servers(count);
+        upstream.servers.store(count, Ordering::Relaxed);
         let server = |port| ServerHealth::new(&upstream, &format!("http://10.0.0.1:{port}"));
         (0..count).map(server).collect()
     }
 
     fn fail(all: &[ServerHealth], index: usize, rules: &Ejection) {
-        let failed = FailedRequest {
-            kind: FailureKind::Unreachable,
-            reason: SendReason::Healthy,
-        };
-        all[index].fail(failed, rules);
+        all[index].fail(FailureKind::Unreachable, SendReason::Healthy, rules);
     }
 
     #[test]

@@ -10,17 +10,15 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http::Request;
 use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 
-use super::socket::Http1Socket;
+use super::socket::{Http1Socket, Phase, Stage};
 use crate::body::{BodyError, DISCARD_BYTES, Demand, PipeWriter, RequestBody, Rest, pipe};
 use crate::http1::content::{Content, ContentRead};
 use crate::http1::head::{self, HeadBounds, RequestFraming, Unreadable};
 use crate::request_head::HeadError;
 use crate::server::drain::Drain;
-use crate::server::phase::{Phase, Stage};
 use crate::server::worker::ClientConnection;
 use crate::wire::PrefixedStream;
 
-/// Bytes of one read.
 const READ_BYTES: usize = 8 << 10;
 /// A buffer with less free capacity than this is replaced.
 const MIN_READ_BYTES: usize = 4 << 10;
@@ -30,7 +28,6 @@ const MAX_READ_BYTES: usize = 64 << 10;
 const MIN_HEAD_BYTES: usize = 16 << 10;
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// The next event on a connection.
 pub(super) enum IntakeEvent {
     Request(RequestFraming),
     Unreadable(Unreadable),
@@ -40,7 +37,6 @@ pub(super) enum IntakeEvent {
     Broken,
 }
 
-/// Reads the requests of one connection.
 pub(super) struct Intake<'c> {
     pub(super) socket: Http1Socket,
     phase: &'c Phase,
@@ -48,7 +44,6 @@ pub(super) struct Intake<'c> {
     /// The read buffer. If `is_partial`, it holds the beginning of a head.
     read: BytesMut,
     is_partial: bool,
-    /// Bytes that were read and are not used yet.
     ahead: Bytes,
     /// Bytes of blank lines before the next head, and whether one of them ended with LF alone.
     blank_bytes: usize,
@@ -57,15 +52,11 @@ pub(super) struct Intake<'c> {
     upload: Option<IncomingContent>,
 }
 
-/// The content of the current request.
 struct IncomingContent {
     content: Content,
     pipe: PipeWriter,
-    /// The rest of `100 Continue` that is not written yet.
     unsent_continue: &'static [u8],
-    /// Whether the client may send its content.
     is_requested: bool,
-    /// Bytes that are still read and discarded.
     discard_left: u64,
     /// The reader asks for no more content, so no deadline of the client runs.
     is_resting: bool,
@@ -102,7 +93,6 @@ impl<'c> Intake<'c> {
         self.socket
     }
 
-    /// Waits for the next head, and reads it into `request`.
     pub(super) fn poll_next<B>(
         &mut self,
         request: &mut Request<B>,
@@ -237,13 +227,11 @@ impl<'c> Intake<'c> {
         body
     }
 
-    /// Whether the content broke off.
     pub(super) fn has_failed(&self) -> bool {
         let upload = self.upload.as_ref();
         upload.is_some_and(|upload| upload.has_failed)
     }
 
-    /// Sends `100 Continue` once the reader of the content asks for some.
     pub(super) fn poll_send_continue(&mut self, context: &mut Context<'_>) {
         let Some(upload) = &mut self.upload else {
             return;

@@ -15,41 +15,44 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::clock::Alarm;
+use crate::config::ServerSettings;
 use crate::proxy::local_reply;
-use crate::server::phase::{Phase, Stage};
 use crate::wire::{PrefixedStream, Stream};
 
 /// How long a client that has closed its writing side may make no progress. Until the proxy writes,
 /// such a client looks the same as one that left.
 pub(crate) const HALF_CLOSE_GRACE: Duration = Duration::from_secs(1);
 
+/// How long a connection keeps its buffers after an answer. A busy connection must never be parked,
+/// because it would allocate for each request.
+const SHORT_WAIT: Duration = Duration::from_millis(500);
 /// How long, and how many bytes, the socket reads after the last answer.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 16 << 20;
-
 /// Bytes of the next request that are read during the current one, at most.
 const AHEAD_BYTES: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct Http1Socket {
-    stream: Stream,
+    pub(crate) stream: Stream,
     /// Bytes that were read early: to detect the protocol, or during the current request.
     ahead: Bytes,
     phase: Arc<Phase>,
     /// The client has closed its writing side, or has reset the connection.
     ended: bool,
-    /// The last write found no room in the socket.
     stalled: bool,
     /// The socket was read since the last flush. The read notices the client's end as well.
     watched: bool,
     /// The client was told that its head cannot be parsed.
-    refused: bool,
+    pub(crate) refused: bool,
     /// Bytes that are still read and discarded after the last answer.
     linger_left: Option<usize>,
 }
@@ -68,7 +71,6 @@ impl Http1Socket {
         }
     }
 
-    /// Checks during a request whether the client has ended its side.
     fn watch_for_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if !self.ended
             && let Poll::Ready(ended) = self.poll_end(cx)
@@ -83,8 +85,13 @@ impl Http1Socket {
         if self.ended && self.phase.alarm.poll(cx).is_ready() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
+        // The client has no deadline while it waits for the answer, except that of a stalled write.
         if !self.ended && !self.phase.has_content() {
-            self.wait_without_deadline(cx);
+            if !self.stalled {
+                self.phase.alarm.disarm();
+            }
+            // Registers the task, so that a drain wakes it.
+            let _ = self.phase.alarm.poll(cx);
         }
         Ok(())
     }
@@ -148,16 +155,6 @@ impl Http1Socket {
         } else if stalled {
             self.phase.restart_wait();
         }
-    }
-
-    /// Waits for the answer to a request that has come whole. The client has no deadline in this
-    /// time, except that of a stalled write.
-    fn wait_without_deadline(&self, cx: &mut Context<'_>) {
-        if !self.stalled {
-            self.phase.alarm.disarm();
-        }
-        // Registers the task, so that a drain wakes it.
-        let _ = self.phase.alarm.poll(cx);
     }
 }
 
@@ -263,7 +260,9 @@ impl AsyncWrite for Http1Socket {
                 // The alert that closes TLS has no room.
                 Poll::Pending => return this.poll_write_alarm(cx).map_ok(drop),
             }
-            if this.ended || !this.expects_more() {
+            // The client may still send bytes that the proxy will not use.
+            let expects_more = matches!(this.phase.stage(), Stage::Request | Stage::Discard);
+            if this.ended || !this.refused && !expects_more {
                 return Poll::Ready(Ok(()));
             }
             this.linger_left = Some(LINGER_BYTES);
@@ -274,27 +273,12 @@ impl AsyncWrite for Http1Socket {
 }
 
 impl Http1Socket {
-    /// Returns the stream of an idle connection, when no byte waits to be used or written.
-    pub(crate) fn into_stream(self) -> Stream {
-        self.stream
-    }
-
-    pub(crate) fn note_refused(&mut self) {
-        self.refused = true;
-    }
-
-    /// Puts bytes back, so that they are read again first.
     pub(crate) fn unread(&mut self, bytes: Bytes) {
         self.ahead = if self.ahead.is_empty() {
             bytes
         } else {
             [bytes, std::mem::take(&mut self.ahead)].concat().into()
         };
-    }
-
-    /// Whether the client may still send bytes that the proxy will not use.
-    fn expects_more(&self) -> bool {
-        self.refused || matches!(self.phase.stage(), Stage::Request | Stage::Discard)
     }
 
     /// Reads and discards what the client sends after the last answer. A close with unread bytes
@@ -304,7 +288,7 @@ impl Http1Socket {
         let discarded = self.stream.poll_discard(cx, &mut left);
         self.linger_left = Some(left);
         match discarded {
-            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Ready(()) => discarded,
             Poll::Pending => self.phase.alarm.poll(cx),
         }
     }
@@ -321,5 +305,159 @@ impl Http1Socket {
         }
         ready!(self.phase.alarm.poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Idle,
+    /// The long wait for the next request, in which the connection cannot be parked.
+    Still,
+    /// The long wait for the next request. The connection keeps only its stream.
+    Parked,
+    Head,
+    Request,
+    /// The answer is sent, and the rest of the request's content is discarded.
+    Discard,
+    Tunnel,
+}
+
+#[derive(Debug)]
+pub(crate) struct Phase {
+    stage: AtomicU8,
+    answer_pending: AtomicBool,
+    /// Whether some of the request's content has not come.
+    has_content: AtomicBool,
+    pub(crate) alarm: Arc<Alarm>,
+    header_timeout: Duration,
+    idle_timeout: Duration,
+    body_timeout: Duration,
+}
+
+impl Phase {
+    /// The phase of a new connection: parked.
+    pub(crate) fn new(alarm: Arc<Alarm>, settings: &ServerSettings) -> Arc<Phase> {
+        alarm.arm(settings.idle_timeout);
+        Arc::new(Phase {
+            stage: AtomicU8::new(Stage::Parked as u8),
+            answer_pending: AtomicBool::new(false),
+            has_content: AtomicBool::new(false),
+            alarm,
+            header_timeout: settings.header_timeout,
+            idle_timeout: settings.idle_timeout,
+            body_timeout: settings.body_timeout,
+        })
+    }
+
+    pub(crate) fn begin_head(&self) {
+        self.set(Stage::Head);
+        self.alarm.arm(self.header_timeout);
+    }
+
+    pub(crate) fn begin_request(&self, has_content: bool) {
+        self.set(Stage::Request);
+        self.has_content.store(has_content, Ordering::Relaxed);
+        self.answer_pending.store(true, Ordering::Relaxed);
+        self.restart_wait();
+    }
+
+    pub(crate) fn has_content(&self) -> bool {
+        self.has_content.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn end_content(&self) {
+        self.has_content.store(false, Ordering::Relaxed);
+        if self.stage() == Stage::Discard {
+            self.begin_short_wait();
+        }
+    }
+
+    /// Ends the request: the whole answer is ready to be written.
+    pub(crate) fn end_response(&self) {
+        if self.stage() != Stage::Request {
+            return;
+        }
+        if self.has_content() {
+            self.set(Stage::Discard);
+            self.expect_body();
+        } else {
+            self.begin_short_wait();
+        }
+    }
+
+    /// Begins a tunnel, which has no deadline here.
+    pub(crate) fn begin_tunnel(&self) {
+        self.set(Stage::Tunnel);
+        self.alarm.disarm();
+    }
+
+    pub(crate) fn note_answer_sent(&self) {
+        self.answer_pending.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn expect_body(&self) {
+        self.alarm.arm(self.body_timeout);
+    }
+
+    /// Starts the deadline of a write that found no room.
+    pub(crate) fn expect_room(&self) {
+        if self.stage() == Stage::Idle {
+            self.set(Stage::Still);
+        }
+        self.alarm.arm(self.body_timeout);
+    }
+
+    /// Replaces the short wait by the long one, because the answer finds no room.
+    pub(crate) fn leave_short_wait(&self) {
+        if self.stage() == Stage::Idle {
+            self.set(Stage::Still);
+            self.alarm.arm(self.idle_timeout);
+        }
+    }
+
+    pub(crate) fn restart_wait(&self) {
+        match self.stage() {
+            Stage::Request if !self.has_content() => self.alarm.disarm(),
+            Stage::Request | Stage::Discard => self.expect_body(),
+            Stage::Idle | Stage::Still => self.begin_short_wait(),
+            Stage::Parked => self.alarm.arm(self.idle_timeout),
+            Stage::Head => self.alarm.arm(self.header_timeout),
+            Stage::Tunnel => self.alarm.disarm(),
+        }
+    }
+
+    fn begin_short_wait(&self) {
+        if self.idle_timeout > SHORT_WAIT {
+            self.set(Stage::Idle);
+            self.alarm.arm(SHORT_WAIT);
+        } else {
+            self.set(Stage::Still);
+            self.alarm.arm(self.idle_timeout);
+        }
+    }
+
+    /// Goes on with the long wait after the short one. The connection is parked if it is `ready`
+    /// for that and its answer is sent.
+    pub(crate) fn end_short_wait(&self, ready: bool) {
+        let parks = ready && !self.answer_pending.load(Ordering::Relaxed);
+        self.set(if parks { Stage::Parked } else { Stage::Still });
+        self.alarm
+            .go_on(self.idle_timeout.saturating_sub(SHORT_WAIT));
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        match self.stage.load(Ordering::Relaxed) {
+            0 => Stage::Idle,
+            1 => Stage::Still,
+            2 => Stage::Parked,
+            3 => Stage::Head,
+            4 => Stage::Request,
+            5 => Stage::Discard,
+            _ => Stage::Tunnel,
+        }
+    }
+
+    fn set(&self, stage: Stage) {
+        self.stage.store(stage as u8, Ordering::Relaxed);
     }
 }

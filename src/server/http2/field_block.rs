@@ -16,7 +16,6 @@ const MALFORMED: &[u8] = b"\x00\x0aconnection\x01x";
 const ORDINARY: &[u8] = b"\x00\x02te\x08trailers";
 
 const HUFFMAN: u8 = 0x80;
-/// The replacement of a forbidden byte.
 const REPLACEMENT: u8 = b'x';
 
 /// Returns a replacement for `block` if it is malformed. For a block that is no HPACK it returns
@@ -63,7 +62,6 @@ fn rewrite(block: &[u8]) -> Vec<u8> {
 }
 
 enum BlockField<'b> {
-    /// The name and the value are in a table.
     Indexed,
     Resize,
     Literal(FieldLiteral<'b>),
@@ -93,13 +91,6 @@ enum HpackText<'b> {
     Coded(&'b [u8]),
 }
 
-/// The bytes that a value may contain.
-enum ValueRule {
-    Method,
-    Utf8,
-    FieldValue,
-}
-
 impl FieldLiteral<'_> {
     fn is_malformed(&self) -> bool {
         let name = match &self.name {
@@ -110,29 +101,22 @@ impl FieldLiteral<'_> {
     }
 
     fn has_bad_value(&self) -> bool {
-        let rule = match &self.name {
+        let (is_method, is_pseudo) = match &self.name {
             // Indexes of the static table (RFC 7541 appendix A).
-            FieldName::Index(2 | 3) => ValueRule::Method,
-            FieldName::Index(1 | 4..=7) => ValueRule::Utf8,
-            FieldName::Index(_) => ValueRule::FieldValue,
-            FieldName::Literal(name) if name.equals(b":method") => ValueRule::Method,
-            FieldName::Literal(name) if name.begins_with(b':') => ValueRule::Utf8,
-            FieldName::Literal(_) => ValueRule::FieldValue,
+            FieldName::Index(index) => (matches!(index, 2 | 3), matches!(index, 1..=7)),
+            FieldName::Literal(name) => (name.equals(b":method"), name.begins_with(b':')),
         };
-        match rule {
-            ValueRule::Method => self.value.violates(|value| value.iter().all(is_token)),
-            ValueRule::Utf8 => self.value.violates_if_rare(|value| {
-                std::str::from_utf8(value).is_ok() && !value.iter().any(u8::is_ascii_control)
-            }),
-            ValueRule::FieldValue => {
-                let is_bad = |byte: &u8| byte.is_ascii_control() && *byte != b'\t';
-                self.value
-                    .violates_if_rare(|value| !value.iter().any(is_bad))
-            }
+        if is_method {
+            return self.value.violates(|value| value.iter().all(is_token));
         }
+        self.value.violates_if_rare(|value| match is_pseudo {
+            true => std::str::from_utf8(value).is_ok() && !value.iter().any(u8::is_ascii_control),
+            false => value
+                .iter()
+                .all(|byte| !byte.is_ascii_control() || *byte == b'\t'),
+        })
     }
 
-    /// Writes the field with allowed bytes only.
     fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.prefix);
         if let FieldName::Literal(name) = &self.name {
@@ -226,7 +210,6 @@ fn is_name(name: &[u8]) -> bool {
     }
 }
 
-/// Whether a byte may be in a token (RFC 9110 section 5.6.2).
 fn is_token(byte: &u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte)
 }
@@ -303,7 +286,6 @@ impl<'b> BlockFields<'b> {
     }
 }
 
-/// Writes a text without Huffman code.
 fn put_text(out: &mut Vec<u8>, bytes: &[u8]) {
     const MOST: usize = 127;
     if bytes.len() < MOST {

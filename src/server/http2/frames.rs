@@ -12,10 +12,9 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 use bytes::{Buf, BytesMut};
 
-use super::super::opening::PREFACE;
+use super::PREFACE;
 use super::field_block;
 
-/// Bytes of a frame's head.
 const HEAD_BYTES: usize = 9;
 /// Bytes of a payload, at most. We set no other SETTINGS_MAX_FRAME_SIZE.
 const MAX_FRAME_BYTES: usize = 16 << 10;
@@ -37,7 +36,6 @@ const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 const PRIORITY: u8 = 0x20;
 
-/// A frame's head (RFC 9113 section 4.1).
 struct FrameHead {
     length: usize,
     kind: u8,
@@ -73,10 +71,8 @@ impl FrameHead {
     }
 }
 
-/// The result of an inspection.
 #[derive(Debug)]
 pub(super) struct PassedBytes {
-    /// The cost of the frames.
     pub(super) cost: i64,
     /// Bytes at the beginning that pass unchanged. The rest that passes is in `ready`.
     pub(super) unchanged: usize,
@@ -86,9 +82,7 @@ pub(super) struct PassedBytes {
 /// ones are rewritten.
 #[derive(Debug, Default)]
 pub(super) struct FrameInspector {
-    /// Bytes of the preface that have come.
     preface: usize,
-    /// The first frame has begun.
     has_begun: bool,
     /// The connection does not begin as HTTP/2 does.
     is_foreign: bool,
@@ -124,7 +118,6 @@ impl FrameInspector {
         }
     }
 
-    /// Inspects the next bytes of the connection.
     pub(super) fn inspect(&mut self, bytes: &[u8]) -> PassedBytes {
         let mut passed = PassedBytes {
             cost: 0,
@@ -258,7 +251,6 @@ impl FrameInspector {
     }
 }
 
-/// HEADERS with all their CONTINUATION.
 struct HeaderFrames<'f> {
     /// The five bytes of a priority, or none.
     priority: &'f [u8],
@@ -336,7 +328,6 @@ impl Allowance {
         self.left.fetch_sub(cost, Ordering::Relaxed) >= cost
     }
 
-    /// Adds units for useful work.
     pub(super) fn earn(&self, units: i64) {
         let left = self.left.load(Ordering::Relaxed);
         let more = left.saturating_add(units).min(ALLOWANCE);

@@ -17,7 +17,6 @@ const LENGTHS: [u8; 256] = [
 const SHORTEST: u32 = 5;
 const LONGEST: u32 = 30;
 
-/// The codes of one length.
 #[derive(Clone, Copy)]
 struct CodeRange {
     first: u32,

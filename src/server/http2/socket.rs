@@ -46,9 +46,7 @@ pub(super) struct Http2Socket {
     /// The deadline of a frame or a write that has begun.
     alarm: Arc<Alarm>,
     limits: SocketLimits,
-    /// The last write found no room in the socket.
     stalled: bool,
-    /// The last write ended within a frame.
     cut: bool,
     /// Bytes that are still read and discarded from a client that does not speak HTTP/2.
     linger_left: Option<usize>,
@@ -119,7 +117,6 @@ impl Http2Socket {
         }
     }
 
-    /// Reads bytes of the client.
     fn poll_bytes(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if !self.ahead.is_empty() {
             move_bytes(&mut self.ahead, buf);

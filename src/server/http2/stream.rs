@@ -5,14 +5,14 @@
 //! before the deadline for bodies. Otherwise the stream is reset, which cancels the work upstream.
 
 use std::error::Error;
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::task::AtomicWaker;
 use h2::Reason;
 use http::header::{CONTENT_LENGTH, COOKIE, EXPECT, Entry, HeaderMap, HeaderValue};
@@ -27,7 +27,8 @@ use crate::clock::{Alarm, Sweep};
 use crate::proxy::body::Body;
 use crate::server::http1::socket::HALF_CLOSE_GRACE;
 use crate::server::worker::ClientConnection;
-use crate::upstream::UpstreamError;
+use crate::telemetry::panics::{contained, lock};
+use crate::upstream::{Cause, UpstreamError};
 
 /// Bytes of one piece of a response. The client must take a piece in time.
 const PIECE_BYTES: usize = 16 << 10;
@@ -43,6 +44,8 @@ const EARNED_BY_PIECE: i64 = 4;
 /// The pause between the last bytes of a truncated response and the reset.
 const RESET_PAUSE: Duration = Duration::from_millis(20);
 
+const TRUNCATED: &str = "the upstream's answer ended before its end";
+
 /// An open stream; dropping it counts its end.
 #[derive(Debug)]
 pub(super) struct OpenStream {
@@ -53,7 +56,10 @@ pub(super) struct OpenStream {
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.flow.end_stream();
+        let flow = &self.flow;
+        if flow.open.fetch_sub(1, Ordering::Relaxed) == 1 {
+            flow.idle.arm(flow.idle_timeout);
+        }
     }
 }
 
@@ -66,15 +72,12 @@ pub(super) struct StreamExecutor {
 
 impl StreamExecutor {
     pub(super) fn open_stream(&self, flow: Arc<ConnectionFlow>) -> OpenStream {
-        flow.begin_stream();
+        flow.open.fetch_add(1, Ordering::Relaxed);
+        flow.idle.disarm();
         flow.allowance.earn(EARNED_BY_REQUEST);
         let taking = flow.sweep.alarm();
-        *self.opened() = Some(Arc::clone(&taking));
+        *lock(&self.opened) = Some(Arc::clone(&taking));
         OpenStream { flow, taking }
-    }
-
-    fn opened(&self) -> MutexGuard<'_, Option<Arc<Alarm>>> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -83,7 +86,7 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, future: F) {
-        let taking = self.opened().take();
+        let taking = lock(&self.opened).take();
         tokio::spawn(StreamTask { future, taking });
     }
 }
@@ -176,25 +179,18 @@ async fn read_to_end(body: &mut RequestBody) -> Result<(), BodyError> {
 /// The work on one request. It is dropped when the client resets the stream or loses the
 /// connection. If the whole request has come and its answer decides the cost, the work goes on for
 /// [`HALF_CLOSE_GRACE`], as with HTTP/1.1. An answer in this time settles the cost.
-struct StreamWork<F: Future + Send + 'static>
-where
-    F::Output: Send,
-{
-    work: Option<Pin<Box<F>>>,
+struct StreamWork {
+    work: Option<BoxFuture<'static, Response<StreamBody>>>,
     /// Whether the answer decides the cost of the request.
     settles: Arc<AtomicBool>,
-    /// Whether the whole request has come.
     received: BodyProgress,
     flow: Arc<ConnectionFlow>,
 }
 
-impl<F: Future + Send + 'static> Future for StreamWork<F>
-where
-    F::Output: Send,
-{
-    type Output = F::Output;
+impl Future for StreamWork {
+    type Output = Response<StreamBody>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Response<StreamBody>> {
         let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
@@ -204,46 +200,26 @@ where
     }
 }
 
-impl<F: Future + Send + 'static> Drop for StreamWork<F>
-where
-    F::Output: Send,
-{
+impl Drop for StreamWork {
     fn drop(&mut self) {
         let Some(work) = self.work.take() else {
             return;
         };
-        let runtime = tokio::runtime::Handle::try_current();
-        if let Ok(runtime) = runtime
-            && self.settles.load(Ordering::Relaxed)
+        // At most `max_streams` such requests of a connection, so resets keep no more upstream
+        // connections busy than open streams do.
+        let flow = Arc::clone(&self.flow);
+        let add = |count: usize| (count < flow.max_streams).then_some(count + 1);
+        let order = Ordering::Relaxed;
+        if let Ok(runtime) = tokio::runtime::Handle::try_current()
+            && self.settles.load(order)
             && self.received.has_ended()
-            && let Some(abandoned) = AbandonedRequest::count(&self.flow)
+            && flow.abandoned.fetch_update(order, order, add).is_ok()
         {
             runtime.spawn(async move {
-                let _ = tokio::time::timeout(HALF_CLOSE_GRACE, work).await;
-                drop(abandoned);
+                contained(tokio::time::timeout(HALF_CLOSE_GRACE, work)).await;
+                flow.abandoned.fetch_sub(1, order);
             });
         }
-    }
-}
-
-/// A request whose client has left. A connection has at most `max_streams` of them, so resets keep
-/// no more upstream connections busy than open streams do.
-struct AbandonedRequest(Arc<ConnectionFlow>);
-
-impl AbandonedRequest {
-    fn count(flow: &Arc<ConnectionFlow>) -> Option<AbandonedRequest> {
-        let most = flow.max_streams;
-        let add = |count: usize| (count < most).then_some(count + 1);
-        let counted = flow
-            .abandoned
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
-        counted.ok().map(|_| AbandonedRequest(Arc::clone(flow)))
-    }
-}
-
-impl Drop for AbandonedRequest {
-    fn drop(&mut self) {
-        self.0.abandoned.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -257,7 +233,6 @@ fn add_length(response: &mut Response<Body>) {
     }
 }
 
-/// Joins the cookies of several lines into one line (RFC 9113 section 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let Entry::Occupied(mut cookies) = headers.entry(COOKIE) else {
         return;
@@ -273,7 +248,6 @@ fn join_cookies(headers: &mut HeaderMap) {
 }
 
 /// The body of a response in pieces. It keeps the client's connection alive.
-#[derive(Debug)]
 pub(super) struct StreamBody {
     body: Body,
     /// The answer to `HEAD`, for which the library would otherwise send content.
@@ -281,7 +255,6 @@ pub(super) struct StreamBody {
     /// The rest of the last data, without its last bytes.
     rest: Bytes,
     last: Bytes,
-    /// The reset of a truncated response.
     reset: Option<PendingReset>,
     open: OpenStream,
     _client: Arc<ClientConnection>,
@@ -320,12 +293,12 @@ impl StreamBody {
 
 impl http_body::Body for StreamBody {
     type Data = Bytes;
-    type Error = TruncatedBody;
+    type Error = Cause;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, TruncatedBody>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Cause>>> {
         if let Some(piece) = self.next_piece() {
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
@@ -379,7 +352,7 @@ struct PendingReset {
     mark: Arc<MarkState>,
     pause: Arc<Alarm>,
     is_pausing: bool,
-    error: Option<TruncatedBody>,
+    error: Option<Cause>,
 }
 
 #[derive(Debug, Default)]
@@ -400,14 +373,14 @@ impl PendingReset {
             mark,
             pause: sweep.alarm(),
             is_pausing: false,
-            error: Some(TruncatedBody::caused_by(error)),
+            error: Some(reset_cause(error)),
         };
         (reset, bytes)
     }
 
     /// Ready after the pause that follows the write of the mark. The library may also drop the mark
     /// together with its stream.
-    fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<Option<TruncatedBody>> {
+    fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<Option<Cause>> {
         self.mark.waker.register(context.waker());
         if !self.mark.is_written.load(Ordering::Acquire) {
             return Poll::Pending;
@@ -433,33 +406,17 @@ impl Drop for WriteMark {
     }
 }
 
-/// The content of the upstream's answer broke off. The source is the server's HTTP/2 error, if
-/// there is one: the library resets the client's stream with the same reason.
-#[derive(Debug)]
-pub(super) struct TruncatedBody(Option<h2::Error>);
-
-impl TruncatedBody {
-    fn caused_by(error: &UpstreamError) -> TruncatedBody {
-        let mut cause = error.source();
-        while let Some(inner) = cause {
-            if let Some(error) = inner.downcast_ref::<h2::Error>() {
-                let reason = error.reason().filter(|&reason| reason != Reason::NO_ERROR);
-                return TruncatedBody(reason.map(h2::Error::from));
-            }
-            cause = inner.source();
+/// The error of a truncated answer: the server's HTTP/2 error, if there is one. The library resets
+/// the client's stream with the same reason.
+fn reset_cause(error: &UpstreamError) -> Cause {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if let Some(error) = inner.downcast_ref::<h2::Error>() {
+            let reason = error.reason().filter(|&reason| reason != Reason::NO_ERROR);
+            let cause = reason.map(|reason| h2::Error::from(reason).into());
+            return cause.unwrap_or_else(|| TRUNCATED.into());
         }
-        TruncatedBody(None)
+        cause = inner.source();
     }
-}
-
-impl fmt::Display for TruncatedBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the upstream's answer ended before its end")
-    }
-}
-
-impl Error for TruncatedBody {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.as_ref().map(|error| error as _)
-    }
+    TRUNCATED.into()
 }

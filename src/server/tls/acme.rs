@@ -5,7 +5,6 @@
 //! After a failure the next attempt comes later and later; until then the old certificate stays in
 //! use.
 
-use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -23,9 +22,9 @@ use super::certificates::{parse_identity, read_certificate};
 use crate::clock;
 use crate::config::{AcmeChallenge, AcmeSettings, IdentityFiles, PemFile, pem};
 use crate::server::{Lifecycle, Shutdown};
+use crate::telemetry::panics::lock;
 use tidegate_core::failpoint;
 
-/// How long one certificate may take.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How long the authority may take to check the names, and to sign.
 const RETRIES: RetryPolicy = RetryPolicy::new().timeout(Duration::from_secs(120));
@@ -35,58 +34,37 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// How often the clock and the settings are checked.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-#[derive(Debug)]
-enum AcmeError {
-    /// An error of the library or of the authority.
-    Protocol(instant_acme::Error),
-    /// The authority did not accept the proof for a name, with its reason.
-    Unproved(String),
-    /// The authority does not offer the challenge that is configured.
-    NoSuchChallenge,
-    /// The folder of the cache cannot be used.
-    Cache(io::Error),
-    /// The certificate cannot be used.
-    Unusable(&'static str),
-    TimedOut,
-}
-
-impl fmt::Display for AcmeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            AcmeError::Protocol(error) => error.fmt(f),
-            AcmeError::Unproved(why) => f.write_str(why),
-            AcmeError::NoSuchChallenge => {
-                f.write_str("the authority does not offer `tls.acme.challenge`")
-            }
-            AcmeError::Cache(error) => write!(f, "`tls.acme.cache`: {error}"),
-            AcmeError::Unusable(why) => write!(f, "what the authority sent: {why}"),
-            AcmeError::TimedOut => f.write_str("it took too long"),
-        }
-    }
-}
-
-impl std::error::Error for AcmeError {}
+/// Why there is no certificate, as a text for the log.
+struct AcmeError(String);
 
 impl From<instant_acme::Error> for AcmeError {
-    fn from(error: instant_acme::Error) -> Self {
-        AcmeError::Protocol(error)
+    fn from(error: instant_acme::Error) -> AcmeError {
+        AcmeError(error.to_string())
     }
 }
 
-/// Keeps a valid certificate until the server ends.
+fn unusable(why: &str) -> AcmeError {
+    AcmeError(format!("what the authority sent: {why}"))
+}
+
+/// The folder of the cache cannot be used.
+fn unusable_cache(error: io::Error) -> AcmeError {
+    AcmeError(format!("`tls.acme.cache`: {error}"))
+}
+
 pub(in crate::server) async fn acquire_certificates(tls: Arc<ServerTls>, mut shutdown: Shutdown) {
     failpoint!("server.acme");
     let work = async {
         let mut pause = FIRST_PAUSE;
         loop {
-            let settings = tls.state().settings.acme.clone();
+            let settings = lock(&tls.state).settings.acme.clone();
             let Some(settings) = settings.filter(|settings| tls.is_due(settings)) else {
                 tokio::time::sleep(CHECK_EVERY).await;
                 continue;
             };
             match tls.acquire(&settings).await {
                 Ok(()) => pause = FIRST_PAUSE,
-                Err(error) => {
+                Err(AcmeError(error)) => {
                     let names = settings.domains.join(", ");
                     tracing::error!("tls: no certificate for {names}: {error}; again in {pause:?}");
                     tokio::time::sleep(pause).await;
@@ -104,7 +82,7 @@ pub(in crate::server) async fn acquire_certificates(tls: Arc<ServerTls>, mut shu
 impl ServerTls {
     /// Whether there is no certificate for the names, or less than a third of its lifetime is left.
     fn is_due(&self, settings: &AcmeSettings) -> bool {
-        let Some(files) = self.state().acquired.clone() else {
+        let Some(files) = lock(&self.state).acquired.clone() else {
             return true;
         };
         let identity = parse_identity(&files.cert.content, &files.key.content).ok();
@@ -121,13 +99,15 @@ impl ServerTls {
 
     async fn acquire(&self, settings: &AcmeSettings) -> Result<(), AcmeError> {
         let ordering = tokio::time::timeout(PATIENCE, self.order(settings));
-        let ordered = ordering.await.unwrap_or(Err(AcmeError::TimedOut));
+        let ordered = ordering
+            .await
+            .unwrap_or_else(|_| Err(AcmeError("it took too long".to_owned())));
         self.challenges.clear();
-        let files = cache_certificate(settings, &ordered?).map_err(AcmeError::Cache)?;
+        let files = cache_certificate(settings, &ordered?).map_err(unusable_cache)?;
         let identity = pem::identity(&files.cert.content, &files.key.content);
-        identity.map_err(|(_, why)| AcmeError::Unusable(why))?;
+        identity.map_err(|(_, why)| unusable(why))?;
         self.use_acquired(files)
-            .map_err(|_| AcmeError::Unusable("it cannot be shown"))?;
+            .map_err(|_| unusable("it cannot be shown"))?;
         let (names, directory) = (settings.domains.join(", "), &settings.directory);
         tracing::info!("tls: a new certificate for {names} from {directory}");
         Ok(())
@@ -136,15 +116,12 @@ impl ServerTls {
     /// Orders a certificate. Returns its key and its chain as PEM.
     async fn order(&self, settings: &AcmeSettings) -> Result<String, AcmeError> {
         let account = account(settings).await?;
-        let names: Vec<Identifier> = settings
-            .domains
-            .iter()
-            .map(|domain| Identifier::Dns(domain.clone()))
-            .collect();
+        let names = settings.domains.iter().cloned();
+        let names: Vec<Identifier> = names.map(Identifier::Dns).collect();
         let mut order = account.new_order(&NewOrder::new(&names)).await?;
         self.prove(&mut order, settings.challenge).await?;
         if order.poll_ready(&RETRIES).await? != OrderStatus::Ready {
-            return Err(AcmeError::Unproved(find_problems(&mut order).await));
+            return Err(AcmeError(find_problems(&mut order).await));
         }
         let key = order.finalize().await?;
         let chain = order.poll_certificate(&RETRIES).await?;
@@ -163,9 +140,10 @@ impl ServerTls {
             if authorization.status == AuthorizationStatus::Valid {
                 continue;
             }
-            let mut offered = authorization
-                .challenge(kind.clone())
-                .ok_or(AcmeError::NoSuchChallenge)?;
+            let Some(mut offered) = authorization.challenge(kind.clone()) else {
+                let text = "the authority does not offer `tls.acme.challenge`";
+                return Err(AcmeError(text.to_owned()));
+            };
             let proof = offered.key_authorization();
             match challenge {
                 AcmeChallenge::Http01 => {
@@ -175,7 +153,7 @@ impl ServerTls {
                     let name = offered.identifier().to_string();
                     self.challenges
                         .add_certificate(&name, proof.digest().as_ref())
-                        .map_err(AcmeError::Unusable)?;
+                        .map_err(unusable)?;
                 }
             }
             offered.set_ready().await?;
@@ -184,13 +162,12 @@ impl ServerTls {
     }
 }
 
-/// The cached account, or a new one.
 async fn account(settings: &AcmeSettings) -> Result<Account, AcmeError> {
     let builder = match &settings.ca {
         Some(ca) => Account::builder_with_root(ca)?,
         None => Account::builder()?,
     };
-    if let Some(known) = read_account(settings).map_err(AcmeError::Cache)? {
+    if let Some(known) = read_account(settings).map_err(unusable_cache)? {
         return Ok(builder.from_credentials(known).await?);
     }
     let contact: Vec<&str> = settings.contact.iter().map(String::as_str).collect();
@@ -204,7 +181,7 @@ async fn account(settings: &AcmeSettings) -> Result<Account, AcmeError> {
     let credentials = serde_json::to_vec(&credentials).map_err(io::Error::other);
     credentials
         .and_then(|text| write_private(&account_path(settings), &text))
-        .map_err(AcmeError::Cache)?;
+        .map_err(unusable_cache)?;
     Ok(account)
 }
 
@@ -229,7 +206,6 @@ async fn find_problems(order: &mut Order) -> String {
     }
 }
 
-/// The cached certificate, if it can be read.
 pub(super) fn read_cached(settings: &AcmeSettings) -> Option<IdentityFiles> {
     let content = std::fs::read(certificate_path(settings)).ok()?;
     Some(identity_files(settings, content))

@@ -5,9 +5,8 @@
 //! listeners without TLS (http-01, RFC 8555 section 8.3) and certificates (tls-alpn-01, RFC 8737).
 
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use rcgen::{CertificateParams, CustomExtension, KeyPair};
@@ -19,12 +18,14 @@ use rustls::sign::CertifiedKey;
 
 use crate::certificate::Certificate;
 use crate::config::{IdentityFiles, pem};
+use crate::telemetry::panics::lock;
 
 /// The ALPN protocol of tls-alpn-01.
 pub(super) const ACME_PROTOCOL: &[u8] = b"acme-tls/1";
 const CHALLENGE_PATH: &str = "/.well-known/acme-challenge/";
 
 /// All certificates. They are replaced as a whole; a handshake goes on with those it began with.
+#[derive(Debug)]
 pub(crate) struct Certificates {
     index: ArcSwap<CertificateIndex>,
     challenges: Arc<Challenges>,
@@ -32,7 +33,7 @@ pub(crate) struct Certificates {
 
 /// Certificates of one name differ in the kind of their keys. A client gets the first one that it
 /// can verify.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct CertificateIndex {
     /// By the whole name of a host.
     exact: HashMap<String, Vec<Arc<CertifiedKey>>>,
@@ -40,12 +41,6 @@ struct CertificateIndex {
     wildcard: HashMap<String, Vec<Arc<CertifiedKey>>>,
     /// In the order of the file, for clients that request no name or an unknown one.
     all: Vec<Arc<CertifiedKey>>,
-}
-
-impl fmt::Debug for Certificates {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Certificates").finish_non_exhaustive()
-    }
 }
 
 impl Certificates {
@@ -81,7 +76,6 @@ pub(super) fn parse_identity(cert: &[u8], key: &[u8]) -> Result<CertifiedKey, St
     pem::identity(cert, key).map_err(|(part, why)| format!("{part}: {why}"))
 }
 
-/// Reads the certificate of an identity.
 pub(super) fn read_certificate(identity: &CertifiedKey) -> Option<Certificate> {
     let der = identity.end_entity_cert().ok()?;
     Certificate::read(der)
@@ -127,16 +121,10 @@ impl CertificateIndex {
 }
 
 /// Proofs for a certificate authority. Usually there are none.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Challenges {
-    /// The answers of http-01, by token.
     answers: Mutex<HashMap<String, String>>,
-    /// The certificates of tls-alpn-01, by name.
     certificates: Mutex<HashMap<String, Arc<CertifiedKey>>>,
-}
-
-fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
-    map.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Challenges {

@@ -23,33 +23,29 @@ fn check() -> HealthCheck {
 }
 
 const SECOND: Duration = Duration::from_secs(1);
-const FAILED: FailedRequest = FailedRequest {
-    kind: FailureKind::Failed,
-    reason: SendReason::Healthy,
-};
-const UNREACHABLE: FailedRequest = FailedRequest {
-    kind: FailureKind::Unreachable,
-    reason: SendReason::Healthy,
-};
-const TRIAL: FailedRequest = FailedRequest {
-    kind: FailureKind::Failed,
-    reason: SendReason::Trial,
-};
+
+/// A failed request: how it failed, and why it was sent.
+type FailedRequest = (FailureKind, SendReason);
+const FAILED: FailedRequest = (FailureKind::Failed, SendReason::Healthy);
+const UNREACHABLE: FailedRequest = (FailureKind::Unreachable, SendReason::Healthy);
+const TRIAL: FailedRequest = (FailureKind::Failed, SendReason::Trial);
 
 #[test]
 fn failures_in_a_row_eject_and_a_success_between_them_does_not() {
     let (mut health, now) = (HealthState::default(), clock::now());
     for _ in 0..10 {
         for _ in 0..4 {
-            assert_eq!(health.fail(FAILED, &rules(), true, now), None);
+            assert_eq!(health.fail(FAILED.0, FAILED.1, &rules(), true, now), None);
         }
         assert_eq!(health.succeed(SendReason::Healthy, now), None);
     }
     for _ in 0..4 {
-        health.fail(FAILED, &rules(), true, now);
+        health.fail(FAILED.0, FAILED.1, &rules(), true, now);
     }
     assert_eq!(health.standing(), Standing::Healthy);
-    let change = health.fail(FAILED, &rules(), true, now).unwrap();
+    let change = health
+        .fail(FAILED.0, FAILED.1, &rules(), true, now)
+        .unwrap();
     assert_eq!(
         change.to_string(),
         "failed 5 times in a row: left alone for 10s"
@@ -60,7 +56,9 @@ fn failures_in_a_row_eject_and_a_success_between_them_does_not() {
 #[test]
 fn one_that_cannot_be_reached_rests_at_once_and_briefly() {
     let (mut health, now) = (HealthState::default(), clock::now());
-    let change = health.fail(UNREACHABLE, &rules(), true, now).unwrap();
+    let change = health
+        .fail(UNREACHABLE.0, UNREACHABLE.1, &rules(), true, now)
+        .unwrap();
     assert_eq!(change.to_string(), "cannot be reached: left alone for 1s");
     assert_eq!(health.standing(), Standing::Ejected(now + SECOND));
 }
@@ -69,25 +67,15 @@ fn one_that_cannot_be_reached_rests_at_once_and_briefly() {
 fn each_failed_trial_doubles_the_rest_up_to_its_bound_and_stragglers_do_not() {
     let (mut health, mut now) = (HealthState::default(), clock::now());
     for _ in 0..5 {
-        health.fail(FAILED, &rules(), true, now);
+        health.fail(FAILED.0, FAILED.1, &rules(), true, now);
     }
     for expected in [20, 40, 60, 60] {
-        now += health.rest();
+        now += health.rest;
         for sent in [SendReason::Healthy, SendReason::LastResort] {
-            assert_eq!(
-                health.fail(
-                    FailedRequest {
-                        kind: FailureKind::Failed,
-                        reason: sent
-                    },
-                    &rules(),
-                    true,
-                    now
-                ),
-                None
-            );
+            let change = health.fail(FailureKind::Failed, sent, &rules(), true, now);
+            assert_eq!(change, None);
         }
-        assert!(health.fail(TRIAL, &rules(), true, now).is_some());
+        assert!(health.fail(TRIAL.0, TRIAL.1, &rules(), true, now).is_some());
         assert_eq!(
             health.standing(),
             Standing::Ejected(now + expected * SECOND)
@@ -98,7 +86,7 @@ fn each_failed_trial_doubles_the_rest_up_to_its_bound_and_stragglers_do_not() {
 #[test]
 fn the_trial_decides_and_not_what_was_under_way() {
     let (mut health, now) = (HealthState::default(), clock::now());
-    health.fail(UNREACHABLE, &rules(), true, now);
+    health.fail(UNREACHABLE.0, UNREACHABLE.1, &rules(), true, now);
     assert_eq!(health.succeed(SendReason::Healthy, now), None);
     assert_eq!(health.standing(), Standing::Ejected(now + SECOND));
     assert_eq!(
@@ -112,16 +100,16 @@ fn the_trial_decides_and_not_what_was_under_way() {
 fn one_that_flaps_rests_longer_each_time_and_one_that_recovered_begins_anew() {
     let (mut health, mut now) = (HealthState::default(), clock::now());
     for expected in [1, 2, 4, 8] {
-        health.fail(UNREACHABLE, &rules(), true, now);
+        health.fail(UNREACHABLE.0, UNREACHABLE.1, &rules(), true, now);
         assert_eq!(
             health.standing(),
             Standing::Ejected(now + expected * SECOND)
         );
-        now += health.rest();
+        now += health.rest;
         health.succeed(SendReason::Trial, now);
     }
     now += 8 * SECOND;
-    health.fail(UNREACHABLE, &rules(), true, now);
+    health.fail(UNREACHABLE.0, UNREACHABLE.1, &rules(), true, now);
     assert_eq!(health.standing(), Standing::Ejected(now + SECOND));
 }
 
@@ -177,7 +165,7 @@ fn the_first_check_decides_and_then_it_takes_several() {
 #[test]
 fn a_passed_check_does_not_end_an_ejection_but_coming_up_does() {
     let (mut health, now) = (HealthState::default(), clock::now());
-    health.fail(UNREACHABLE, &rules(), true, now);
+    health.fail(UNREACHABLE.0, UNREACHABLE.1, &rules(), true, now);
     health.note_check(true, &check(), now);
     assert_eq!(health.standing(), Standing::Ejected(now + SECOND));
     for passed in [false, false, false, true, true] {
@@ -241,7 +229,7 @@ proptest! {
             let out = all.iter().filter(|one| one.standing() != Standing::Healthy).count();
             if let Some(trouble) = trouble {
                 let room = has_room(servers, out, &rules, trouble);
-                all[server].fail(FailedRequest { kind: trouble, reason: sent }, &rules, room, now);
+                all[server].fail(trouble, sent, &rules, room, now);
             } else {
                 all[server].succeed(sent, now);
                 let standing = all[server].standing();

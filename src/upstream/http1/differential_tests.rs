@@ -12,8 +12,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::head::{self, MAX_HEAD_BYTES, ParsedHead, ResponseContext};
 use crate::http1::content::ContentRead;
-use crate::upstream::error::Http1Fault;
-use crate::upstream::error::{ProtocolError, UpstreamError};
+use crate::upstream::error::UpstreamError;
 
 /// The meaning of an answer.
 #[derive(Debug, PartialEq)]
@@ -48,9 +47,12 @@ fn ours(bytes: &[u8], at_once: usize, context: ResponseContext) -> Result<Answer
                 }
                 Ok(ParsedHead::Final(content, _)) => break content,
                 Err(UpstreamError::Head(_)) => return Err(Refused::Ambiguous),
-                Err(UpstreamError::Garbage(ProtocolError::Http1(
-                    Http1Fault::Length | Http1Fault::CodingInHttp10,
-                ))) => return Err(Refused::Ambiguous),
+                Err(UpstreamError::Garbage(cause))
+                    if [head::BAD_LENGTH, head::CODING_IN_HTTP10]
+                        .contains(&&*cause.to_string()) =>
+                {
+                    return Err(Refused::Ambiguous);
+                }
                 Err(_) => return Err(Refused::Otherwise),
             }
         }
@@ -73,7 +75,8 @@ fn ours(bytes: &[u8], at_once: usize, context: ResponseContext) -> Result<Answer
             ContentRead::Ended => return Ok(answer),
             ContentRead::NeedsMore => match pieces.next() {
                 Some(piece) => read.extend_from_slice(piece),
-                None => content.end().map_err(|_| Refused::Otherwise)?,
+                None if content.end() => {}
+                None => return Err(Refused::Otherwise),
             },
         }
     }

@@ -15,14 +15,16 @@ use smallvec::SmallVec;
 
 use crate::http1::content::Content;
 use crate::http1::head::{digits, has_option, header_name};
-use crate::upstream::error::{HeadFault, Http1Fault, ProtocolError, UpstreamError};
+use crate::upstream::error::{HeadFault, UpstreamError};
 
-/// The most bytes in the head of a response.
 pub(super) const MAX_HEAD_BYTES: usize = 64 << 10;
-/// The most lines in the head of a response.
 const MAX_LINES: usize = 100;
 /// A head with more lines than this allocates.
 const USUAL_LINES: usize = 24;
+
+/// Content-Length lines contradict each other, or one is not a number.
+pub(super) const BAD_LENGTH: &str = "a Content-Length that contradicts or is no number";
+pub(super) const CODING_IN_HTTP10: &str = "Transfer-Encoding in HTTP/1.0";
 
 /// The facts about a request that decide how its response is read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,9 +44,7 @@ impl ResponseContext {
     }
 }
 
-/// The result of parsing.
 pub(super) enum ParsedHead {
-    /// The end of the head has not come yet.
     Partial,
     /// A 1xx response, which another head follows.
     Interim,
@@ -52,7 +52,6 @@ pub(super) enum ParsedHead {
     Final(Content, bool),
 }
 
-/// The framing that the lines of a head announce.
 #[derive(Default)]
 struct ResponseFraming {
     codings: usize,
@@ -60,7 +59,7 @@ struct ResponseFraming {
     is_chunked: bool,
     lengths: usize,
     length: u64,
-    fault: Option<Http1Fault>,
+    has_bad_length: bool,
     /// Whether the length is written in a way that others could read differently.
     is_odd: bool,
 }
@@ -78,7 +77,7 @@ impl ResponseFraming {
             match digits(number.trim_ascii()) {
                 Some(length) if is_first => self.length = length,
                 Some(length) if length == self.length => self.is_odd = true,
-                _ => self.fault = Some(Http1Fault::Length),
+                _ => self.has_bad_length = true,
             }
             self.is_odd |= number.len() != number.trim_ascii().len();
         }
@@ -87,10 +86,10 @@ impl ResponseFraming {
     /// `None` if the head announces no content.
     fn into_content(self, version: Version) -> Result<Option<Content>, UpstreamError> {
         if self.codings > 0 && version == Version::HTTP_10 {
-            return Err(garbage(Http1Fault::CodingInHttp10));
+            return Err(UpstreamError::Garbage(CODING_IN_HTTP10.into()));
         }
-        if let Some(fault) = self.fault {
-            return Err(garbage(fault));
+        if self.has_bad_length {
+            return Err(UpstreamError::Garbage(BAD_LENGTH.into()));
         }
         if self.codings > 0 && !self.is_chunked {
             return Err(UpstreamError::Head(HeadFault::TransferEncoding));
@@ -105,8 +104,13 @@ impl ResponseFraming {
     }
 }
 
-fn garbage(fault: Http1Fault) -> UpstreamError {
-    UpstreamError::Garbage(ProtocolError::Http1(fault))
+#[cold]
+fn garbage(error: httparse::Error) -> UpstreamError {
+    UpstreamError::Garbage(format!("no head of an answer: {error}").into())
+}
+
+pub(super) fn too_large() -> UpstreamError {
+    UpstreamError::Garbage("a head that is too large".into())
 }
 
 /// Whether the end of a head can be in `read`; the first `seen` bytes were searched before. A head
@@ -119,7 +123,6 @@ pub(super) fn may_be_complete(read: &[u8], seen: usize) -> bool {
     })
 }
 
-/// The place of a header line in the read buffer.
 struct LineSpan {
     name: Range<u32>,
     value: Range<u32>,
@@ -141,11 +144,11 @@ pub(super) fn take_head<B>(
     context: ResponseContext,
 ) -> Result<ParsedHead, UpstreamError> {
     let mut spans = SmallVec::<[LineSpan; USUAL_LINES]>::new();
-    let Some(first) = parse(read, &mut spans).map_err(garbage)? else {
+    let Some(first) = parse(read, &mut spans)? else {
         return Ok(ParsedHead::Partial);
     };
     if first.head_length > MAX_HEAD_BYTES {
-        return Err(garbage(Http1Fault::HeadTooLarge));
+        return Err(too_large());
     }
     let head = read.split_to(first.head_length).freeze();
     let (status, version) = (first.status, first.version);
@@ -158,7 +161,7 @@ pub(super) fn take_head<B>(
     headers.reserve(spans.len());
     // By reference: an owning iterator would move the whole array.
     for span in &spans {
-        let (name, value) = slice_line(&head, span).map_err(garbage)?;
+        let (name, value) = slice_line(&head, span)?;
         if name == CONTENT_LENGTH {
             framing.add_length(value.as_bytes());
         } else if name == TRANSFER_ENCODING {
@@ -203,20 +206,20 @@ fn apply_context(
     }
 }
 
-/// Finds the lines of the head at the front of `read`; `None` if it is not complete.
 fn parse(
     read: &[u8],
     spans: &mut SmallVec<[LineSpan; USUAL_LINES]>,
-) -> Result<Option<StatusLine>, Http1Fault> {
+) -> Result<Option<StatusLine>, UpstreamError> {
     let mut lines = [const { MaybeUninit::<httparse::Header<'_>>::uninit() }; MAX_LINES];
     let mut response = httparse::Response::new(&mut []);
     let parsed =
         ParserConfig::default().parse_response_with_uninit_headers(&mut response, read, &mut lines);
-    let Status::Complete(head_length) = parsed.map_err(Http1Fault::Head)? else {
+    let Status::Complete(head_length) = parsed.map_err(garbage)? else {
         return Ok(None);
     };
     let code = response.code.unwrap_or_default();
-    let status = StatusCode::from_u16(code).map_err(|_| Http1Fault::Status)?;
+    let status = StatusCode::from_u16(code)
+        .map_err(|_| UpstreamError::Garbage("a status that is none".into()))?;
     let reason = response.reason.unwrap_or_default();
     let reason = match status.canonical_reason() {
         Some(usual) if usual == reason => None,
@@ -242,12 +245,12 @@ fn parse(
     }))
 }
 
-fn slice_line(head: &Bytes, span: &LineSpan) -> Result<(HeaderName, HeaderValue), Http1Fault> {
+fn slice_line(head: &Bytes, span: &LineSpan) -> Result<(HeaderName, HeaderValue), UpstreamError> {
     let name = header_name(&head[span.name.start as usize..span.name.end as usize])
-        .ok_or(Http1Fault::Head(httparse::Error::HeaderName))?;
+        .ok_or_else(|| garbage(httparse::Error::HeaderName))?;
     let value = head.slice(span.value.start as usize..span.value.end as usize);
-    let value = HeaderValue::from_maybe_shared(value)
-        .map_err(|_| Http1Fault::Head(httparse::Error::HeaderValue))?;
+    let value =
+        HeaderValue::from_maybe_shared(value).map_err(|_| garbage(httparse::Error::HeaderValue))?;
     Ok((name, value))
 }
 

@@ -10,7 +10,6 @@ use bytes::BytesMut;
 
 /// The size of one: a head and 64 KiB of content are read at once.
 pub(super) const BUFFER_BYTES: usize = 72 << 10;
-/// Buffers that a worker keeps.
 const MAX_BUFFERS: usize = 8;
 
 thread_local! {
@@ -41,7 +40,6 @@ pub(super) fn put_back(buffer: BytesMut) {
     });
 }
 
-/// Whether no piece of the buffer is in use.
 pub(super) fn is_free(buffer: &mut BytesMut) -> bool {
     buffer.is_empty() && buffer.try_reclaim(BUFFER_BYTES)
 }

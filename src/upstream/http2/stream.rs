@@ -35,19 +35,16 @@ pub(in crate::upstream) struct Http2Stream {
     /// The authority of a request without a `Host` line.
     host: HeaderValue,
     upload: AbortOnDrop,
-    /// The content of the response, once its head has come.
     content: Option<Http2Content>,
     /// A copy of the request, if it may have to be sent again.
     pub(in crate::upstream) retry_copy: Option<Request<RequestBody>>,
 }
 
-/// The content of a response.
 #[derive(Debug)]
 struct Http2Content {
     stream: RecvStream,
     /// Bytes to come, if the head has a length.
     left: Option<u64>,
-    /// Whether only trailers may follow.
     data_ended: bool,
 }
 
@@ -74,6 +71,14 @@ impl Http2Stream {
             content: None,
             retry_copy: None,
         }
+    }
+
+    pub(in crate::upstream) fn keep_copy(&mut self, request: &Request<RequestBody>) {
+        let mut copy = Request::new(RequestBody::empty());
+        *copy.method_mut() = request.method().clone();
+        *copy.uri_mut() = request.uri().clone();
+        *copy.headers_mut() = request.headers().clone();
+        self.retry_copy = Some(copy);
     }
 
     /// Sends the request and waits for the head of the response. After
@@ -224,7 +229,6 @@ impl Http2Stream {
         request
     }
 
-    /// The next piece of the response's content.
     pub(in crate::upstream) fn poll_frame(
         &mut self,
         context: &mut Context<'_>,

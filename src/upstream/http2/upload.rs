@@ -5,7 +5,7 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use http::header::{CONNECTION, TE, TRANSFER_ENCODING, UPGRADE};
 use http_body::{Body as _, Frame};
 
 use crate::body::{BodyError, RequestBody};
+use crate::telemetry::panics::lock;
 use crate::upstream::deadline::Deadline;
 
 /// The most bytes of a body that are copied.
@@ -45,22 +46,17 @@ impl Http2Upload {
         })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Http2UploadState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The client's error that ended the body early.
     pub(super) fn error(&self) -> Option<BodyError> {
-        self.lock().error
+        lock(&self.0).error
     }
 
     pub(super) fn drop_copy(&self) {
-        self.lock().copy = None;
+        lock(&self.0).copy = None;
     }
 
     /// The complete body, if the copy is complete.
     pub(super) fn take_back(&self) -> Option<RequestBody> {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         let copy = state.copy.take()?;
         let mut body = state.body.take()?;
         body.put_back(copy);
@@ -71,7 +67,7 @@ impl Http2Upload {
         &self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         let Some(body) = &mut state.body else {
             return Poll::Ready(None);
         };
@@ -86,7 +82,7 @@ impl Http2Upload {
     }
 
     fn is_end_stream(&self) -> bool {
-        let state = self.lock();
+        let state = lock(&self.0);
         state.body.as_ref().is_none_or(|body| body.is_end_stream())
     }
 }
@@ -167,7 +163,6 @@ async fn send_piece(stream: &mut SendStream<Bytes>, mut data: Bytes, ends: bool)
     true
 }
 
-/// Removes the lines that HTTP/2 does not allow.
 fn filter_trailers(mut trailers: HeaderMap) -> HeaderMap {
     for name in [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE] {
         trailers.remove(name);

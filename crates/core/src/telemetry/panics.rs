@@ -5,9 +5,11 @@
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -46,13 +48,30 @@ where
     tokio::spawn(endure(part))
 }
 
+/// Runs a part of the program on a thread and a runtime of its own.
+pub fn spawn_thread<T: Send + 'static, F: Future<Output = T>>(
+    name: &str,
+    start: impl FnOnce() -> F + Send + 'static,
+) -> io::Result<thread::JoinHandle<T>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let thread = thread::Builder::new().name(name.to_owned());
+    thread.spawn(move || runtime.block_on(start()))
+}
+
+/// Locks a mutex, also after a panic of the thread that held it.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Logs and counts panics from now on, with the stack if `RUST_BACKTRACE` asks for it.
 pub fn log_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         panic::set_hook(Box::new(|info| {
             PANICS.fetch_add(1, Ordering::Relaxed);
-            let thread = std::thread::current();
+            let thread = thread::current();
             let thread = thread.name().unwrap_or("(none)");
             let place = info.location().map(ToString::to_string);
             let place = place.unwrap_or_default();
