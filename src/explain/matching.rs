@@ -15,7 +15,6 @@ use crate::proxy::dry_run::RequestView;
 use crate::proxy::headers::check_framing;
 use crate::route::{Miss, Near, Precedence, Route, RouteQuery, Target, ValueMatch};
 
-/// Explains how the client's address is found.
 pub(super) fn explain_client(
     settings: &ClientIp,
     peer: IpAddr,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::Request;
 use http::header::{HOST, UPGRADE};
 pub use tidegate_core::exchange::headers::PrerenderedHeaders;
-pub use tidegate_core::telemetry::attempt_log::{AttemptLog, RecordedAttempt};
+pub use tidegate_core::telemetry::spans::{AttemptLog, RecordedAttempt};
 
 use crate::body::RequestBody;
 

@@ -10,7 +10,6 @@ use http::HeaderName;
 use super::pattern::{Segment, segments};
 use super::{HostPattern, PathPattern, Route, RouteQuery, RouteTable};
 
-/// A route that nearly matches a request.
 #[derive(Clone, Debug)]
 pub struct Near<'t> {
     pub route: &'t Route,
@@ -25,7 +24,6 @@ pub enum Miss<'t> {
     /// The path differs from this segment on, counted from 0.
     Path(usize),
     Method,
-    /// The request does not have this header.
     NoHeader(&'t HeaderName),
     /// The request has this header with another value.
     HeaderValue(&'t HeaderName),
@@ -38,7 +36,6 @@ pub enum Miss<'t> {
 pub enum Precedence {
     Host,
     Path,
-    /// The route names the method.
     Method,
     Headers,
 }

@@ -15,11 +15,9 @@ pub const GRPC_STATUSES: [&str; 19] = [
     "other", "none",
 ];
 
-/// The index of the first status that gRPC does not define.
 const OTHER: usize = 17;
 const NONE: usize = 18;
 
-/// How one call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrpcStatus {
     Code(u16),
@@ -31,7 +29,6 @@ impl GrpcStatus {
     /// The client left before the end of the answer.
     pub const CANCELLED: GrpcStatus = GrpcStatus::Code(1);
 
-    /// The status in the head or in the trailers of an answer.
     pub fn of(fields: &HeaderMap) -> Option<GrpcStatus> {
         let value = fields.get("grpc-status")?.to_str().ok()?;
         value.trim().parse().ok().map(GrpcStatus::Code)
@@ -76,7 +73,6 @@ impl GrpcStatus {
         }
     }
 
-    /// The index in [`GRPC_STATUSES`].
     pub fn index(self) -> usize {
         match self {
             GrpcStatus::Code(code) => usize::from(code).min(OTHER),
