@@ -55,7 +55,6 @@ struct PipeState {
 /// The fate of content after its reader has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// The writer reads it and throws it away.
     Discarded,
     Unread,
 }

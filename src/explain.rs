@@ -39,7 +39,6 @@ pub struct RequestDescription {
     /// `http://HOST[:PORT]/PATH`, the same with `https`, or a path.
     pub url: String,
     pub headers: Vec<(String, String)>,
-    /// The address that sends it.
     pub ip: IpAddr,
 }
 
@@ -53,7 +52,6 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// `text` is not a header.
     pub fn bad_header(text: &str) -> RequestError {
         RequestError::Invalid(format!("`{text}` is no header; write `name: value`"))
     }
@@ -244,7 +242,6 @@ fn verdict(
     }
 }
 
-/// The status, if the proxy itself answers.
 fn own_status(result: &DryRunResult) -> Option<u16> {
     match result.outcome {
         DryRunOutcome::Forwarded { .. } => None,

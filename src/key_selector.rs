@@ -31,7 +31,6 @@ pub struct SelectedKey {
     pub parts: String,
 }
 
-/// Why words do not name one client's key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeySelectionError {
     pub kind: KeySelectionErrorKind,

@@ -167,7 +167,6 @@ impl BodySource {
 pub struct StreamingBody {
     source: Option<BodySource>,
     progress: Option<BodyProgress>,
-    /// The number of its request on the connection.
     turn: u32,
     /// Bytes that may still come; `None` without a bound.
     left: Option<u64>,

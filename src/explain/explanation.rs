@@ -35,13 +35,11 @@ pub struct ExplainedRequest {
 pub struct ExplainedVerdict {
     /// `forwarded`, `answered`, `redirected`, `denied`, `blocked` or `refused`.
     pub outcome: String,
-    /// The status, if the proxy itself answers.
     pub status: Option<u16>,
     pub why: String,
     pub denied_by: Vec<String>,
 }
 
-/// How the client's address is found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClientExplanation {
     pub peer: String,

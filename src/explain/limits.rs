@@ -24,7 +24,6 @@ pub(super) struct Visible<'s> {
     pub(super) hash: bool,
 }
 
-/// Explains the limits without counts.
 pub(super) fn explain_limits(
     view: &RequestView<'_, '_, '_>,
     visible: Visible<'_>,

@@ -91,7 +91,6 @@ impl Micros {
     }
 }
 
-/// A clock that never steps back. It shows the Unix time of its start plus the elapsed time.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
     start: Instant,
@@ -260,7 +259,6 @@ impl Alarm {
         }
     }
 
-    /// Wakes its task without ringing, so that the task checks its state.
     pub fn wake(&self) {
         self.waker.wake();
     }

@@ -112,7 +112,6 @@ pub fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
         && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// A set of response statuses: whole classes, and single ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusSet {
     /// Bit n stands for class n.

@@ -38,7 +38,6 @@ pub struct TraceContext {
 /// The peers whose traces are continued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Continue {
-    /// Trusted proxies.
     #[default]
     Trusted,
     All,
@@ -55,7 +54,6 @@ pub struct SamplingRules {
     pub obeys: bool,
 }
 
-/// The span of a request, and the span before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begun {
     pub own: TraceContext,

@@ -108,9 +108,7 @@ impl Stream {
             .poll_peek(cx, &mut ReadBuf::new(&mut byte))
             .map_ok(|length| length == 0)
     }
-}
 
-impl Stream {
     /// Reads and discards at most `left` bytes. Ready at this limit and at the end of the stream.
     pub fn poll_discard(&mut self, cx: &mut Context<'_>, left: &mut usize) -> Poll<()> {
         let mut scratch = [MaybeUninit::uninit(); DISCARD_READ_BYTES];

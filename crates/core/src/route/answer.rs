@@ -37,7 +37,6 @@ pub struct Respond {
     /// 200 or above.
     pub status: StatusCode,
     pub body: Bytes,
-    /// `None` for an empty body.
     pub content_type: Option<HeaderValue>,
 }
 

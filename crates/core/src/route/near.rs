@@ -25,9 +25,7 @@ pub enum Miss<'t> {
     Path(usize),
     Method,
     NoHeader(&'t HeaderName),
-    /// The request has this header with another value.
     HeaderValue(&'t HeaderName),
-    /// The route matches, and the found route is more specific by this.
     LessSpecific(Precedence),
 }
 
@@ -146,26 +144,6 @@ impl Route {
 }
 
 impl PathPattern {
-    /// Counts the segments that match from the left, and says whether all match.
-    fn common(&self, path: &str) -> (usize, bool) {
-        if self.is_regex() {
-            return (0, self.matches_text(path));
-        }
-        let mut given = segments(path);
-        for (at, segment) in self.segments().iter().enumerate() {
-            let fits = match (segment, given.next()) {
-                (_, None) => false,
-                (Segment::Literal(own), Some(given)) => **own == *given,
-                (Segment::Param(_), Some(_)) => true,
-            };
-            if !fits {
-                return (at, false);
-            }
-        }
-        let own = self.segments().len();
-        (own, self.takes_rest() || given.next().is_none())
-    }
-
     /// Whether neither of two patterns for the same path has precedence.
     fn is_as_specific_as(&self, other: &PathPattern) -> bool {
         let literal = |segment: &Segment| matches!(segment, Segment::Literal(_));

@@ -138,18 +138,26 @@ impl PathPattern {
 
     /// Whether the pattern matches one reading of a path.
     pub(super) fn matches_text(&self, path: &str) -> bool {
+        self.common(path).1
+    }
+
+    /// Counts the segments that match from the left, and says whether all match.
+    pub(super) fn common(&self, path: &str) -> (usize, bool) {
         if let Some(regex) = &self.regex {
-            return regex.is_in_path(path);
+            return (0, regex.is_in_path(path));
         }
         let mut given = segments(path);
-        for segment in &self.segments {
-            match (segment, given.next()) {
-                (_, None) => return false,
-                (Segment::Literal(literal), Some(given)) if **literal != *given => return false,
-                _ => {}
+        for (at, segment) in self.segments.iter().enumerate() {
+            let fits = match (segment, given.next()) {
+                (_, None) => false,
+                (Segment::Literal(own), Some(given)) => **own == *given,
+                (Segment::Param(_), Some(_)) => true,
+            };
+            if !fits {
+                return (at, false);
             }
         }
-        self.rest || given.next().is_none()
+        (self.segments.len(), self.rest || given.next().is_none())
     }
 
     /// The value of its `{name}` in a path that it matches.

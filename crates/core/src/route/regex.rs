@@ -10,7 +10,6 @@ use regex::bytes;
 
 use crate::path::{Malformed, unescape};
 
-/// The prefix of a regular expression in the configuration.
 pub(super) const MARK: &str = "regex:";
 /// Bytes of an expression, at most.
 const MAX_BYTES: usize = 4096;

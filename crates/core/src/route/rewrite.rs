@@ -35,9 +35,7 @@ pub enum HeaderText {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Requests to the upstream.
     Up,
-    /// Responses to the client.
     Down,
 }
 

@@ -186,7 +186,6 @@ impl RouteTable {
 struct PathReading<'p> {
     /// In the case of the tries.
     walked: &'p str,
-    /// With its letter case.
     exact: &'p str,
 }
 

@@ -93,7 +93,6 @@ pub struct TooLong;
 /// The part of a URL that a variable stands in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum UrlPart {
-    /// Everything before the query.
     Path,
     Query,
 }

@@ -36,7 +36,6 @@ pub struct AccessLog {
     file: Option<FileId>,
     format: LogFormat,
     sample_allowed: f64,
-    /// `None` if the log is off.
     writer: Option<WriterThread<Vec<u8>>>,
     dropped: Arc<AtomicU64>,
     shadow: ShadowSummary,
@@ -107,7 +106,6 @@ pub struct Buffer(Arc<WorkerBuffer>);
 #[derive(Debug)]
 struct WorkerBuffer {
     log: Arc<AccessLog>,
-    /// Requests that were allowed while a share of them is logged.
     sampled: AtomicU64,
     bytes: Mutex<Vec<u8>>,
 }

@@ -41,7 +41,6 @@ const WRITE_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The store: Redis, or the embedded one.
     Store,
     /// This process alone, during an outage of the store.
     Local,
@@ -51,7 +50,6 @@ pub enum Source {
     Lease,
 }
 
-/// A file that replaces the one that is written to.
 type NextFile = Arc<Mutex<Option<Box<dyn Write + Send>>>>;
 
 /// A line of the log. The order of the fields is the order of lines.
@@ -223,7 +221,6 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
     out
 }
 
-/// Sorts the lines that wait, and writes them.
 struct LineSorter {
     waiting: BinaryHeap<Reverse<DecisionLine>>,
     out: LineWriter,

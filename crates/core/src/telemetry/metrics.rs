@@ -49,7 +49,6 @@ pub struct Meter {
 
 type NamedCells<T> = Vec<(Arc<str>, Arc<T>)>;
 
-/// Why a request got no answer of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unanswered {
     Unreadable,
@@ -58,7 +57,6 @@ pub enum Unanswered {
 }
 
 impl Unanswered {
-    /// The labels, in the order of the variants.
     pub const WORDS: [&str; 3] = ["unreadable", "client_left", "panic"];
 }
 
@@ -78,7 +76,6 @@ struct MeterTotals {
     forwarded: WorkerCounter,
     unanswered: [WorkerCounter; Unanswered::WORDS.len()],
     decisions: [Histogram; SOURCES.len()],
-    /// Decisions that might have been timed.
     turns: WorkerCounter,
     store_errors: Mutex<BTreeMap<&'static str, u64>>,
 }

@@ -42,7 +42,6 @@ pub enum SpanKind {
 #[derive(Clone, Debug, PartialEq)]
 pub enum SpanValue {
     Text(Cow<'static, str>),
-    /// A name of the configuration.
     Name(Arc<str>),
     Number(i64),
     Many(Vec<SpanValue>),
@@ -118,7 +117,6 @@ impl SpanQueues {
         queue
     }
 
-    /// Waits until a queue has a batch.
     pub async fn filled(&self) {
         self.filled.notified().await;
     }
@@ -191,14 +189,12 @@ pub struct RecordedAttempt {
     pub address: String,
     pub port: Option<u16>,
     pub began: Instant,
-    /// `None` while it runs.
     pub ended: Option<Instant>,
     pub status: Option<u16>,
     pub error: Option<&'static str>,
 }
 
 impl AttemptLog {
-    /// `parent` is the span of the request.
     pub fn new(parent: TraceContext) -> Arc<AttemptLog> {
         Arc::new(AttemptLog {
             parent,

@@ -26,7 +26,6 @@ const MAX_PATH: usize = 256;
 const DENIED: u64 = 1 << 32;
 const AGAIN: u64 = 1 << 33;
 
-/// The decision of one limit about one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrailEntry {
     pub tag: [u8; 16],

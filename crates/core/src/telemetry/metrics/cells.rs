@@ -186,7 +186,6 @@ pub enum LimitVerdict {
 }
 
 impl LimitVerdict {
-    /// The labels, in the order of the variants.
     pub const WORDS: [&str; 4] = ["allowed", "denied", "shadow_denied", "bypassed"];
 }
 

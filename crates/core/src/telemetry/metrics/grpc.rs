@@ -21,7 +21,6 @@ const NONE: usize = 18;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrpcStatus {
     Code(u16),
-    /// The answer ended, or broke off, without a status.
     Missing,
 }
 
@@ -108,7 +107,6 @@ pub fn is_in_body(fields: &HeaderMap) -> bool {
     content_type.is_some_and(|text| text.as_bytes().starts_with(b"application/grpc-web"))
 }
 
-/// How many of these calls failed.
 pub fn failures(counts: &[u64; GRPC_STATUSES.len()]) -> u64 {
     let statuses = (0..OTHER as u16)
         .map(GrpcStatus::Code)

@@ -61,12 +61,10 @@ impl MetricType {
 pub struct MetricsText {
     format: TextFormat,
     out: String,
-    /// The current family, without its ending.
     family: &'static str,
     kind: MetricType,
 }
 
-/// The labels of a sample: names and values. Values are escaped.
 pub type Labels<'l> = &'l [(&'static str, &'l str)];
 
 impl MetricsText {
