@@ -5,10 +5,8 @@
 
 use std::cmp::Reverse;
 
-use http::HeaderName;
-
 use super::pattern::{Segment, segments};
-use super::{HostPattern, PathPattern, Route, RouteQuery, RouteTable};
+use super::{HeaderMatch, HostPattern, PathPattern, Route, RouteQuery, RouteTable};
 
 #[derive(Clone, Debug)]
 pub struct Near<'t> {
@@ -24,8 +22,8 @@ pub enum Miss<'t> {
     /// The path differs from this segment on, counted from 0.
     Path(usize),
     Method,
-    NoHeader(&'t HeaderName),
-    HeaderValue(&'t HeaderName),
+    NoHeader(&'t HeaderMatch),
+    HeaderValue(&'t HeaderMatch),
     LessSpecific(Precedence),
 }
 
@@ -77,8 +75,8 @@ impl Route {
         }
         for wanted in self.headers.iter().filter(|one| !one.is_in(query.headers)) {
             misses.push(match query.headers.contains_key(&wanted.name) {
-                true => Miss::HeaderValue(&wanted.name),
-                false => Miss::NoHeader(&wanted.name),
+                true => Miss::HeaderValue(wanted),
+                false => Miss::NoHeader(wanted),
             });
         }
         let is_path = |miss: &Miss<'_>| matches!(miss, Miss::Path(_));
@@ -159,7 +157,7 @@ impl PathPattern {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderMap, HeaderValue, Method};
+    use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
     use super::*;
     use crate::config;
