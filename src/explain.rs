@@ -17,31 +17,28 @@ use http::{Method, Request, Uri};
 use serde::Serialize;
 
 use crate::config::{Config, UpstreamServer};
-use crate::proxy::dry_run::{DryRun, DryRunOutcome, DryRunResult, Peek, RequestView, SharedCounts};
+pub use crate::proxy::dry_run::LiveCounts;
+use crate::proxy::dry_run::{DryRun, DryRunOutcome, DryRunResult, RequestView};
 use crate::proxy::{Arrival, Secured};
 use crate::route::Target;
-use crate::store::overrides::OverrideSnapshot;
 pub use explanation::Explanation;
 use explanation::{
     ClientResponse, CountsSource, ExplainedRequest, ExplainedVerdict, LimitExplanation,
-    RouteExplanation, UpstreamExplanation,
+    UpstreamExplanation,
 };
 use secret::{Secrets, header_text};
 
-/// Routes that almost match, at most.
 const MAX_NEAR_ROUTES: usize = 5;
 
 /// The sender if the user names none: an address for documentation, which belongs to no host.
 pub const EXAMPLE_PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
-/// The request to explain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RequestDescription {
     pub method: String,
     /// `http://HOST[:PORT]/PATH`, the same with `https`, or a path.
     pub url: String,
     pub headers: Vec<(String, String)>,
-    /// The address that sends it.
     pub ip: IpAddr,
 }
 
@@ -55,7 +52,6 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// `text` is not a header.
     pub fn bad_header(text: &str) -> RequestError {
         RequestError::Invalid(format!("`{text}` is no header; write `name: value`"))
     }
@@ -72,7 +68,6 @@ impl fmt::Display for RequestError {
 impl std::error::Error for RequestError {}
 
 impl RequestDescription {
-    /// The request, as a client sends it.
     fn request(&self) -> Result<Request<()>, RequestError> {
         let method = Method::from_bytes(self.method.as_bytes()).map_err(|_| {
             RequestError::Invalid(format!("`{}` is no method; write `GET`", self.method))
@@ -108,7 +103,6 @@ impl RequestDescription {
         }
     }
 
-    /// Splits the URL into the host, and the path with the query.
     fn split_url(&self) -> Result<(&str, String), RequestError> {
         let url = self.url.split('#').next().unwrap_or_default();
         if url.starts_with('/') || url == "*" {
@@ -133,26 +127,6 @@ impl RequestDescription {
     }
 }
 
-/// Access to the counts of the running proxies.
-pub struct LiveCounts<'l> {
-    /// The store, for people.
-    pub from: String,
-    /// The secret that client keys are hashed with.
-    pub hash_key: [u8; 32],
-    pub overrides: Option<OverrideSnapshot>,
-    /// Returns the decision on a charge without making it.
-    pub peek: &'l mut Peek<'l>,
-}
-
-/// Explanations that need the route.
-struct RouteView {
-    route: RouteExplanation,
-    limits: Vec<LimitExplanation>,
-    spared: Option<String>,
-    /// The path, as the route sees it.
-    path: String,
-}
-
 /// Explains a request: with `live` counts, or for a client without earlier requests.
 ///
 /// # Errors
@@ -169,10 +143,6 @@ pub fn explain(
     let dry_run = DryRun::new(config, live.as_ref().map(|live| live.hash_key))
         .map_err(|error| RequestError::Machine(error.to_string()))?;
     let from = live.as_ref().map(|live| live.from.clone());
-    let counts = live.map(|live| SharedCounts {
-        overrides: live.overrides,
-        peek: live.peek,
-    });
     let explained = ExplainedRequest {
         method: request.method().to_string(),
         target: secrets.mask_target(request.uri()),
@@ -189,18 +159,14 @@ pub fn explain(
         address: &client.counted_as,
         hash: has_secret,
     };
-    let report = |view: &RequestView<'_, '_, '_>| RouteView {
-        route: matching::explain_route(config, view),
-        limits: limits::explain_limits(view, visible),
-        spared: why_spared(view, config),
-        path: view.facts.path.as_str().to_owned(),
-    };
-    let mut result = dry_run.run(request, arrival, counts, report);
     let (mut route, mut limits, mut spared) = (None, Vec::new(), None);
-    if let Some(view) = result.told.take() {
-        path.canonical = Some(view.path);
-        (route, limits, spared) = (Some(view.route), view.limits, view.spared);
-    }
+    let observe = |view: &RequestView<'_, '_, '_>| {
+        path.canonical = Some(view.facts.path.as_str().to_owned());
+        route = Some(matching::explain_route(config, view));
+        limits = limits::explain_limits(view, visible);
+        spared = why_spared(view, config);
+    };
+    let result = dry_run.run(request, arrival, live, observe);
     limits::add_counts(&mut limits, &result);
     let upstream_name = route.as_ref().map_or("", |route| &*route.to);
     Ok(Explanation {
@@ -240,7 +206,7 @@ fn why_spared(view: &RequestView<'_, '_, '_>, config: &Config) -> Option<String>
 }
 
 fn verdict(
-    result: &DryRunResult<RouteView>,
+    result: &DryRunResult,
     limits: &[LimitExplanation],
     spared: Option<&str>,
 ) -> ExplainedVerdict {
@@ -252,7 +218,7 @@ fn verdict(
         false => "no limit is asked",
     });
     let by_route = || format!("by the route itself; {allowed}");
-    let (outcome, why) = match &result.ending {
+    let (outcome, why) = match &result.outcome {
         DryRunOutcome::Forwarded { upgrade: false } => ("forwarded", allowed.to_owned()),
         DryRunOutcome::Forwarded { upgrade: true } => (
             "forwarded",
@@ -276,11 +242,10 @@ fn verdict(
     }
 }
 
-/// The status, if the proxy itself answers.
-fn own_status(result: &DryRunResult<RouteView>) -> Option<u16> {
-    match result.ending {
+fn own_status(result: &DryRunResult) -> Option<u16> {
+    match result.outcome {
         DryRunOutcome::Forwarded { .. } => None,
-        _ => Some(result.answer.status().as_u16()),
+        _ => Some(result.response.status().as_u16()),
     }
 }
 
@@ -288,7 +253,7 @@ fn own_status(result: &DryRunResult<RouteView>) -> Option<u16> {
 fn upstream(
     config: &Config,
     route_to: &str,
-    result: &DryRunResult<RouteView>,
+    result: &DryRunResult,
     secrets: &Secrets,
 ) -> Option<UpstreamExplanation> {
     let sent = result.sent.as_ref()?;
@@ -309,15 +274,15 @@ fn upstream(
         method: sent.method().to_string(),
         target: secrets.mask_target(sent.uri()),
         headers: secrets.mask_headers(sent.headers()),
-        upgrade: matches!(result.ending, DryRunOutcome::Forwarded { upgrade: true }),
+        upgrade: matches!(result.outcome, DryRunOutcome::Forwarded { upgrade: true }),
     })
 }
 
-fn client_response(result: &DryRunResult<RouteView>, secrets: &Secrets) -> ClientResponse {
+fn client_response(result: &DryRunResult, secrets: &Secrets) -> ClientResponse {
     ClientResponse {
         status: own_status(result),
-        headers: secrets.mask_headers(result.answer.headers()),
-        body: String::from_utf8_lossy(result.answer.body()).into_owned(),
+        headers: secrets.mask_headers(result.response.headers()),
+        body: String::from_utf8_lossy(result.response.body()).into_owned(),
     }
 }
 

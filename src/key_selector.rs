@@ -24,7 +24,6 @@ pub use usage::{WindowStatus, client_usage, limit_checks, windows_of_key};
 /// Clients that an error message lists if a hash prefix fits several, at most.
 const MOST_LISTED: usize = 10;
 
-/// The key of one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectedKey {
     pub tag: KeyHash,
@@ -32,18 +31,15 @@ pub struct SelectedKey {
     pub parts: String,
 }
 
-/// Why words do not name one client's key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeySelectionError {
     pub kind: KeySelectionErrorKind,
     pub message: String,
-    /// Words that work instead.
     pub help: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeySelectionErrorKind {
-    /// The words are not a key.
     Wrong,
     /// No known client has a hash with this prefix.
     Unknown,
@@ -73,7 +69,6 @@ type SelectionResult = Result<SelectedKey, KeySelectionError>;
 pub struct KeySelector<'s> {
     pub client_ip: &'s ClientIp,
     pub api_key: &'s ApiKeys,
-    /// The secret that keys are hashed with.
     pub hash_key: &'s HashSecret,
     /// Overrides and blocks in force; their clients are known by hash.
     pub records: &'s [Record],
@@ -93,7 +88,6 @@ pub fn hash_prefix(words: &[String]) -> Option<KeyHashPrefix> {
     }
 }
 
-/// One word of a key.
 enum KeyWord<'w> {
     Hash(&'w str),
     Named(Part, &'w str),
@@ -370,7 +364,6 @@ fn part_of_plain<'p>(part: &'p Alternatives, text: &str) -> &'p Part {
     others.next().unwrap_or(&Part::Ip)
 }
 
-/// Says how a key of this limit is written.
 fn wrong_key(limit: &Limit) -> KeySelectionError {
     let parts = limit.key.parts.iter();
     let key: Vec<String> = parts.clone().map(|part| format!("`{part}`")).collect();

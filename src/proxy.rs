@@ -1,36 +1,28 @@
-//! The path of a request: one sentence, [`Proxy::handle`], in which nothing waits but the store's
-//! decision and the upstream's answer.
+//! The path of a request, [`Proxy::handle`]. Only the store's decision and the upstream's answer
+//! wait.
 //!
-//! ```text
-//! check     bounds of the head, TLS rules                     pure
-//! identify  framing, path, route, client, token, tier, keys   pure
-//! rewrite   what the route changes                            pure
-//! admit     the store's decision                              await 1
-//! answer    the upstream's answer, or the route's own         await 2
-//! reject    the answer to a request that a stage refused
-//! finish    headers of every answer, metrics, the log line
-//! ```
-//!
-//! A request is one [`Exchange`]. All stages but `answer` and `finish` are those of the tower layer
-//! and the dry run too: see `exchange` in `crates/core`.
+//! A request is one [`Exchange`]. The stages are in `exchange::stages` of `crates/core`; `answer`
+//! and `finish` are here.
 
 pub mod body;
 pub mod dry_run;
 mod forward;
-pub mod service;
 pub mod upgrade;
 
+use std::convert::Infallible;
+use std::future::Future;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use grpc::Call;
 use http::{Request, Response};
 use limiter::WorkerStore;
 use tidegate_core::exchange::access_record::AccessRecord;
-use tidegate_core::exchange::changes;
+use tidegate_core::exchange::changes::own_response;
 pub use tidegate_core::exchange::downstream::{Arrival, Downstream, Secured};
 use tidegate_core::exchange::rejection::Rejection;
-use tidegate_core::exchange::slots::HeldSlots;
 use tidegate_core::exchange::stages::Stages;
 use tidegate_core::exchange::traced::Tracer;
 pub use tidegate_core::exchange::{Exchange, grpc, headers, limiter, local_reply, problem};
@@ -47,10 +39,8 @@ use crate::upstream::{Upstreams, Vitals};
 use body::Body;
 use upgrade::Tunnel;
 
-/// A request that came to the proxy, and its answer.
 type ProxyExchange<'c> = Exchange<'c, RequestBody, Body>;
 
-/// One worker's proxy: what limits, and what forwards.
 #[derive(Debug)]
 pub struct Proxy {
     stages: Stages,
@@ -58,83 +48,67 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy of `config` for the worker that `sweep` belongs to; `vitals` are its process's.
+    /// A proxy for the worker of `sweep`. After a reload it keeps the counts of `old`, and its
+    /// connections to unchanged upstreams.
     pub fn new(
         config: Config,
         store: WorkerStore,
         sweep: &Sweep,
         vitals: &Vitals,
         log: &Buffer,
+        old: Option<&Proxy>,
     ) -> Proxy {
         Proxy {
-            upstreams: Upstreams::new(&config.upstreams, sweep.clone(), vitals),
-            stages: Stages::new(config, store, log, None),
+            upstreams: match old {
+                None => Upstreams::new(&config.upstreams, sweep.clone(), vitals),
+                Some(old) => old.upstreams.renewed(&config.upstreams, sweep, vitals),
+            },
+            stages: Stages::new(config, store, log, old.map(Proxy::meter)),
         }
     }
 
-    /// A proxy of another `config` that goes on where this one is: with its connections, wherever
-    /// they lead where they led.
-    pub fn renewed(
-        &self,
-        config: Config,
-        store: WorkerStore,
-        sweep: &Sweep,
-        vitals: &Vitals,
-        log: &Buffer,
-    ) -> Proxy {
-        Proxy {
-            upstreams: self.upstreams.renewed(&config.upstreams, sweep, vitals),
-            stages: Stages::new(config, store, log, Some(self.meter())),
-        }
-    }
-
-    /// The same with its requests traced: spans go into `queue`.
+    /// Traces requests into `queue`, if there are settings.
     pub fn traced(mut self, settings: Option<&TracingSettings>, queue: &Arc<SpanQueue>) -> Proxy {
         let tracer = |settings| Box::new(Tracer::new(settings, Arc::clone(queue)));
         self.stages.tracer = settings.map(tracer);
         self
     }
 
-    /// Whether the peer at `ip` may say whom it speaks for.
+    /// Whether the peer at `ip` may name its client.
     pub fn trusts(&self, ip: IpAddr) -> bool {
         self.stages.router.client_ip.trusts(ip)
     }
 
-    /// A client connection that came as `arrival` says.
     pub fn downstream(&self, arrival: Arrival) -> Downstream {
         self.stages.downstream(arrival)
     }
 
-    /// The same for the client of a connection that another configuration was asked about:
-    /// nothing where its word is still worth what it was.
+    /// The connection after a reload, if its peer is trusted now and was not before, or the
+    /// reverse.
     pub fn another_downstream(&self, known: &Downstream) -> Option<Box<Downstream>> {
         let same = self.trusts(known.arrival.ip) == known.trusted;
         (!same).then(|| Box::new(self.downstream(known.arrival.clone())))
     }
 
-    /// Drops some of what has expired in this process; called a few times a second.
+    /// Drops a part of the expired counts. Call it a few times a second.
     pub(crate) fn tidy(&self) {
         self.stages.limiter.tidy();
     }
 
-    /// Where it forwards to.
     pub fn upstreams(&self) -> &Upstreams {
         &self.upstreams
     }
 
-    /// What it has counted.
     pub fn meter(&self) -> &Meter {
         &self.stages.limiter.meter
     }
 
-    /// Where its lines go.
     pub(crate) fn log(&self) -> &Buffer {
         &self.stages.log
     }
 
-    /// Answers one request: routes it, asks its limits, forwards it, or says why not. The answer is
-    /// put into `response`, which is a new one or as good as that: the head of an upstream's has
-    /// been in many places before it is there otherwise. What is left in `request` has no meaning.
+    /// Answers one request. `response` must be new or empty: writing it in place saves several
+    /// copies of a head. The rest of `request` has no meaning.
     pub async fn handle(
         &self,
         request: &mut Request<RequestBody>,
@@ -150,7 +124,6 @@ impl Proxy {
         self.finish(exchange);
     }
 
-    /// Every stage that may refuse the request.
     async fn serve<'c>(
         &'c self,
         x: &mut ProxyExchange<'c>,
@@ -164,29 +137,23 @@ impl Proxy {
         Ok(())
     }
 
-    /// Has the request answered, by its upstream or by its route; settles what it cost, and tells
-    /// the client of its limits.
+    /// Gets the answer of the upstream or of the route, adjusts the cost, and writes the rate-limit
+    /// headers.
     async fn answer(&self, x: &mut ProxyExchange<'_>) {
         let Some(route) = x.route else { return };
         if route.adjusts() && x.admission.granted().is_some() {
             x.response.body().note_settling();
         }
-        match &route.target {
-            Target::Upstream(upstream) => {
-                if let Err(rejection) = self.forward(x, route, *upstream).await {
-                    self.stages.reject(x, &rejection);
-                    if rejection.is_cut_upload() {
-                        // A client must not get its units back by leaving.
-                        return hold(x);
-                    }
+        if let Target::Upstream(upstream) = &route.target {
+            if let Err(rejection) = self.forward(x, route, *upstream).await {
+                self.stages.reject(x, &rejection);
+                if rejection.is_cut_upload() {
+                    // A client must not get its units back by leaving.
+                    return hold(x);
                 }
             }
-            Target::Respond(answer) => {
-                *x.response = changes::respond(answer, x.changes.as_deref()).map(Body::made);
-            }
-            Target::Redirect(answer) => {
-                *x.response = changes::redirect(answer, x.changes.as_deref()).map(Body::made);
-            }
+        } else if let Some(response) = own_response(&route.target, x.changes.as_deref()) {
+            *x.response = response.map(Body::made);
         }
         let stages = &self.stages;
         stages
@@ -196,8 +163,8 @@ impl Proxy {
         stages.replies.mark(&x.admission, x.response);
     }
 
-    /// Adds what every answer says, counts the request, and has its line written when the answer's
-    /// body has ended.
+    /// Adds the headers of every response, counts the request, and passes its record to the body,
+    /// which writes it at its end.
     fn finish(&self, x: ProxyExchange<'_>) {
         let Exchange {
             response,
@@ -209,12 +176,11 @@ impl Proxy {
         self.stages.mark_connection(response, downstream);
         self.count(response, &mut record);
         let body = response.body();
-        if record.is_wanted() || record.tells_truncation() && body.may_be_cut() {
+        if record.is_wanted() || record.logs_truncation() && body.may_be_cut() {
             response.body_mut().log(Box::new(record));
         }
     }
 
-    /// Counts the request, and decides whether its line is to be written.
     fn count(&self, response: &Response<Body>, record: &mut AccessRecord) {
         record.status = response.status().as_u16();
         let took = clock::now().saturating_duration_since(record.began);
@@ -229,19 +195,54 @@ impl Proxy {
             let counter = self.meter().grpc_counter(record.route_number);
             record.call = counter.and_then(|counter| Call::begin(counter, response));
         }
-        record.decide();
+        record.choose_line();
     }
 }
 
-/// Has the request's slots let go of when its response, or the tunnel it became, has ended.
+/// Passes the slots to the response or the tunnel, whose end releases them.
 fn hold(x: &mut ProxyExchange<'_>) {
-    let slots: Option<Box<HeldSlots>> = x.admission.slots.take();
+    let slots = x.admission.slots.take();
     if let Some(tunnel) = x.response.extensions_mut().get_mut::<Tunnel>() {
         tunnel.hold(slots);
-        // The line is written now: limits on trial hold nothing any more.
+        // The record ends now, and the shadow checks with it.
         let shadow = x.record.shadow.as_mut();
         tunnel.hold(shadow.and_then(|shadow| shadow.take_slots()));
     } else if let Some(slots) = slots {
         x.response.body_mut().hold(slots);
+    }
+}
+
+/// The proxy as a [`tower::Service`] without a socket, for tests and other servers. It never fails.
+#[derive(Clone, Debug)]
+pub struct Client {
+    proxy: Arc<Proxy>,
+    downstream: Arc<Downstream>,
+}
+
+impl Client {
+    pub fn new(proxy: Arc<Proxy>, ip: IpAddr) -> Client {
+        let downstream = Arc::new(proxy.downstream(Arrival::plain(ip)));
+        Client { proxy, downstream }
+    }
+}
+
+impl tower::Service<Request<RequestBody>> for Client {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
+        let Client { proxy, downstream } = self.clone();
+        Box::pin(async move {
+            let mut response = Response::new(Body::empty());
+            proxy
+                .handle(&mut request, &mut response, &downstream, None)
+                .await;
+            Ok(response)
+        })
     }
 }

@@ -49,7 +49,7 @@ pub use prober::run_health_checks;
 pub use server::{MeasuredLatency, ServerReport, ServerStatus};
 pub use server_health::Vitals;
 pub use tidegate_core::exchange::headers::PrerenderedHeaders;
-pub use tidegate_core::telemetry::attempt_log::{AttemptLog, RecordedAttempt};
+pub use tidegate_core::telemetry::spans::{AttemptLog, RecordedAttempt};
 
 #[derive(Debug)]
 pub struct Outgoing<'r> {

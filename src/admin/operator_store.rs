@@ -59,7 +59,7 @@ pub(super) enum OperatorStore {
 
 impl StorePlace {
     pub(super) fn new(snapshot: &Snapshot<'_>) -> StorePlace {
-        match (snapshot.counts.backing(), &snapshot.config.store.kind) {
+        match (&snapshot.counts.backing, &snapshot.config.store.kind) {
             (Backing::Memory(memory), _) => StorePlace::Here(Arc::clone(memory)),
             (_, StoreKind::Redis(server)) => {
                 StorePlace::Redis(Box::new((snapshot.config.store.clone(), server.clone())))

@@ -211,7 +211,7 @@ fn limit_samples(
 }
 
 fn store(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
-    let away = snapshot.counts.backing().away_since().is_some();
+    let away = snapshot.counts.backing.away_since().is_some();
     let help = "Whether the store makes the decisions.";
     text.family(MetricType::Gauge, "tidegate_store_up", help);
     text.sample(&[("store", store_kind(snapshot))], u8::from(!away));

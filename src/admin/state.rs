@@ -148,7 +148,7 @@ impl AdminState {
     }
 
     fn record_history(&self, snapshot: &Snapshot<'_>, now_us: u64) {
-        let away_since = snapshot.counts.backing().away_since();
+        let away_since = snapshot.counts.backing.away_since();
         let degraded = away_since.is_some_and(|since| since.elapsed() >= OUTAGE_AFTER);
         let sum = Sum::without_routes(snapshot.proxies().map(Proxy::meter));
         let mut history = self.history();

@@ -137,7 +137,7 @@ pub(super) fn store_kind(snapshot: &Snapshot<'_>) -> &'static str {
 }
 
 fn store(state: &AdminState, snapshot: &Snapshot<'_>) -> StoreReport {
-    let since = snapshot.counts.backing().away_since();
+    let since = snapshot.counts.backing.away_since();
     let since = since.map(|since| {
         let ago = clock::now().saturating_duration_since(since);
         now() - ago.as_secs_f64()

@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
-use super::pipe::{BodyError, PipeReader, Rest};
+use super::{BodyError, PipeReader, Rest};
 use crate::clock::Alarm;
 
 /// The most bytes of an unwanted body that are read so that its connection can be kept.
@@ -63,7 +63,6 @@ impl BodyProgress {
         }))
     }
 
-    /// Begins a new request on the same connection.
     pub fn restart(&self, has_body: bool) {
         self.0.turn.fetch_add(1, Ordering::Relaxed);
         self.0.bytes.store(0, Ordering::Relaxed);
@@ -71,7 +70,6 @@ impl BodyProgress {
         self.0.too_large.store(false, Ordering::Relaxed);
     }
 
-    /// Bytes that were read so far.
     pub fn bytes(&self) -> u64 {
         self.0.bytes.load(Ordering::Relaxed)
     }
@@ -81,7 +79,6 @@ impl BodyProgress {
         !self.0.unfinished.load(Ordering::Relaxed)
     }
 
-    /// Whether the body was longer than allowed.
     pub fn is_too_large(&self) -> bool {
         self.0.too_large.load(Ordering::Relaxed)
     }
@@ -128,11 +125,9 @@ fn classify_error(error: &hyper::Error) -> BodyError {
 pub enum RequestBody {
     #[default]
     Empty,
-    /// Content as the client sends it.
     Streaming(Box<StreamingBody>),
 }
 
-/// The origin of content.
 #[derive(Debug)]
 enum BodySource {
     /// A connection that carries one request at a time.
@@ -168,12 +163,10 @@ impl BodySource {
     }
 }
 
-/// Content that is read from a client.
 #[derive(Debug)]
 pub struct StreamingBody {
     source: Option<BodySource>,
     progress: Option<BodyProgress>,
-    /// The number of its request on the connection.
     turn: u32,
     /// Bytes that may still come; `None` without a bound.
     left: Option<u64>,
@@ -186,7 +179,6 @@ pub struct StreamingBody {
 }
 
 impl RequestBody {
-    /// A request without content.
     pub fn empty() -> RequestBody {
         RequestBody::default()
     }
@@ -200,7 +192,6 @@ impl RequestBody {
         RequestBody::Streaming(StreamingBody::new(source, Some(progress)))
     }
 
-    /// Content that a connection puts into a pipe.
     pub fn piped(reader: PipeReader) -> RequestBody {
         RequestBody::Streaming(StreamingBody::new(BodySource::Pipe(reader), None))
     }

@@ -3,7 +3,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Names and values, in order.
 pub(super) type Pairs = Vec<(String, String)>;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -13,9 +12,7 @@ pub struct Explanation {
     pub client: ClientExplanation,
     pub path: PathExplanation,
     pub route: Option<RouteExplanation>,
-    /// Routes that almost match, and why they do not.
     pub near: Vec<NearRoute>,
-    /// Why no limit is charged.
     pub spared: Option<String>,
     pub limits: Vec<LimitExplanation>,
     pub upstream: Option<UpstreamExplanation>,
@@ -34,24 +31,18 @@ pub struct ExplainedRequest {
     pub tls: bool,
 }
 
-/// How the request would end.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExplainedVerdict {
     /// `forwarded`, `answered`, `redirected`, `denied`, `blocked` or `refused`.
     pub outcome: String,
-    /// The status, if the proxy itself answers.
     pub status: Option<u16>,
     pub why: String,
-    /// The limits that deny it.
     pub denied_by: Vec<String>,
 }
 
-/// How the client's address is found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClientExplanation {
-    /// The address of the connection.
     pub peer: String,
-    /// Whether the peer is one of `trusted_proxies`.
     pub trusted: bool,
     /// The header that trusted proxies write.
     pub header: String,
@@ -73,7 +64,6 @@ pub struct HopExplanation {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathExplanation {
-    /// As the client sends it.
     pub sent: String,
     /// The normalized path, which routes and keys use.
     pub canonical: Option<String>,
@@ -87,7 +77,6 @@ pub struct RouteExplanation {
     pub name: String,
     pub host: String,
     pub path: String,
-    /// Empty for all methods.
     pub methods: Vec<String>,
     /// The values of the pattern's `{name}`s.
     pub params: Pairs,
@@ -122,12 +111,10 @@ pub struct LimitExplanation {
 }
 
 impl LimitExplanation {
-    /// Whether its counts are known.
     pub fn is_counted(&self) -> bool {
         self.rates.iter().any(|rate| rate.used.is_some())
     }
 
-    /// Whether it denies the request.
     pub fn denies(&self) -> bool {
         let denies = |rate: &RateExplanation| {
             rate.allows == Some(false) && matches!(rate.role.as_str(), "enforced" | "override")
@@ -136,7 +123,6 @@ impl LimitExplanation {
     }
 }
 
-/// One part of a key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct KeyPart {
     /// As in the file: `api_key or ip`.
@@ -148,7 +134,6 @@ pub struct KeyPart {
     pub note: Option<String>,
 }
 
-/// One rate, and how much of it is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RateExplanation {
     pub policy: String,
@@ -168,7 +153,6 @@ pub struct RateExplanation {
     pub reset_seconds: Option<f64>,
 }
 
-/// The request to the upstream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UpstreamExplanation {
     pub name: String,
@@ -176,7 +160,6 @@ pub struct UpstreamExplanation {
     pub method: String,
     pub target: String,
     pub headers: Pairs,
-    /// Whether the request asks for another protocol.
     pub upgrade: bool,
 }
 
@@ -196,6 +179,5 @@ pub struct CountsSource {
     /// Whether they are current; otherwise they are those of a client without requests.
     pub live: bool,
     pub from: Option<String>,
-    /// Why they could not be read.
     pub trouble: Option<String>,
 }

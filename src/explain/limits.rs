@@ -19,13 +19,11 @@ use crate::store::overrides::rate_text;
 #[derive(Clone, Copy)]
 pub(super) struct Visible<'s> {
     pub(super) secrets: &'s Secrets,
-    /// The client's address, as limits count it.
     pub(super) address: &'s str,
     /// Whether the hash is that of the running proxies.
     pub(super) hash: bool,
 }
 
-/// Explains the limits without counts.
 pub(super) fn explain_limits(
     view: &RequestView<'_, '_, '_>,
     visible: Visible<'_>,
@@ -36,8 +34,7 @@ pub(super) fn explain_limits(
         .collect()
 }
 
-/// Adds the counts of the dry run.
-pub(super) fn add_counts<T>(limits: &mut [LimitExplanation], result: &DryRunResult<T>) {
+pub(super) fn add_counts(limits: &mut [LimitExplanation], result: &DryRunResult) {
     if let Some(decision) = &result.decision {
         add_decision(limits, &result.charge, decision);
     }
@@ -115,7 +112,6 @@ pub(super) fn short_hash(tag: KeyHash) -> String {
     tag.to_string().chars().take(SHOWN).collect()
 }
 
-/// The checks of this limit in the request's charge.
 fn checks_of<'s>(limit: &Arc<Limit>, view: &RequestView<'s, '_, '_>) -> Vec<&'s LimitCheck> {
     let (charge, shadow) = view.charge.unzip();
     let all = charge.into_iter().chain(shadow.into_iter().flatten());
@@ -124,7 +120,6 @@ fn checks_of<'s>(limit: &Arc<Limit>, view: &RequestView<'s, '_, '_>) -> Vec<&'s 
         .collect()
 }
 
-/// The state of the limit, and why.
 fn explain_state(
     limit: &Limit,
     view: &RequestView<'_, '_, '_>,

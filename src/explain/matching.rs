@@ -13,9 +13,8 @@ use crate::config::{Bypass, Config};
 use crate::path::CanonicalPath;
 use crate::proxy::dry_run::RequestView;
 use crate::proxy::headers::check_framing;
-use crate::route::{Miss, Near, Precedence, Route, RouteQuery, Target, ValueMatch};
+use crate::route::{HeaderMatch, Miss, Near, Precedence, Route, RouteQuery, Target, ValueMatch};
 
-/// Explains how the client's address is found.
 pub(super) fn explain_client(
     settings: &ClientIp,
     peer: IpAddr,
@@ -121,50 +120,45 @@ pub(super) fn near_routes(config: &Config, request: &Request<()>, most: usize) -
     ) else {
         return Vec::new();
     };
-    let ask = RouteQuery {
+    let query = RouteQuery {
         host: &host,
         path: &path,
         method: request.method(),
         headers: request.headers(),
     };
-    let found = config.routes.find(&ask).map(|found| found.route);
-    let near = config.routes.near(&ask, most);
+    let found = config.routes.find(&query).map(|found| found.route);
+    let near = config.routes.near(&query, most);
     let near = near.iter().map(|near| NearRoute {
         route: near.route.name.to_string(),
-        why: why_not(near, &ask, found),
+        why: why_not(near, &query, found),
     });
     near.collect()
 }
 
-fn why_not(near: &Near<'_>, ask: &RouteQuery<'_>, found: Option<&Route>) -> String {
+fn why_not(near: &Near<'_>, query: &RouteQuery<'_>, found: Option<&Route>) -> String {
     let reasons = near.misses.iter();
     let reasons: Vec<String> = reasons
-        .map(|miss| reason(miss, near.route, ask, found))
+        .map(|miss| reason(miss, near.route, query, found))
         .collect();
     reasons.join("; ")
 }
 
-fn reason(miss: &Miss<'_>, route: &Route, ask: &RouteQuery<'_>, found: Option<&Route>) -> String {
+fn reason(miss: &Miss<'_>, route: &Route, query: &RouteQuery<'_>, found: Option<&Route>) -> String {
     match miss {
-        Miss::Host => match ask.host {
+        Miss::Host => match query.host {
             "" => format!("it is for host {}", route.host),
             host => format!("it is for host {}, not {host}", route.host),
         },
-        Miss::Path(at) => path_reason(*at, route, ask),
+        Miss::Path(at) => path_reason(*at, route, query),
         Miss::Method => {
             let methods: Vec<&str> = route.methods.iter().map(Method::as_str).collect();
-            format!("it takes {}, not {}", methods.join(", "), ask.method)
+            format!("it takes {}, not {}", methods.join(", "), query.method)
         }
-        Miss::NoHeader(name) => {
-            format!(
-                "it needs the header {}",
-                wanted_header(route, name.as_str())
-            )
-        }
-        Miss::HeaderValue(name) => format!(
+        Miss::NoHeader(wanted) => format!("it needs the header {}", wanted_header(wanted)),
+        Miss::HeaderValue(wanted) => format!(
             "it needs {}, and the request has {}",
-            wanted_header(route, name.as_str()),
-            header_text(ask.headers.get(name.as_str()))
+            wanted_header(wanted),
+            header_text(query.headers.get(&wanted.name))
         ),
         Miss::LessSpecific(by) => {
             let found = found.map(|route| &*route.name).unwrap_or_default();
@@ -179,27 +173,22 @@ fn reason(miss: &Miss<'_>, route: &Route, ask: &RouteQuery<'_>, found: Option<&R
     }
 }
 
-fn path_reason(at: usize, route: &Route, ask: &RouteQuery<'_>) -> String {
-    let given: Vec<&str> = ask
-        .path
-        .in_case(route.case)
-        .as_str()
-        .split('/')
-        .filter(|one| !one.is_empty())
-        .collect();
-    match given.get(at) {
+fn path_reason(at: usize, route: &Route, query: &RouteQuery<'_>) -> String {
+    let path = query.path.in_case(route.case).as_str();
+    let mut segments = path.split('/').filter(|segment| !segment.is_empty());
+    match segments.nth(at) {
         Some(segment) => format!("its path {} differs at /{segment}", route.path),
         None => format!("its path {} is longer", route.path),
     }
 }
 
 /// `x-version: 2`, or `x-version` for any value.
-fn wanted_header(route: &Route, name: &str) -> String {
-    let own = route.headers.iter().find(|one| one.name.as_str() == name);
-    match own.map(|one| &one.value) {
-        Some(ValueMatch::Exactly(value)) => format!("{name}: {value}"),
-        Some(ValueMatch::Regex(regex)) => format!("{name}: regex:{}", regex.as_str()),
-        Some(ValueMatch::Any) | None => name.to_owned(),
+fn wanted_header(wanted: &HeaderMatch) -> String {
+    let name = &wanted.name;
+    match &wanted.value {
+        ValueMatch::Exactly(value) => format!("{name}: {value}"),
+        ValueMatch::Regex(regex) => format!("{name}: regex:{}", regex.as_str()),
+        ValueMatch::Any => name.to_string(),
     }
 }
 

@@ -78,7 +78,6 @@ impl Secrets {
         format!("{}?{}", uri.path(), pairs.join("&"))
     }
 
-    /// The value of a part of a key.
     pub(super) fn mask_part(&self, part: &Part, value: &str) -> String {
         let is_secret = match part {
             Part::ApiKey | Part::Cookie(_) => true,

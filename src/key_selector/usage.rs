@@ -17,9 +17,7 @@ pub struct WindowStatus {
     pub of: Option<String>,
     /// `100/min`
     pub rate: String,
-    /// Units.
     pub used: u64,
-    /// Units.
     pub remaining: u64,
     /// Microseconds until all units are free again.
     pub reset_us: u64,

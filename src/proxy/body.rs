@@ -1,5 +1,4 @@
-//! A response's body: streamed from upstream, made here, or empty; and the log line that is
-//! written when it has ended.
+//! The body of a response to a client. Its end releases slots, and writes the access record.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,90 +10,78 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Bytes;
 
 use super::grpc::Call;
-use crate::body::ResponseBody;
 use crate::upstream::UpstreamError;
 use crate::upstream::body::UpstreamBody;
 use tidegate_core::exchange::access_record::AccessRecord;
-use tidegate_core::exchange::slots::HeldSlots;
+use tidegate_core::exchange::limiter::HeldSlots;
 use tidegate_core::failpoint;
 
-/// See the file's head.
 #[derive(Debug)]
 pub struct Body {
-    content: ResponseBody<UpstreamBody>,
+    /// `None` for a body that the proxy made.
+    upstream: Option<UpstreamBody>,
+    made: Bytes,
     record: Option<Box<AccessRecord>>,
-    /// What the request holds until here.
     slots: Option<Box<HeldSlots>>,
-    /// Set where the answer decides what its request costs.
+    /// Set if the response will decide the cost of its request.
     settles: Option<Arc<AtomicBool>>,
 }
 
 impl Body {
-    fn of(content: ResponseBody<UpstreamBody>) -> Body {
+    fn new(upstream: Option<UpstreamBody>, made: Bytes) -> Body {
         Body {
-            content,
+            upstream,
+            made,
             record: None,
             slots: None,
             settles: None,
         }
     }
 
-    /// Nothing.
     pub(crate) fn empty() -> Body {
-        Body::of(ResponseBody::Empty)
+        Body::new(None, Bytes::new())
     }
 
-    /// Nothing yet; `settles` is set where the answer will decide what its request costs.
+    /// The body before there is a response.
     pub(crate) fn awaited(settles: Arc<AtomicBool>) -> Body {
         let mut body = Body::empty();
         body.settles = Some(settles);
         body
     }
 
-    /// The answer that takes this body's place decides what its request costs.
     pub(crate) fn note_settling(&self) {
         if let Some(settles) = &self.settles {
             settles.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Bytes that the proxy wrote itself.
     pub(crate) fn made(bytes: Bytes) -> Body {
-        Body::of(ResponseBody::Full(bytes))
+        Body::new(None, bytes)
     }
 
-    /// What the upstream sends, as it sends it.
     pub(crate) fn upstream(body: UpstreamBody) -> Body {
-        Body::of(ResponseBody::Streaming(body))
+        Body::new(Some(body), Bytes::new())
     }
 
-    /// Whether the proxy made it itself.
     pub(crate) fn is_made_here(&self) -> bool {
-        !matches!(self.content, ResponseBody::Streaming(_))
+        self.upstream.is_none()
     }
 
-    /// How long it may still take as a whole, where that is bounded.
+    /// The time until the whole body must have come, if that is bounded.
     pub(crate) fn time_left(&self) -> Option<Duration> {
-        match &self.content {
-            ResponseBody::Streaming(body) => body.time_left(),
-            ResponseBody::Full(_) | ResponseBody::Empty => None,
-        }
+        self.upstream.as_ref().and_then(UpstreamBody::time_left)
     }
 
-    /// Holds `slots` until this body has ended or was given up.
     pub(crate) fn hold(&mut self, slots: Box<HeldSlots>) {
         self.slots = Some(slots);
     }
 
-    /// Whether it can end before its end, as only an upstream's can.
+    /// Whether it may end too early, as only an upstream's body may.
     pub(crate) fn may_be_cut(&self) -> bool {
-        match &self.content {
-            ResponseBody::Streaming(body) => body.may_be_cut(),
-            ResponseBody::Full(_) | ResponseBody::Empty => false,
-        }
+        self.upstream.as_ref().is_some_and(UpstreamBody::may_be_cut)
     }
 
-    /// Has `line` written when this body has ended or was given up.
+    /// Writes `record` when this body is dropped.
     pub(crate) fn log(&mut self, mut record: Box<AccessRecord>) {
         record.expect_bytes(http_body::Body::size_hint(self).exact());
         self.record = Some(record);
@@ -107,7 +94,6 @@ impl From<Bytes> for Body {
     }
 }
 
-/// The status of a call is in its trailers; an answer that breaks off has none.
 fn note_frame(call: &mut Call, polled: &Result<Frame<Bytes>, UpstreamError>) {
     match polled {
         Ok(frame) => {
@@ -140,8 +126,13 @@ impl http_body::Body for Body {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         failpoint!("proxy.body");
-        let polled = Pin::new(&mut self.content).poll_frame(context);
-        if let (Some(record), Poll::Ready(Some(polled))) = (&mut self.record, &polled) {
+        let this = &mut *self;
+        let polled = match &mut this.upstream {
+            Some(body) => Pin::new(body).poll_frame(context),
+            None if this.made.is_empty() => Poll::Ready(None),
+            None => Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut this.made))))),
+        };
+        if let (Some(record), Poll::Ready(Some(polled))) = (&mut this.record, &polled) {
             match polled {
                 Ok(frame) => record.add_bytes(frame.data_ref().map_or(0, Bytes::len)),
                 Err(error) => record.note_truncated(error.label()),
@@ -154,10 +145,13 @@ impl http_body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.content.is_end_stream()
+        let upstream = self.upstream.as_ref();
+        upstream.map_or(self.made.is_empty(), UpstreamBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.content.size_hint()
+        let made = || SizeHint::with_exact(self.made.len() as u64);
+        let upstream = self.upstream.as_ref();
+        upstream.map_or_else(made, UpstreamBody::size_hint)
     }
 }

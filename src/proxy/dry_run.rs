@@ -1,6 +1,5 @@
-//! The path of a request that is only looked at: everything [`super::Proxy::handle`] does, in the
-//! same order and by the same functions, but that nothing is counted where it lasts, sent or
-//! logged. For people who ask why; never for a request.
+//! A dry run: the stages of [`super::Proxy::handle`] for a request that is only explained. Nothing
+//! is counted in the store, sent or logged.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,84 +10,77 @@ use http::header::CONTENT_LENGTH;
 use http::{Request, Response};
 
 use super::Arrival;
-use super::forward::turn;
+use super::forward::prepare;
 use super::limiter::StoreHandle;
 use crate::config::{Config, LogFormat, LogTarget, StoreKind};
 use crate::limit::key::Facts;
-use crate::limit::{Charge, Decision, KeyHash, Retry};
+use crate::limit::{Charge, Decided, Decision, KeyHash, Retry};
 use crate::route::{RouteMatch, Target, is_preflight};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::AccessLog;
 use tidegate_core::exchange::Exchange;
-use tidegate_core::exchange::admission::Admission;
-use tidegate_core::exchange::changes;
+use tidegate_core::exchange::admit::Admission;
+use tidegate_core::exchange::changes::own_response;
 use tidegate_core::exchange::rejection::Rejection;
-use tidegate_core::exchange::stages::LimitQuery;
-use tidegate_core::exchange::stages::Stages;
+use tidegate_core::exchange::stages::{LimitQuery, Stages};
 
-/// How what a charge asks stands where the counts are: nothing is charged.
+/// Returns the decision on a charge without making it.
 pub type Peek<'s> = dyn FnMut(&Charge) -> Result<Decision, String> + 's;
 
-/// What is known of the counts that the proxies share.
-pub(crate) struct SharedCounts<'c> {
-    pub(crate) overrides: Option<OverrideSnapshot>,
-    pub(crate) peek: &'c mut Peek<'c>,
+/// Access to the counts of the running proxies.
+pub struct LiveCounts<'l> {
+    /// The store, for people.
+    pub from: String,
+    pub hash_key: [u8; 32],
+    pub overrides: Option<OverrideSnapshot>,
+    /// Returns the decision on a charge without making it.
+    pub peek: &'l mut Peek<'l>,
 }
 
-/// One worker's proxy without its ways out.
 pub(crate) struct DryRun {
     stages: Stages,
 }
 
-/// A request whose route is known.
 pub(crate) struct RequestView<'s, 't, 'p> {
     pub(crate) found: &'s RouteMatch<'t, 'p>,
     pub(crate) facts: &'s Facts<'s>,
-    /// Its client's address, not grouped.
+    /// The client's address, not grouped.
     pub(crate) client: IpAddr,
-    /// Which rule keeps it from being charged.
+    /// The index of the bypass rule that holds.
     pub(crate) bypass: Option<usize>,
-    /// A browser's question whether it may ask is never charged.
     pub(crate) preflight: bool,
-    /// What it asks: enforced, and on trial. Nothing if it is refused before.
+    /// The enforced checks and the shadow checks; `None` if the request is refused before.
     pub(crate) charge: Option<(&'s Charge, &'s [Charge])>,
 }
 
-/// What would have become of a request.
-pub(crate) struct DryRunResult<T> {
-    /// What was told of the view, if a route was found.
-    pub(crate) told: Option<T>,
-    pub(crate) ending: DryRunOutcome,
-    /// What was asked of the store, and what it said.
+pub(crate) struct DryRunResult {
+    pub(crate) outcome: DryRunOutcome,
     pub(crate) charge: Charge,
     pub(crate) decision: Option<Decision>,
     pub(crate) shadow: Vec<(Charge, Option<Decision>)>,
-    /// What the client gets; where an upstream answers, what is added to that.
-    pub(crate) answer: Response<Bytes>,
-    /// What the upstream would get.
+    /// The response; only its added headers if an upstream answers.
+    pub(crate) response: Response<Bytes>,
+    /// The request to the upstream.
     pub(crate) sent: Option<Request<()>>,
-    /// The counts could not be read.
+    /// Why the counts could not be read.
     pub(crate) trouble: Option<String>,
 }
 
-/// How it would have ended.
 pub(crate) enum DryRunOutcome {
-    /// The upstream answers; a tunnel if the client asked for one.
-    Forwarded { upgrade: bool },
-    /// The route answers by itself.
+    Forwarded {
+        upgrade: bool,
+    },
     Answered,
-    /// The client is sent elsewhere.
     Redirected,
-    /// A limit denies it.
     Denied,
-    /// An operator keeps the client out.
+    /// An operator has blocked this key.
     Blocked(KeyHash),
-    /// It is refused: a word for what, and a sentence.
+    /// A label, and a sentence.
     Refused(&'static str, String),
 }
 
 impl DryRun {
-    /// Of the proxy that has this configuration; with `hash_key` its keys are hashed as there.
+    /// `hash_key` is the secret of the running proxies, if it is known.
     pub(crate) fn new(config: &Config, hash_key: Option<[u8; 32]>) -> io::Result<DryRun> {
         let mut config = config.fresh_copy();
         config.store.kind = StoreKind::Memory;
@@ -101,30 +93,29 @@ impl DryRun {
         })
     }
 
-    /// Goes through with one request; `tell` looks at it once its route is known.
-    pub(crate) fn run<T>(
+    /// Runs one request. It calls `observe` if a route is found.
+    pub(crate) fn run(
         &self,
         mut request: Request<()>,
         arrival: Arrival,
-        mut counted: Option<SharedCounts<'_>>,
-        tell: impl FnOnce(&RequestView<'_, '_, '_>) -> T,
-    ) -> DryRunResult<T> {
+        mut live: Option<LiveCounts<'_>>,
+        observe: impl FnOnce(&RequestView<'_, '_, '_>),
+    ) -> DryRunResult {
         let mut result = DryRunResult {
-            told: None,
-            ending: DryRunOutcome::Answered,
+            outcome: DryRunOutcome::Answered,
             charge: Charge::new(),
             decision: None,
             shadow: Vec::new(),
-            answer: Response::new(Bytes::new()),
+            response: Response::new(Bytes::new()),
             sent: None,
             trouble: None,
         };
         let downstream = self.stages.downstream(arrival);
         let mut response = Response::new(Bytes::new());
         let mut exchange = self.stages.begin(&mut request, &mut response, &downstream);
-        if let Err(rejection) = self.serve(&mut exchange, counted.as_mut(), tell, &mut result) {
+        if let Err(rejection) = self.serve(&mut exchange, live.as_mut(), observe, &mut result) {
             self.stages.reject(&mut exchange, &rejection);
-            result.ending = ending(&rejection);
+            result.outcome = refused(&rejection);
             if let Rejection::Limited(denial) = rejection {
                 result.charge = denial.charge;
                 result.decision = Some(denial.decision);
@@ -132,77 +123,72 @@ impl DryRun {
         }
         drop(exchange);
         self.stages.mark_connection(&mut response, &downstream);
-        result.answer = response;
+        result.response = response;
         result
     }
 
-    fn serve<'c, T>(
+    fn serve<'c>(
         &'c self,
         x: &mut Exchange<'c, (), Bytes>,
-        counted: Option<&mut SharedCounts<'_>>,
-        tell: impl FnOnce(&RequestView<'_, '_, '_>) -> T,
-        result: &mut DryRunResult<T>,
+        live: Option<&mut LiveCounts<'_>>,
+        observe: impl FnOnce(&RequestView<'_, '_, '_>),
+        result: &mut DryRunResult,
     ) -> Result<(), Rejection> {
         self.stages.check(x, None)?;
-        let overrides = counted
-            .as_ref()
-            .and_then(|counted| counted.overrides.clone());
+        let overrides = live.as_ref().and_then(|live| live.overrides.clone());
         let router = &self.stages.router;
-        let see = |question: &LimitQuery<'_, '_, '_>,
-                   admission: &Admission,
-                   asked: &Result<(), Rejection>| {
+        let observe_checks = |query: &LimitQuery<'_, '_, '_>,
+                              admission: &Admission,
+                              checked: &Result<(), Rejection>| {
             let LimitQuery {
                 head, found, facts, ..
-            } = question;
-            tell(&RequestView {
+            } = query;
+            observe(&RequestView {
                 found,
                 facts,
                 client: head.client,
                 bypass: router.bypass_of(facts, head.client, found.route.case),
                 preflight: is_preflight(head.method, head.headers),
-                charge: asked
+                charge: checked
                     .is_ok()
-                    .then(|| (&admission.charge, admission.shadow())),
-            })
+                    .then_some((&admission.charge, &admission.shadow)),
+            });
         };
-        let (told, asked) = self.stages.identify_by(overrides.as_ref(), x, see)?;
-        result.told = Some(told);
-        asked?;
+        self.stages
+            .identify_with(overrides.as_ref(), x, observe_checks)?;
         self.stages.rewrite(x)?;
-        self.decide(x, counted, result)?;
+        self.decide(x, live, result)?;
         self.answer(x, result)?;
         self.stages.replies.mark(&x.admission, x.response);
         Ok(())
     }
 
-    /// What the limits say: by counts of its own, in which nothing is, or as counted elsewhere.
-    fn decide<T>(
+    /// Decides by fresh counts, or by the counts of the running proxies.
+    fn decide(
         &self,
         x: &mut Exchange<'_, (), Bytes>,
-        counted: Option<&mut SharedCounts<'_>>,
-        result: &mut DryRunResult<T>,
+        live: Option<&mut LiveCounts<'_>>,
+        result: &mut DryRunResult,
     ) -> Result<(), Rejection> {
         let charge = x.admission.charge.clone();
-        let shadow = x.admission.shadow().to_vec();
+        let shadow = x.admission.shadow.clone();
         // The counts are here.
         let Some(mut admitted) = self.stages.admit_here(x) else {
             return Ok(());
         };
         let mut checks = x.record.shadow.take();
         let checks = checks.iter_mut().flat_map(|shadow| &mut shadow.list);
-        let fresh: Vec<Option<Decision>> = checks.map(|check| check.decision().cloned()).collect();
+        let decision = |decided: Decided<'_>| decided.decision.clone();
+        let fresh: Vec<_> = checks.map(|check| check.decided().map(decision)).collect();
         result.shadow = shadow.into_iter().zip(fresh).collect();
-        if let Some(counted) = counted {
+        if let Some(live) = live {
             let fresh = match &admitted {
-                Ok(()) => x
-                    .admission
-                    .granted()
-                    .map(|granted| granted.decided.decision.clone()),
+                Ok(()) => x.admission.granted().map(decision),
                 Err(Rejection::Limited(denial)) => Some(denial.decision.clone()),
                 Err(_) => None,
             };
-            let mut peek = |charge: &Charge, fresh: &Decision| match (counted.peek)(charge) {
-                Ok(live) => as_if_charged(live, fresh, charge),
+            let mut peek = |charge: &Charge, fresh: &Decision| match (live.peek)(charge) {
+                Ok(peeked) => as_if_charged(peeked, fresh, charge),
                 Err(trouble) => {
                     result.trouble = Some(trouble);
                     fresh.clone()
@@ -214,22 +200,22 @@ impl DryRun {
             if let Some(fresh) = fresh {
                 x.admission.decision = peek(&charge, &fresh);
                 x.admission.charge = charge;
-                admitted = self.stages.limiter.conclude(&mut x.admission);
+                admitted = self.stages.limiter.conclude(&mut x.admission, None);
             }
         }
         admitted?;
         if let Some(granted) = x.admission.granted() {
-            result.charge = granted.decided.charge.clone();
-            result.decision = Some(granted.decided.decision.clone());
+            result.charge = granted.charge.clone();
+            result.decision = Some(granted.decision.clone());
         }
         Ok(())
     }
 
-    /// What the route would do: send the request on, which is only noted, or answer by itself.
-    fn answer<T>(
+    /// Notes the request to the upstream, or makes the route's own response.
+    fn answer(
         &self,
         x: &mut Exchange<'_, (), Bytes>,
-        result: &mut DryRunResult<T>,
+        result: &mut DryRunResult,
     ) -> Result<(), Rejection> {
         let Some(route) = x.route else { return Ok(()) };
         let changes = x.changes.as_deref();
@@ -242,33 +228,30 @@ impl DryRun {
                 {
                     return Err(Rejection::BodyTooLarge);
                 }
-                let turned = turn(x.request, x.downstream, route, changes)?;
-                if let Some(beside) = turned.beside {
-                    beside.insert_into(x.request.headers_mut());
+                let ready = prepare(x.request, x.downstream, route, changes)?;
+                if let Some(prerendered) = ready.prerendered {
+                    prerendered.insert_into(x.request.headers_mut());
                 }
                 result.sent = Some(std::mem::take(x.request));
-                result.ending = DryRunOutcome::Forwarded {
-                    upgrade: turned.upgrade,
+                result.outcome = DryRunOutcome::Forwarded {
+                    upgrade: ready.asks_upgrade,
                 };
                 if let Some(changes) = changes {
-                    changes.downwards(x.response.headers_mut());
+                    changes.apply_to_response(x.response.headers_mut());
                 }
             }
-            Target::Respond(answer) => {
-                result.ending = DryRunOutcome::Answered;
-                *x.response = changes::respond(answer, changes);
-            }
-            Target::Redirect(answer) => {
-                result.ending = DryRunOutcome::Redirected;
-                *x.response = changes::redirect(answer, changes);
-            }
+            Target::Respond(_) => result.outcome = DryRunOutcome::Answered,
+            Target::Redirect(_) => result.outcome = DryRunOutcome::Redirected,
+        }
+        if let Some(response) = own_response(&route.target, changes) {
+            *x.response = response;
         }
         Ok(())
     }
 }
 
-/// How things stand after a request that is not charged where they stand so: its units are taken,
-/// and are free again when those of a fresh key would be.
+/// The live decision as if the request were charged: its units are taken, and are free again when
+/// those of a fresh key would be.
 fn as_if_charged(mut live: Decision, fresh: &Decision, charge: &Charge) -> Decision {
     live.allowed = live.verdicts.iter().all(|one| one.retry == Retry::Now);
     if live.allowed {
@@ -284,8 +267,8 @@ fn as_if_charged(mut live: Decision, fresh: &Decision, charge: &Charge) -> Decis
     live
 }
 
-fn ending(refused: &Rejection) -> DryRunOutcome {
-    let word = match refused {
+fn refused(rejection: &Rejection) -> DryRunOutcome {
+    let label = match rejection {
         Rejection::Limited(_) => return DryRunOutcome::Denied,
         Rejection::Blocked(blocked) => return DryRunOutcome::Blocked(blocked.tag),
         Rejection::HeadError(_) => "malformed head",
@@ -301,5 +284,5 @@ fn ending(refused: &Rejection) -> DryRunOutcome {
         Rejection::StoreAway { .. } => "store away",
         Rejection::Upstream(_) => "upstream",
     };
-    DryRunOutcome::Refused(word, refused.sentence().to_owned())
+    DryRunOutcome::Refused(label, rejection.sentence().to_owned())
 }

@@ -1,4 +1,4 @@
-//! Forwarding: the request as the upstream should see it, and the response as the client should.
+//! Forwarding: the request to the upstream, and its response to the client.
 
 use http::header::HOST;
 use http::{Request, StatusCode};
@@ -7,7 +7,7 @@ use http_body::Body as _;
 use super::Proxy;
 use super::ProxyExchange;
 use super::body::Body;
-use super::headers::{self, Turned};
+use super::headers::{self, UpstreamRequest};
 use super::upgrade::Tunnel;
 use crate::body::RequestBody;
 use crate::route::Route;
@@ -17,8 +17,7 @@ use tidegate_core::exchange::downstream::Downstream;
 use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
 
 impl Proxy {
-    /// Sends the request to its route's upstream and waits for the head of the answer, which is
-    /// put into the exchange's response.
+    /// Sends the request to the upstream, and waits for the head of the response.
     pub(super) async fn forward(
         &self,
         x: &mut ProxyExchange<'_>,
@@ -28,19 +27,19 @@ impl Proxy {
         let (request, response) = (&mut *x.request, &mut *x.response);
         let changes = x.changes.as_deref();
         bound_body(request, route.body_limit)?;
-        let turned = turn(request, x.downstream, route, changes)?;
-        if turned.forged {
+        let ready = prepare(request, x.downstream, route, changes)?;
+        if ready.is_forged {
             self.meter().count_untrusted_forwarding();
         }
         let trace = x.record.trace.as_deref_mut();
         let attempts = trace.and_then(|trace| trace.send(request.headers_mut()));
         let outgoing = Outgoing {
             request,
-            prerendered: turned.beside,
+            prerendered: ready.prerendered,
             timeout: route.timeout,
             options: SendOptions {
-                asks_upgrade: turned.upgrade,
-                has_host: turned.names_host,
+                asks_upgrade: ready.asks_upgrade,
+                has_host: ready.has_host,
                 affinity: x.admission.affinity,
                 is_grpc: x.record.grpc,
                 attempts,
@@ -50,12 +49,12 @@ impl Proxy {
             .upstreams
             .send(upstream, outgoing, response)
             .await
-            .map_err(NoAnswer::from)?;
+            .map_err(|error| Rejection::Upstream(NoAnswer::from(error)))?;
         headers::to_downstream(response);
         if let Some(changes) = changes {
-            changes.downwards(response.headers_mut());
+            changes.apply_to_response(response.headers_mut());
         }
-        if turned.upgrade {
+        if ready.asks_upgrade {
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 response.extensions_mut().insert(Tunnel::new(body));
                 return Ok(());
@@ -67,16 +66,16 @@ impl Proxy {
     }
 }
 
-/// Makes of a client's request the one that its upstream gets.
+/// Makes a client's request ready for its upstream.
 #[inline]
-pub(super) fn turn<B>(
+pub(super) fn prepare<B>(
     request: &mut Request<B>,
     downstream: &Downstream,
     route: &Route,
     changes: Option<&Changes<'_>>,
-) -> Result<Turned, Rejection> {
-    // What the route changes are fields.
-    let mut turned = headers::to_upstream(request, downstream.peer(), changes.is_none())?;
+) -> Result<UpstreamRequest, Rejection> {
+    // The changes of a route need all headers in the map.
+    let mut ready = headers::to_upstream(request, downstream.peer(), changes.is_none())?;
     let sent_slash = route.add_prefix.is_some() && request.uri().path().ends_with('/');
     if let Some(prefix) = &route.strip_prefix {
         headers::strip(request, prefix, downstream.peer())?;
@@ -85,14 +84,13 @@ pub(super) fn turn<B>(
         headers::prepend(request, prefix, sent_slash)?;
     }
     if let Some(changes) = changes {
-        changes.upwards(request.headers_mut());
-        turned.names_host = request.headers().contains_key(HOST);
+        changes.apply_to_request(request.headers_mut());
+        ready.has_host = request.headers().contains_key(HOST);
     }
-    Ok(turned)
+    Ok(ready)
 }
 
-/// Refuses a body that says itself that it is too long; one that does not say is cut off on its
-/// way.
+/// Refuses a body whose announced length is too long, and bounds any other.
 fn bound_body(request: &mut Request<RequestBody>, most: Option<u64>) -> Result<(), Rejection> {
     let Some(most) = most else {
         return Ok(());

@@ -1,9 +1,8 @@
-//! Tunnels: what a connection becomes after `101 Switching Protocols`.
+//! Tunnels after `101 Switching Protocols`: bytes pass both ways unread, also those that a side
+//! sent ahead of the switch.
 //!
-//! Bytes pass both ways and are not understood. What either side sent ahead of the switch was read
-//! already and comes first. There is a tunnel only if the upstream agreed to one: after
-//! any other answer [`super::headers::close_after`] ends the client's connection, so that bytes
-//! sent ahead are never read as a request.
+//! After any other answer [`super::headers::close_after`] ends the client's connection, so that
+//! bytes that were sent ahead are never read as a request.
 
 use std::io;
 use std::pin::pin;
@@ -16,7 +15,7 @@ use tokio::time::timeout;
 
 use crate::upstream::body::UpstreamBody;
 use crate::upstream::{ServerPermit, TolerantStream};
-use tidegate_core::exchange::slots::HeldSlots;
+use tidegate_core::exchange::limiter::HeldSlots;
 
 /// How long one direction stays open after the other has ended.
 const HALF_CLOSED: Duration = Duration::from_secs(60);
@@ -24,14 +23,12 @@ const HALF_CLOSED: Duration = Duration::from_secs(60);
 /// The server's end of a tunnel, before the client's joins it.
 #[derive(Clone, Debug)]
 pub struct Tunnel {
-    /// With its place among the upstream's `max_connections`.
     upstream: Arc<Mutex<Option<(TolerantStream, ServerPermit)>>>,
-    /// What its request holds of limits, until it has ended.
     slots: Vec<Arc<HeldSlots>>,
 }
 
 impl Tunnel {
-    /// A tunnel to where the response (101) came from that has this `body`.
+    /// Makes a tunnel of the body of a response with 101.
     pub fn new(mut body: UpstreamBody) -> Tunnel {
         Tunnel {
             upstream: Arc::new(Mutex::new(body.take_tunnel())),
@@ -39,23 +36,22 @@ impl Tunnel {
         }
     }
 
-    /// Holds `slots` until it has ended.
     pub(super) fn hold(&mut self, slots: Option<Box<HeldSlots>>) {
         self.slots.extend(slots.map(Arc::from));
     }
 
-    /// Passes bytes between it and `client` until both sides have ended, or one is broken.
+    /// Passes bytes until both sides have ended, or one fails.
     pub async fn run(self, client: impl AsyncRead + AsyncWrite) {
         let _held = self.slots;
         let upstream = self.upstream.lock().map(|mut upstream| upstream.take());
-        let Some((upstream, _seat)) = upstream.unwrap_or_default() else {
+        let Some((upstream, _permit)) = upstream.unwrap_or_default() else {
             return;
         };
         let (client_reads, client_writes) = split(client);
         let (upstream_reads, upstream_writes) = split(upstream);
         let mut up = pin!(pass(client_reads, upstream_writes));
         let mut down = pin!(pass(upstream_reads, client_writes));
-        // An end of stream passes on as such; an error ends both directions.
+        // The end of a stream is passed on; an error ends both directions.
         let (ended, other) = match select(&mut up, &mut down).await {
             Either::Left((ended, _)) => (ended, Either::Left(down)),
             Either::Right((ended, _)) => (ended, Either::Right(up)),

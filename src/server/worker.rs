@@ -166,7 +166,7 @@ impl CarriedOver {
     }
 
     pub(super) fn store(&self) -> &Store {
-        self.store.store()
+        &self.store.store
     }
 
     /// Makes the first configuration, or the one after `old`. Requests of `old` end with its routes
@@ -192,13 +192,11 @@ impl CarriedOver {
         let settings = config.server.clone();
         let tracing = config.tracing.clone();
         let (stores, vitals) = (self.store.clone(), &state.vitals);
-        let proxy = match old {
-            None => Proxy::new(config, stores, sweep, vitals, &log),
-            Some(old) => {
-                self.store().limits_changed();
-                old.proxy.renewed(config, stores, sweep, vitals, &log)
-            }
-        };
+        if old.is_some() {
+            self.store().limits_changed();
+        }
+        let old_proxy = old.map(|old| &old.proxy);
+        let proxy = Proxy::new(config, stores, sweep, vitals, &log, old_proxy);
         ActiveConfig {
             proxy: proxy.traced(tracing.as_deref(), &self.spans),
             settings,

@@ -146,11 +146,11 @@ fn check_upstream(mut request: Request<()>, trusted: bool) {
     let Ok(turned) = to_upstream(&mut request, &peer, false) else {
         return;
     };
-    assert!(turned.beside.is_none());
+    assert!(turned.prerendered.is_none());
     // What names the client may be worded beside the fields, and is the same.
     let turned = to_upstream(&mut aside, &peer, true).unwrap();
-    if let Some(beside) = turned.beside {
-        beside.insert_into(aside.headers_mut());
+    if let Some(prerendered) = turned.prerendered {
+        prerendered.insert_into(aside.headers_mut());
     }
     assert_eq!(aside.headers(), request.headers(), "{sent:?}");
     let headers = request.headers();

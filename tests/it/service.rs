@@ -6,9 +6,9 @@ use std::sync::Arc;
 use tidegate::body::RequestBody;
 use tidegate::clock::Sweep;
 use tidegate::config::{LogFormat, LogTarget, parse};
+use tidegate::proxy::Client;
 use tidegate::proxy::Proxy;
 use tidegate::proxy::limiter::StoreHandle;
-use tidegate::proxy::service::Client;
 use tidegate::telemetry::access::AccessLog;
 use tidegate::upstream::Vitals;
 use tower::ServiceExt;
@@ -22,7 +22,7 @@ fn proxy_of(text: &str) -> Arc<Proxy> {
     let store = StoreHandle::new(&config).unwrap().open();
     let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0).unwrap();
     let log = Arc::new(log).buffer();
-    let proxy = Proxy::new(config, store, &Sweep::new(), &Vitals::default(), &log);
+    let proxy = Proxy::new(config, store, &Sweep::new(), &Vitals::default(), &log, None);
     Arc::new(proxy)
 }
 

@@ -78,7 +78,9 @@ async fn forward(
     }
     let peer = Peer::new([192, 0, 2, 7].into(), false, Scheme::Http);
     let turned = headers::to_upstream(&mut request, &peer, false).unwrap();
-    let upgrade = turned.upgrade.then(|| hyper::upgrade::on(&mut request));
+    let upgrade = turned
+        .asks_upgrade
+        .then(|| hyper::upgrade::on(&mut request));
     let mut response = match send(upstreams, 0, &mut request).await {
         Ok(response) => response,
         Err(error) => {

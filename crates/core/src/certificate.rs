@@ -12,7 +12,6 @@ use std::net::IpAddr;
 pub struct Certificate {
     /// As RFC 4514 writes it: `CN=worker-7,OU=batch,O=Example`. May be empty.
     pub subject: String,
-    /// Alternative names, in the certificate's order.
     pub names: Vec<AltName>,
     /// Unix seconds.
     pub not_before_s: u64,
@@ -22,7 +21,6 @@ pub struct Certificate {
     pub fingerprint: String,
 }
 
-/// A subject alternative name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AltName {
     /// In lower case; `*.` stands for any one label.
@@ -35,7 +33,6 @@ pub enum AltName {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validity {
-    /// Not valid yet.
     Early,
     Valid,
     Expired,
@@ -50,7 +47,6 @@ impl Certificate {
 }
 
 impl Certificate {
-    /// The validity at this Unix second.
     pub fn validity(&self, now_s: u64) -> Validity {
         if now_s < self.not_before_s {
             Validity::Early

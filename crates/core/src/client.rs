@@ -37,14 +37,11 @@ pub struct ProxyChain {
     pub client: IpAddr,
 }
 
-/// One member of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// The member's text.
     pub said: String,
     /// `None` if the text is unreadable. The walk ends before it.
     pub address: Option<IpAddr>,
-    /// Whether this is a trusted proxy, so that the walk goes on.
     pub trusted: bool,
 }
 
@@ -61,7 +58,6 @@ impl Default for ClientIp {
 }
 
 impl ClientIp {
-    /// Whether this peer may name its client.
     pub fn trusts(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.trusted.iter().any(|net| net.contains(&peer))
@@ -73,7 +69,6 @@ impl ClientIp {
         self.follow(peer, headers, |_, _| {})
     }
 
-    /// Does the same, and records the visited hops.
     pub fn walk(&self, peer: IpAddr, headers: &HeaderMap) -> ProxyChain {
         let mut hops = Vec::new();
         let client = self.follow(peer, headers, |hop, address| {

@@ -71,7 +71,6 @@ pub enum Micros {
 }
 
 impl Micros {
-    /// A monotonic clock that shows the wall clock's time now.
     pub fn monotonic() -> Micros {
         Micros::Monotonic(MonotonicClock::start())
     }
@@ -92,7 +91,6 @@ impl Micros {
     }
 }
 
-/// A clock that never steps back. It shows the Unix time of its start plus the elapsed time.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
     start: Instant,
@@ -100,7 +98,6 @@ pub struct MonotonicClock {
 }
 
 impl MonotonicClock {
-    /// A clock that shows the wall clock's time now.
     pub fn start() -> MonotonicClock {
         MonotonicClock {
             start: now(),
@@ -112,7 +109,6 @@ impl MonotonicClock {
         self.at_us(now())
     }
 
-    /// The time at an instant.
     pub fn at_us(&self, instant: Instant) -> u64 {
         let since = instant.saturating_duration_since(self.start).as_micros();
         let since = u64::try_from(since).unwrap_or(u64::MAX);
@@ -147,7 +143,6 @@ impl Sweep {
         }))
     }
 
-    /// Makes an alarm that is not armed.
     pub fn alarm(&self) -> Arc<Alarm> {
         let alarm = Arc::new(Alarm {
             due: AtomicU32::new(NEVER),
@@ -159,7 +154,6 @@ impl Sweep {
         alarm
     }
 
-    /// The coarse time since the sweep was made.
     pub fn elapsed(&self) -> Duration {
         TICK * self.0.tick.load(Ordering::Relaxed)
     }
@@ -186,7 +180,6 @@ impl Sweep {
         });
     }
 
-    /// The coarse time: ticks since this sweep was made.
     pub fn ticks(&self) -> u32 {
         self.0.tick.load(Ordering::Relaxed)
     }
@@ -269,7 +262,6 @@ impl Alarm {
         }
     }
 
-    /// Wakes its task without ringing, so that the task checks its state.
     pub fn wake(&self) {
         self.waker.wake();
     }

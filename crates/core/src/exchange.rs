@@ -1,38 +1,34 @@
-//! One request and its answer, from the head to the log line, and the stages that fill it in.
+//! One request and its response, from the head to the log line, and the stages that fill it in.
 //!
 //! ```text
 //! check     bounds of the head, TLS rules                     pure
 //! identify  framing, path, route, client, token, tier, keys   pure
-//! rewrite   what the route changes                            pure
+//! rewrite   the changes of the route                          pure
 //! admit     the store's decision                              may wait
-//! reject    the answer to a request that a stage refused      pure
+//! reject    the response to a request that a stage refused    pure
 //! ```
 //!
-//! The proxy, the tower layer and the dry run share the stages in [`stages`]; each adds its own
-//! last stage. A stage that refuses returns a [`rejection::Rejection`]; only [`local_reply`] makes
-//! HTTP of it.
+//! The proxy, the tower layer and the dry run share the stages in [`stages`], and each adds its own
+//! last stage. A stage that refuses returns a [`rejection::Rejection`].
 
 pub mod access_record;
 mod adjust;
-pub mod admission;
 pub mod admit;
 pub mod changes;
+mod checks;
 mod claims;
-mod counts;
 pub mod downstream;
 pub mod grpc;
 pub mod headers;
 pub mod limiter;
 pub mod local_reply;
-mod logged;
-mod overrides;
 pub mod problem;
 pub mod rejection;
+mod request_end;
 mod request_id;
 pub mod router;
 mod secure;
 pub mod shadow;
-pub mod slots;
 pub mod stages;
 pub mod traced;
 
@@ -40,23 +36,20 @@ use http::{Request, Response};
 
 use crate::route::Route;
 use access_record::AccessRecord;
-use admission::Admission;
+use admit::Admission;
 use changes::Changes;
 use downstream::Downstream;
 
-/// One request and its answer. `B` and `R` are their bodies.
+/// One request and its response. `B` and `R` are their bodies.
 #[derive(Debug)]
 pub struct Exchange<'c, B, R> {
     /// As the client sent it, until it is forwarded.
     pub request: &'c mut Request<B>,
-    /// Empty until there is an answer.
     pub response: &'c mut Response<R>,
     pub downstream: &'c Downstream,
-    /// `None` until it is found.
     pub route: Option<&'c Route>,
     pub admission: Admission,
     /// `None` if the route changes nothing.
     pub changes: Option<Box<Changes<'c>>>,
-    /// What logs, metrics and spans will say.
     pub record: AccessRecord,
 }

@@ -85,7 +85,6 @@ pub mod control {
     }
 
     impl Failure {
-        /// How often it is still to panic.
         pub fn left(&self) -> u32 {
             self.find(|one| one.left)
         }

@@ -11,7 +11,7 @@
 //!   `%3b`, and dots and spaces at a segment's end, are dropped. Some upstreams do only some of
 //!   these. [`CanonicalPath::others`] has their readings. A request whose readings belong to
 //!   different routes is refused.
-//! - A path that only an attacker sends is refused; see [`PathError`].
+//! - A path that only an attacker sends is refused.
 //!
 //! Letter case tells paths apart, unless [`Case::Insensitive`] is asked for.
 
@@ -32,7 +32,6 @@ pub struct CanonicalPath<'a> {
     variants: Option<Box<PathVariants>>,
 }
 
-/// Other forms of a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct PathVariants {
     /// Other readings; at most one for each set of habits.
@@ -54,38 +53,45 @@ pub enum Case {
     /// `/Login` and `/login` are two paths.
     #[default]
     Sensitive,
-    /// They are one path.
     Insensitive,
 }
 
-/// A refused path. The client is at fault: 400.
+/// What is wrong with a text: a sentence for its author.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PathError {
-    /// It does not begin with `/`.
-    Relative,
-    /// A `%` without two hexadecimal digits.
-    Escape,
-    /// A control character, escaped or not.
-    Control,
-    /// An escape within an escape, such as `%252f`, that hides `/`, `\`, `.` or NUL.
-    DoubleEscape,
-    /// A longer UTF-8 form than the character has, such as `%c0%af` for `/`.
-    Overlong,
-    /// A `.` or `..` beside an escaped separator, a parameter or a space: `..%2f`, `..;`, `..%20`.
-    HiddenDots,
-    /// More `..` than there are segments.
-    AboveRoot,
-    /// `..` in one path with an escaped separator, or with a segment of dots or spaces alone.
-    TooManyReadings,
+pub struct Malformed(pub &'static str);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
 }
+
+impl std::error::Error for Malformed {}
+
+// The reasons to refuse a path. The client is at fault: 400.
+pub(crate) const RELATIVE: Malformed = Malformed("the path does not begin with `/`");
+pub(crate) const ESCAPE: Malformed =
+    Malformed("a `%` in the path is not followed by two hexadecimal digits");
+/// Escaped or not.
+pub(crate) const CONTROL: Malformed = Malformed("the path has a control character");
+/// Such as `%252f`.
+pub(crate) const DOUBLE_ESCAPE: Malformed =
+    Malformed("the path hides a separator or a dot in a double escape");
+/// Such as `%c0%af` for `/`.
+pub(crate) const OVERLONG: Malformed = Malformed("the path has an overlong UTF-8 form");
+/// Such as `..%2f`, `..;` or `..%20`.
+pub(crate) const HIDDEN_DOTS: Malformed =
+    Malformed("the path hides `.` or `..` beside `%2f`, `%5c`, `\\`, `;` or a space");
+pub(crate) const ABOVE_ROOT: Malformed = Malformed("the path climbs above its root");
+pub(crate) const TOO_MANY_READINGS: Malformed =
+    Malformed("the path has both `..` and an escaped separator, or a segment of dots or spaces");
 
 /// Stands for `\`, or an escaped `/` or `\`, between decoding and splitting. Nothing else decodes
 /// to it.
 const MAYBE_SEPARATOR: char = '\\';
 
 impl<'a> CanonicalPath<'a> {
-    /// Parses a path as it stands in the request's target.
-    pub fn parse(raw: &'a str) -> Result<Self, PathError> {
+    pub fn parse(raw: &'a str) -> Result<Self, Malformed> {
         if is_canonical(raw) {
             return Ok(Self {
                 resolved: Cow::Borrowed(raw),
@@ -93,7 +99,7 @@ impl<'a> CanonicalPath<'a> {
             });
         }
         if !raw.starts_with('/') {
-            return Err(PathError::Relative);
+            return Err(RELATIVE);
         }
         let decoded = decode(raw)?;
         refuse_double_escapes(&decoded)?;
@@ -146,7 +152,6 @@ impl<'a> CanonicalPath<'a> {
         self.variants.as_ref()?.folded.as_ref()
     }
 
-    /// Copies the path; [`CanonicalPath::is_as_sent`] becomes false.
     pub fn into_owned(self) -> CanonicalPath<'static> {
         CanonicalPath {
             resolved: Cow::Owned(self.resolved.into_owned()),
@@ -175,18 +180,12 @@ impl<'a> CanonicalPath<'a> {
         std::iter::once(self.as_str()).chain(self.others())
     }
 
-    /// Whether all upstreams read the path in the same way.
     #[inline]
     pub fn is_plain(&self) -> bool {
         match &self.variants {
             None => true,
             Some(variants) => variants.others.is_empty(),
         }
-    }
-
-    /// Whether the client sent exactly this spelling.
-    pub fn is_as_sent(&self) -> bool {
-        matches!(self.resolved, Cow::Borrowed(_))
     }
 }
 
@@ -236,7 +235,7 @@ fn is_canonical(raw: &str) -> bool {
 }
 
 /// Writes every character in its one form. Slashes and `;` stay, since they divide segments.
-fn decode(raw: &str) -> Result<String, PathError> {
+fn decode(raw: &str) -> Result<String, Malformed> {
     let mut decoded = String::with_capacity(raw.len() + 8);
     let mut escape_before = None;
     let mut bytes = raw.bytes();
@@ -247,14 +246,14 @@ fn decode(raw: &str) -> Result<String, PathError> {
         };
         let before = escape_before.take();
         match byte {
-            0..=0x1f | 0x7f => return Err(PathError::Control),
+            0..=0x1f | 0x7f => return Err(CONTROL),
             b'\\' => decoded.push(MAYBE_SEPARATOR),
             b'/' if escaped => decoded.push(MAYBE_SEPARATOR),
             b'/' => decoded.push('/'),
             b';' if !escaped => decoded.push(';'),
             _ => {
                 if before.is_some_and(|before| is_overlong(before, byte)) {
-                    return Err(PathError::Overlong);
+                    return Err(OVERLONG);
                 }
                 push_byte(&mut decoded, byte);
                 escape_before = Some(byte);
@@ -264,11 +263,11 @@ fn decode(raw: &str) -> Result<String, PathError> {
     Ok(decoded)
 }
 
-fn unescape(high: Option<u8>, low: Option<u8>) -> Result<u8, PathError> {
+pub(crate) fn unescape(high: Option<u8>, low: Option<u8>) -> Result<u8, Malformed> {
     let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
     match (digit(high), digit(low)) {
-        (Some(high), Some(low)) => u8::try_from(high * 16 + low).map_err(|_| PathError::Escape),
-        _ => Err(PathError::Escape),
+        (Some(high), Some(low)) => u8::try_from(high * 16 + low).map_err(|_| ESCAPE),
+        _ => Err(ESCAPE),
     }
 }
 
@@ -297,7 +296,7 @@ fn is_overlong(first: u8, second: u8) -> bool {
 
 /// Refuses `%252f` and its like at any depth (`%25252f`): after decoding, because the digits may
 /// have been escaped too.
-fn refuse_double_escapes(decoded: &str) -> Result<(), PathError> {
+fn refuse_double_escapes(decoded: &str) -> Result<(), Malformed> {
     for (at, escape) in decoded.match_indices("%25") {
         let mut inner = &decoded[at + escape.len()..];
         while let Some(deeper) = inner.strip_prefix("25") {
@@ -305,7 +304,7 @@ fn refuse_double_escapes(decoded: &str) -> Result<(), PathError> {
         }
         let mut digits = inner.bytes();
         if let Ok(b'/' | b'\\' | b'.' | 0) = unescape(digits.next(), digits.next()) {
-            return Err(PathError::DoubleEscape);
+            return Err(DOUBLE_ESCAPE);
         }
     }
     Ok(())
@@ -316,34 +315,6 @@ impl fmt::Display for CanonicalPath<'_> {
         f.write_str(self.as_str())
     }
 }
-
-impl PathError {
-    /// A sentence for the client.
-    pub fn detail(self) -> &'static str {
-        match self {
-            Self::Relative => "the path does not begin with `/`",
-            Self::Escape => "a `%` in the path is not followed by two hexadecimal digits",
-            Self::Control => "the path has a control character",
-            Self::DoubleEscape => "the path hides a separator or a dot in a double escape",
-            Self::Overlong => "the path has an overlong UTF-8 form",
-            Self::HiddenDots => {
-                "the path hides `.` or `..` beside `%2f`, `%5c`, `\\`, `;` or a space"
-            }
-            Self::AboveRoot => "the path climbs above its root",
-            Self::TooManyReadings => {
-                "the path has both `..` and an escaped separator, or a segment of dots or spaces"
-            }
-        }
-    }
-}
-
-impl fmt::Display for PathError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.detail())
-    }
-}
-
-impl std::error::Error for PathError {}
 
 #[cfg(test)]
 mod tests;

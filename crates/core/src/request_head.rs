@@ -25,7 +25,6 @@ pub struct RequestHead<'r> {
     pub client: IpAddr,
     /// Whether the peer is a trusted proxy: its headers may name a tier and a cost.
     pub is_trusted: bool,
-    /// The certificate that the peer showed.
     pub certificate: Option<&'r Certificate>,
     /// What a program has added to the request; `None` for a request that is described.
     pub extensions: Option<&'r Extensions>,
@@ -38,7 +37,6 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    /// `secure` connections speak TLS.
     pub fn of(secure: bool) -> Scheme {
         match secure {
             true => Scheme::Https,

@@ -26,11 +26,11 @@ use crate::limit::key::{Key, Part};
 use crate::path::{CanonicalPath, Case};
 
 pub use answer::{Redirect, RedirectError, RedirectFailure, Respond, Target};
-pub use host::{HostError, HostPattern, MAX_HOST_BYTES, host_of};
+pub use host::{HostPattern, MAX_HOST_BYTES, host_of};
 pub use matching::{HeaderMatch, MethodError, ValueMatch, method_of};
 pub use near::{Miss, Near, Precedence};
-pub use pattern::{MAX_SEGMENTS, PathPattern, PatternError, PatternFault};
-pub use regex::{Regex, RegexFault};
+pub use pattern::{MAX_SEGMENTS, PathPattern, PatternError};
+pub use regex::Regex;
 pub use rewrite::{Action, Direction, HeaderChange, HeaderText, Prefix};
 pub use table::{Conflict, RouteTable};
 
@@ -39,7 +39,6 @@ pub use table::{Conflict, RouteTable};
 pub struct Route {
     /// Its index in its table.
     pub number: usize,
-    /// The name for operators.
     pub name: Arc<str>,
     pub host: HostPattern,
     /// In the form of `case`.
@@ -53,16 +52,13 @@ pub struct Route {
     pub target: Target,
     /// The key that chooses a server of the upstream; `None` chooses by load.
     pub affinity: Option<Key>,
-    /// All limits must allow a request.
     pub limits: Vec<Arc<Limit>>,
     pub cost: CostSource,
     /// The response header with the final cost of a request, units.
     pub settle: Option<HeaderName>,
     /// Requests with these response statuses get their units back.
     pub refund: StatusSet,
-    /// Stripped from the paths of requests to the upstream.
     pub strip_prefix: Option<Prefix>,
-    /// Put before their paths after that.
     pub add_prefix: Option<Prefix>,
     /// The largest body of a request, bytes; `None` for no bound.
     pub body_limit: Option<u64>,
@@ -75,7 +71,6 @@ pub struct Route {
 }
 
 impl Route {
-    /// Whether a response may change the cost of its request.
     pub fn adjusts(&self) -> bool {
         self.settle.is_some() || !self.refund.is_empty()
     }
@@ -88,10 +83,8 @@ impl Route {
     }
 }
 
-/// The source of a request's weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CostSource {
-    /// Units.
     Fixed(u64),
     /// A header of trusted peers; 1 for all other requests.
     Header(HeaderName),
@@ -119,7 +112,6 @@ pub fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
         && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// A set of response statuses: whole classes, and single ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusSet {
     /// Bit n stands for class n.
@@ -152,7 +144,6 @@ impl StatusSet {
     }
 }
 
-/// A request as the table sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct RouteQuery<'p> {
     /// The host, as [`host_of`] returns it.
@@ -165,7 +156,6 @@ pub struct RouteQuery<'p> {
 /// Names and values of a route's `{param}`s, in the path's order.
 pub type Params<'t, 'p> = SmallVec<[(&'t str, &'p str); 4]>;
 
-/// The route of a request.
 #[derive(Clone, Debug)]
 pub struct RouteMatch<'t, 'p> {
     pub route: &'t Route,

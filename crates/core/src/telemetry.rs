@@ -1,11 +1,7 @@
-//! Telemetry: the access log, the decision log for audits, metrics
-//! and spans.
-//!
-//! It knows no connections, and of the configuration only targets and formats. No request waits for
-//! it: each log has a thread behind a bounded queue, which counts and reports what it drops.
+//! Telemetry: the access log, the decision log, metrics and spans. No request waits for it: each
+//! log has a thread behind a bounded queue, which counts and reports what it drops.
 
 pub mod access;
-pub mod attempt_log;
 pub mod decisions;
 pub mod json;
 mod log_writer;

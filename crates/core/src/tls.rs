@@ -114,20 +114,14 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsTrouble> 
         .map_err(|_| TlsTrouble::Settings)
 }
 
-/// A failed TLS connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsTrouble {
-    /// The server's certificate has expired.
     Expired,
-    /// The server's certificate is not valid yet.
     NotYetValid,
-    /// No trusted authority has signed the server's certificate.
     UnknownAuthority,
-    /// The server's certificate has another name.
     OtherName,
     /// The server ended the handshake: it wants our certificate, or another one.
     Refused,
-    /// The server does not speak TLS.
     Plain,
     /// No authority is configured, and the system has none.
     Settings,
@@ -172,39 +166,40 @@ impl TlsTrouble {
         }
     }
 
-    /// One word for logs and metrics.
     pub const fn label(self) -> &'static str {
+        self.words().0
+    }
+
+    /// The label for logs and metrics, and a sentence.
+    const fn words(self) -> (&'static str, &'static str) {
         match self {
-            TlsTrouble::Expired => "tls_expired",
-            TlsTrouble::NotYetValid => "tls_not_yet_valid",
-            TlsTrouble::UnknownAuthority => "tls_unknown_ca",
-            TlsTrouble::OtherName => "tls_other_name",
-            TlsTrouble::Refused => "tls_refused",
-            TlsTrouble::Plain => "tls_plain",
-            TlsTrouble::Settings => "tls_settings",
-            TlsTrouble::Other => "tls",
+            Self::Expired => ("tls_expired", "its certificate has expired"),
+            Self::NotYetValid => ("tls_not_yet_valid", "its certificate is not valid yet"),
+            Self::UnknownAuthority => (
+                "tls_unknown_ca",
+                "its certificate is signed by an unknown authority (`ca` in `tls`)",
+            ),
+            Self::OtherName => (
+                "tls_other_name",
+                "its certificate is made out to another name (`name` in `tls`)",
+            ),
+            Self::Refused => (
+                "tls_refused",
+                "it refuses our side of TLS; it may want a certificate (`cert` in `tls`)",
+            ),
+            Self::Plain => ("tls_plain", "it does not speak TLS"),
+            Self::Settings => (
+                "tls_settings",
+                "TLS has no authority to trust (`ca` in `tls`)",
+            ),
+            Self::Other => ("tls", "TLS failed"),
         }
     }
 }
 
 impl fmt::Display for TlsTrouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            TlsTrouble::Expired => "its certificate has expired",
-            TlsTrouble::NotYetValid => "its certificate is not valid yet",
-            TlsTrouble::UnknownAuthority => {
-                "its certificate is signed by an unknown authority (`ca` in `tls`)"
-            }
-            TlsTrouble::OtherName => {
-                "its certificate is made out to another name (`name` in `tls`)"
-            }
-            TlsTrouble::Refused => {
-                "it refuses our side of TLS; it may want a certificate (`cert` in `tls`)"
-            }
-            TlsTrouble::Plain => "it does not speak TLS",
-            TlsTrouble::Settings => "TLS has no authority to trust (`ca` in `tls`)",
-            TlsTrouble::Other => "TLS failed",
-        })
+        f.write_str(self.words().1)
     }
 }
 

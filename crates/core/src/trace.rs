@@ -19,7 +19,6 @@ pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 const LENGTH: usize = 55;
 /// The most bytes of `tracestate` that are passed on. The standard requires as many.
 const MAX_STATE: usize = 512;
-/// The most members of `tracestate`.
 const MAX_MEMBERS: usize = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +27,6 @@ pub struct TraceId(pub [u8; 16]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpanId(pub [u8; 8]);
 
-/// A span within its trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceContext {
     pub trace: TraceId,
@@ -40,7 +38,6 @@ pub struct TraceContext {
 /// The peers whose traces are continued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Continue {
-    /// Trusted proxies.
     #[default]
     Trusted,
     All,
@@ -57,7 +54,6 @@ pub struct SamplingRules {
     pub obeys: bool,
 }
 
-/// The span of a request, and the span before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begun {
     pub own: TraceContext,
@@ -107,7 +103,6 @@ impl fmt::Display for TraceId {
     }
 }
 
-/// Two hexadecimal digits for each byte.
 const PAIRS: [[u8; 2]; 256] = {
     let digits = b"0123456789abcdef";
     let mut pairs = [[0; 2]; 256];
@@ -144,7 +139,6 @@ fn read_hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
 }
 
 impl TraceContext {
-    /// Reads the only valid `traceparent` of a request.
     pub fn of(headers: &HeaderMap) -> Option<TraceContext> {
         let mut lines = headers.get_all(TRACEPARENT).iter();
         let line = lines.next()?;
@@ -178,12 +172,10 @@ impl TraceContext {
         })
     }
 
-    /// Another span of the same trace.
     pub fn with(self, span: SpanId) -> TraceContext {
         TraceContext { span, ..self }
     }
 
-    /// The value of `traceparent`.
     pub fn value(&self) -> HeaderValue {
         let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
         write_hex(&self.trace.0, &mut text[3..35]);
@@ -197,40 +189,28 @@ impl TraceContext {
 impl SamplingRules {
     /// Begins the span of a request with these headers.
     pub fn begin(&self, headers: &HeaderMap, trusted: bool) -> Begun {
-        let said = TraceContext::of(headers);
+        let sender = TraceContext::of(headers);
         let continues = match self.continues {
             Continue::Trusted => trusted,
             Continue::All => true,
             Continue::Never => false,
         };
-        let span = SpanId::made();
-        let Some(before) = said.filter(|_| continues) else {
-            let trace = TraceId::made();
-            let sampled = self.samples(trace);
-            return Begun {
-                own: TraceContext {
-                    trace,
-                    span,
-                    sampled,
-                },
-                parent: None,
-                left: said,
-            };
-        };
-        let sampled = match trusted {
-            true if self.obeys => before.sampled,
-            true => self.samples(before.trace),
+        let parent = sender.filter(|_| continues);
+        let trace = parent.map_or_else(TraceId::made, |parent| parent.trace);
+        let sampled = match parent {
+            Some(parent) if trusted && self.obeys => parent.sampled,
             // The client chooses the trace id, so the id must not decide about recording.
-            false => self.samples(TraceId::made()),
+            Some(_) if !trusted => self.samples(TraceId::made()),
+            _ => self.samples(trace),
         };
         Begun {
             own: TraceContext {
-                trace: before.trace,
-                span,
+                trace,
+                span: SpanId::made(),
                 sampled,
             },
-            parent: Some(before.span),
-            left: None,
+            parent: parent.map(|parent| parent.span),
+            left: sender.filter(|_| !continues),
         }
     }
 

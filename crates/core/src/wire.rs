@@ -108,9 +108,7 @@ impl Stream {
             .poll_peek(cx, &mut ReadBuf::new(&mut byte))
             .map_ok(|length| length == 0)
     }
-}
 
-impl Stream {
     /// Reads and discards at most `left` bytes. Ready at this limit and at the end of the stream.
     pub fn poll_discard(&mut self, cx: &mut Context<'_>, left: &mut usize) -> Poll<()> {
         let mut scratch = [MaybeUninit::uninit(); DISCARD_READ_BYTES];
@@ -205,11 +203,9 @@ impl AsyncWrite for Stream {
 pub struct Outflow {
     /// Heads and chunk framing, in order.
     pub flat: Vec<u8>,
-    /// How many bytes of `flat` are written.
     written: usize,
     /// Pieces of content, each with its position in `flat`.
     pieces: VecDeque<(usize, Bytes)>,
-    /// Bytes in `pieces`.
     waiting: usize,
 }
 
@@ -237,7 +233,6 @@ impl Outflow {
             && self.flat.len() < MAX_FLAT_BYTES
     }
 
-    /// Adds a piece of content without copying it.
     pub fn push(&mut self, data: Bytes) {
         if !data.is_empty() {
             self.waiting += data.len();
@@ -269,7 +264,6 @@ impl Outflow {
         self.pieces.is_empty().then(|| &self.flat[self.written..])
     }
 
-    /// Removes `count` bytes that were written.
     pub fn advance(&mut self, mut count: usize) {
         while let Some((at, piece)) = self.pieces.front_mut() {
             let before = *at - self.written;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::exchange::admission::Admission;
+use tidegate_core::exchange::admit::Admission;
+use tidegate_core::exchange::limiter::HeldSlots;
 use tidegate_core::exchange::rejection::Rejection;
 use tidegate_core::exchange::shadow::ShadowChecks;
-use tidegate_core::exchange::slots::HeldSlots;
 use tidegate_core::limit::{Decided, Retry};
 
 /// Whether a call may pass, and what is left. Permits of [`Limits::concurrent`] are held until the
@@ -75,14 +75,14 @@ impl Decision {
         match &admitted {
             Ok(()) => {
                 if let Some(granted) = admission.granted() {
-                    decision.statuses = statuses(granted.decided);
+                    decision.statuses = statuses(granted);
                 }
             }
             Err(Rejection::Limited(denial)) => {
                 decision.statuses = statuses(denial.decided());
                 decision.retry_after = longest_wait(denial.decided());
             }
-            // The store is away, and the limit denies then: worth another try in a second.
+            // The store is away, and `on_error` denies.
             Err(_) => decision.retry_after = Some(Duration::from_secs(1)),
         }
         decision

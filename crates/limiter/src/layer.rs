@@ -1,5 +1,4 @@
-//! Limits before an HTTP service, as a [`tower::Layer`]. They decide, deny and tell clients exactly
-//! as the proxy does.
+//! Limits before an HTTP service, as a [`tower::Layer`]. It runs the stages of the proxy.
 
 use std::fmt;
 use std::future::Future;
@@ -18,19 +17,19 @@ use tower::{Layer, Service};
 use tidegate_core::exchange::Exchange;
 use tidegate_core::exchange::access_record::AccessRecord;
 use tidegate_core::exchange::downstream::Arrival;
+use tidegate_core::exchange::limiter::HeldSlots;
 use tidegate_core::exchange::local_reply;
 use tidegate_core::exchange::rejection::Rejection;
-use tidegate_core::exchange::slots::HeldSlots;
 use tidegate_core::exchange::stages::Stages;
 use tidegate_core::telemetry::access::Buffer;
 
-/// Where a request's peer is found: in what the server put into its extensions.
+/// Finds a request's peer in its extensions, where the server has put it.
 pub type PeerOf = fn(&Extensions) -> Option<IpAddr>;
 
-/// Limits the services that it is laid around; they and its clones count together.
+/// A layer that limits services. All its services and clones count together.
 #[derive(Clone)]
 pub struct LimitLayer {
-    /// Their log takes no lines: it counts what limits on trial would have denied, and tells of it.
+    /// Their access log is off. It only reports what shadow limits would have denied.
     stages: Arc<Stages>,
     peer: PeerOf,
 }
@@ -40,8 +39,7 @@ impl LimitLayer {
         LimitLayer { stages, peer }
     }
 
-    /// The path of a request: admit, pass on, adjust, mark. A caller that drops the future has been
-    /// charged once.
+    /// The path of a request. A caller that drops the future may have been charged, once.
     async fn pass<S, B, R>(
         self,
         request: Request<B>,
@@ -53,7 +51,7 @@ impl LimitLayer {
         let Some(ip) = (self.peer)(request.extensions()).map(|ip| ip.to_canonical()) else {
             return Ok(refused(without_address(), request.version()));
         };
-        // Bodies may be of a kind that no two threads may look at: only the head is looked at.
+        // The body need not be `Sync`, so the stages see only the head.
         let (head, body) = request.into_parts();
         let mut head = Request::from_parts(head, ());
         let mut denied = Response::new(Bytes::new());
@@ -65,8 +63,8 @@ impl LimitLayer {
         }
         let log = &self.stages.log;
         let Some(route) = x.route.filter(|_| admitted.is_ok()) else {
-            let answer = refused(std::mem::take(x.response), x.request.version());
-            return Ok(answer.map(|body| body.ending_with(None, x.record, log)));
+            let response = refused(std::mem::take(x.response), x.request.version());
+            return Ok(response.map(|body| body.ending_with(None, x.record, log)));
         };
         let request = std::mem::take(x.request).map(|()| body);
         let mut response = service.call(request).await?;
@@ -77,7 +75,6 @@ impl LimitLayer {
         Ok(response.map(|body| LimitedBody::passed(body).ending_with(slots, x.record, log)))
     }
 
-    /// Finds the limits of the request, and asks them.
     async fn admit<'c>(&'c self, x: &mut Exchange<'c, (), Bytes>) -> Result<(), Rejection> {
         self.stages.identify(x)?;
         self.stages.admit(x).await
@@ -101,7 +98,7 @@ impl<S> Layer<S> for LimitLayer {
     }
 }
 
-/// A service behind limits. Ready when the service is; its errors pass through.
+/// A service behind limits. It is ready when the inner service is, and passes its errors on.
 #[derive(Clone, Debug)]
 pub struct Limited<S> {
     inner: S,
@@ -124,7 +121,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The clone is yet to be asked whether it is ready; this request's service has been.
+        // `poll_ready` was called on this service, and not on its clone.
         let next = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, next);
         let layer = self.layer.clone();
@@ -132,7 +129,7 @@ where
     }
 }
 
-/// The answer to a request without an address: no limit can count it, so it must not pass.
+/// The response to a request without an address, which no limit could count.
 fn without_address() -> Response<Bytes> {
     tracing::error!(
         "a request without its peer's address is refused: the function given to Limiter::layer \
@@ -141,10 +138,9 @@ fn without_address() -> Response<Bytes> {
     local_reply::panicked()
 }
 
-/// An answer in the service's stead.
 fn refused<R>(mut response: Response<Bytes>, version: Version) -> Response<LimitedBody<R>> {
     if version >= Version::HTTP_2 {
-        // There connections have no such header.
+        // HTTP/2 has no such header.
         response.headers_mut().remove(CONNECTION);
     }
     response.map(LimitedBody::made)
@@ -161,12 +157,11 @@ pin_project! {
     }
 }
 
-/// Ends with the response's body, or when the body is dropped.
+/// The work at the end of a response's body, or when the body is dropped.
 #[derive(Debug, Default)]
 struct BodyEnd {
-    /// The slots of the request.
     slots: Option<Box<HeldSlots>>,
-    /// With limits on trial, whose decisions are looked at.
+    /// Set if there are shadow checks, whose decisions are counted.
     record: Option<Box<(AccessRecord, Buffer)>>,
 }
 

@@ -31,17 +31,13 @@
 #![warn(missing_docs)]
 
 mod decision;
-mod error;
 #[cfg(feature = "tower")]
 mod layer;
 mod limiter;
 mod limits;
-mod rate;
 
 pub use decision::{Decision, LimitStatus};
-pub use error::LimitsError;
 #[cfg(feature = "tower")]
 pub use layer::{LimitLayer, Limited, LimitedBody, PeerOf};
 pub use limiter::Limiter;
-pub use limits::{KeyRequest, Limits, OnError};
-pub use rate::Rate;
+pub use limits::{KeyRequest, Limits, LimitsError, OnError, Rate};

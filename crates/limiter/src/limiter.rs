@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidegate_core::clock;
 use tidegate_core::config::{self, LogFormat, LogTarget, StoreKind};
-use tidegate_core::exchange::admission::Admission;
+use tidegate_core::exchange::admit::Admission;
 use tidegate_core::exchange::limiter::StoreHandle;
 use tidegate_core::exchange::shadow::ShadowChecks;
 use tidegate_core::exchange::stages::Stages;
@@ -25,9 +25,9 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// Reads limits in the format of `proxy.toml`; mistakes are told with `name`, such as
-    /// `limits.toml`. `${NAME}` in the text is read from the environment. With Redis this is called
-    /// on a tokio runtime: the connection lives there.
+    /// Reads limits in the format of `proxy.toml`. Error messages name the text by `name`, such as
+    /// `limits.toml`. `${NAME}` in the text is read from the environment. With Redis, call this on
+    /// a tokio runtime, which owns the connection.
     ///
     /// # Errors
     /// Every mistake in the text at once, or a store that cannot be used.
@@ -90,13 +90,16 @@ impl Limiter {
     async fn charge(&self, limits: &[Arc<Limit>], key: &str, cost: u32) -> Decision {
         let limiter = &self.stages.limiter;
         let secret = limiter.hash_key();
-        let mut admission = Admission::new(secret.generation);
+        let mut admission = Admission::default();
+        admission.generation = secret.generation;
         let tag = custom_hash(key, &secret.key);
         for limit in limits {
-            admission.add_key(limit, tag, u64::from(cost));
+            let cost = u64::from(cost).saturating_mul(limit.cost);
+            admission.add(limit, &limit.windows, tag, cost, None);
         }
-        let shadow = ShadowChecks::ask(&limiter.stores, admission.take_shadow(), secret.generation);
-        let admitted = limiter.decide(&mut admission, clock::now()).await;
+        let shadow = std::mem::take(&mut admission.shadow);
+        let shadow = ShadowChecks::start(limiter, shadow, secret.generation);
+        let admitted = limiter.admit(&mut admission, clock::now()).await;
         Decision::new(admission, admitted, shadow)
     }
 
@@ -111,10 +114,10 @@ impl Limiter {
         self.stages.limiter.ready().await;
     }
 
-    /// Waits until Redis knows which permits were let go of here, a quarter of a second at most:
-    /// for a program's end. Without it they are free when their lease ends.
+    /// Waits until Redis knows the released permits, a quarter of a second at most. Call it before
+    /// the program ends; otherwise permits are free when their lease ends.
     pub async fn flush(&self) {
-        self.stages.limiter.told().await;
+        self.stages.limiter.flush_slots().await;
     }
 
     /// Limits before an HTTP service. `peer` finds the address of the connection among a request's

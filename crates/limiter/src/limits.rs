@@ -1,14 +1,17 @@
-//! Limits as a program names them.
+//! The builder of limits, their rates, and its errors.
 
+use std::error::Error;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, io};
 
 use tidegate_core::config::{BuiltLimit, LimitsBuilder};
 use tidegate_core::limit::key::CustomKey;
 use tidegate_core::limit::{self, Key, Rule};
 use tidegate_core::route::PathPattern;
 
-use crate::{Limiter, LimitsError, Rate};
+use crate::Limiter;
 
 /// How long Redis keeps a permit whose holder does not renew it, microseconds: as `hold` in a file.
 const HOLD_US: u64 = 15_000_000;
@@ -88,25 +91,17 @@ impl Limits {
 
     /// Gives the limit another rate: both hold.
     #[must_use]
-    pub fn and(mut self, rate: Rate) -> Limits {
-        match (rate.checked(), self.last()) {
-            (Ok(rate), Some(one)) => one.rules.push(Rule::by_size(rate)),
-            (Err(why), _) => self.wrong("and", why),
-            (Ok(_), None) => self.without_limit("and"),
-        }
-        self
+    pub fn and(self, rate: Rate) -> Limits {
+        self.change("and", rate.checked(), "and", |limit, rate| {
+            limit.rules.push(Rule::by_size(rate));
+        })
     }
 
     /// Counts by this key, in the words of `proxy.toml`: `ip`, `header:x-user`, `api_key or ip`,
     /// `global`.
     #[must_use]
-    pub fn key(mut self, key: &str) -> Limits {
-        match (Key::parse([key]), self.last()) {
-            (Ok(key), Some(one)) => one.key = key,
-            (Err(why), _) => self.wrong(key, &why.to_string()),
-            (Ok(_), None) => self.without_limit("key"),
-        }
-        self
+    pub fn key(self, key: &str) -> Limits {
+        self.change("key", Key::parse([key]), key, |limit, key| limit.key = key)
     }
 
     /// Counts by the text that `key` makes of a request; a request of which it makes none is
@@ -115,52 +110,42 @@ impl Limits {
     /// [`Limiter::check`] with the same text counts together with such requests.
     #[must_use]
     pub fn key_by(
-        mut self,
+        self,
         key: impl Fn(&KeyRequest<'_>) -> Option<String> + Send + Sync + 'static,
     ) -> Limits {
-        match self.last() {
-            Some(one) => one.key = Key::custom(CustomKey::new(Arc::new(key))),
-            None => self.without_limit("key_by"),
-        }
-        self
+        let key = Key::custom(CustomKey::new(Arc::new(key)));
+        self.set("key_by", |limit| limit.key = key)
     }
 
     /// Holds for requests of these paths alone: `/login`, `/users/{id}`, `/api/*`. Where paths of
     /// several limits match, the most specific one counts.
     #[must_use]
-    pub fn path(mut self, pattern: &str) -> Limits {
-        match (PathPattern::parse(pattern), self.last()) {
-            (Ok(path), Some(one)) => one.path = Some(path),
-            (Err(why), _) => self.wrong(pattern, &why.fault.to_string()),
-            (Ok(_), None) => self.without_limit("path"),
-        }
-        self
+    pub fn path(self, pattern: &str) -> Limits {
+        self.change(
+            "path",
+            PathPattern::parse(pattern),
+            pattern,
+            |limit, path| {
+                limit.path = Some(path);
+            },
+        )
     }
 
     /// The rule of this limit for an outage of Redis.
     #[must_use]
-    pub fn on_error(mut self, on_error: OnError) -> Limits {
-        match self.last() {
-            Some(one) => {
-                one.on_error = match on_error {
-                    OnError::Local => limit::OnError::Local,
-                    OnError::Allow => limit::OnError::Allow,
-                    OnError::Deny => limit::OnError::Deny,
-                }
-            }
-            None => self.without_limit("on_error"),
-        }
-        self
+    pub fn on_error(self, on_error: OnError) -> Limits {
+        let on_error = match on_error {
+            OnError::Local => limit::OnError::Local,
+            OnError::Allow => limit::OnError::Allow,
+            OnError::Deny => limit::OnError::Deny,
+        };
+        self.set("on_error", |limit| limit.on_error = on_error)
     }
 
     /// Counts and reports, and denies nothing.
     #[must_use]
-    pub fn shadow(mut self) -> Limits {
-        match self.last() {
-            Some(one) => one.shadow = true,
-            None => self.without_limit("shadow"),
-        }
-        self
+    pub fn shadow(self) -> Limits {
+        self.set("shadow", |limit| limit.shadow = true)
     }
 
     /// Counts in Redis or Valkey: `redis://HOST:6379`, `rediss://` for TLS, `redis+sentinel://`,
@@ -200,16 +185,114 @@ impl Limits {
         Limiter::open(limits, String::new())
     }
 
-    fn last(&mut self) -> Option<&mut BuiltLimit> {
-        self.built.limits.last_mut()
-    }
-
     fn wrong(&mut self, what: &str, why: &str) {
         self.mistakes.push(format!("{what}: {why}"));
     }
 
-    fn without_limit(&mut self, method: &str) {
-        self.mistakes
-            .push(format!("{method}() comes after limit() or concurrent()"));
+    /// Changes the last limit; `method` is the caller.
+    fn set(mut self, method: &str, set: impl FnOnce(&mut BuiltLimit)) -> Limits {
+        match self.built.limits.last_mut() {
+            Some(limit) => set(limit),
+            None => self
+                .mistakes
+                .push(format!("{method}() comes after limit() or concurrent()")),
+        }
+        self
+    }
+
+    /// Changes the last limit by a value that was read from `text`.
+    fn change<T, E: fmt::Display>(
+        mut self,
+        method: &str,
+        value: Result<T, E>,
+        text: &str,
+        set: impl FnOnce(&mut BuiltLimit, T),
+    ) -> Limits {
+        match value {
+            Ok(value) => return self.set(method, |limit| set(limit, value)),
+            Err(why) => self.wrong(text, &why.to_string()),
+        }
+        self
+    }
+}
+
+/// Units in any window of this length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    units: u32,
+    window: Duration,
+}
+
+impl Rate {
+    /// `units` in any `window`. The window is in whole milliseconds, from 1 ms to 366 days.
+    /// [`Limits::build`](crate::Limits::build) refuses any other.
+    pub const fn new(units: u32, window: Duration) -> Rate {
+        Rate { units, window }
+    }
+
+    /// `units` in any second.
+    pub const fn per_second(units: u32) -> Rate {
+        Rate::new(units, Duration::from_secs(1))
+    }
+
+    /// `units` in any minute.
+    pub const fn per_minute(units: u32) -> Rate {
+        Rate::new(units, Duration::from_secs(60))
+    }
+
+    /// `units` in any hour.
+    pub const fn per_hour(units: u32) -> Rate {
+        Rate::new(units, Duration::from_secs(3_600))
+    }
+
+    /// `units` in any 24 hours.
+    pub const fn per_day(units: u32) -> Rate {
+        Rate::new(units, Duration::from_secs(86_400))
+    }
+
+    /// The rate as the limiter counts it, or what is wrong with it.
+    pub(crate) fn checked(self) -> Result<limit::Rate, &'static str> {
+        let window_us = u64::try_from(self.window.as_micros()).unwrap_or(u64::MAX);
+        if self.units == 0 {
+            return Err("a rate of 0 units lets nothing pass");
+        }
+        if window_us % 1_000 != 0 {
+            return Err("a window is in whole milliseconds");
+        }
+        if !(limit::rate::MIN_WINDOW_US..=limit::rate::MAX_WINDOW_US).contains(&window_us) {
+            return Err("a window is from 1 ms to 366 days long");
+        }
+        Ok(limit::Rate {
+            units: u64::from(self.units),
+            window_us,
+        })
+    }
+}
+
+/// Why there is no [`Limiter`](crate::Limiter).
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum LimitsError {
+    /// The limits are wrong. The text names every mistake, and what to write instead.
+    Invalid(String),
+    /// The store or the decision log cannot be opened.
+    Store(io::Error),
+}
+
+impl fmt::Display for LimitsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LimitsError::Invalid(mistakes) => f.write_str(mistakes),
+            LimitsError::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for LimitsError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            LimitsError::Invalid(_) => None,
+            LimitsError::Store(error) => Some(error),
+        }
     }
 }

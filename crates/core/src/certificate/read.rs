@@ -30,7 +30,6 @@ const NAMES: [(&str, &str); 11] = [
 ];
 
 impl Certificate {
-    /// Reads a certificate in DER.
     pub fn read(der: &[u8]) -> Option<Certificate> {
         let parsed = CertificateInner::<Raw>::from_der(der).ok()?;
         let body = parsed.tbs_certificate();

@@ -12,20 +12,16 @@ const MOST_1: usize = 107;
 /// The largest header of version 2 with its extensions, bytes.
 const MOST_2: usize = 4096;
 
-/// The first bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyHeader {
     /// A header of so many bytes, and the client; `None` if the peer speaks for itself.
     Header(usize, Option<IpAddr>),
     /// The beginning of a possible header.
     Part,
-    /// No header.
     Other,
-    /// A malformed header.
     Broken,
 }
 
-/// Reads the first bytes of a connection.
 pub fn parse(bytes: &[u8]) -> ProxyHeader {
     let begins = |signature: &[u8]| {
         let common = bytes.len().min(signature.len());

@@ -1,8 +1,8 @@
-//! What is remembered of a request for its line in the access log, while it is under way.
+//! The facts of a request for its line in the access log, its metrics and its spans.
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use http::{Method, Request, Uri, Version};
 use smallvec::SmallVec;
@@ -10,57 +10,56 @@ use smallvec::SmallVec;
 use super::grpc::{Call, is_grpc};
 use super::request_id::RequestId;
 use super::shadow::ShadowChecks;
-use super::traced::{RequestEnd, Trace};
+use super::traced::Trace;
 use crate::clock;
 use crate::limit::{Decided, DeniedKey, KeyHash, Retry};
-use crate::telemetry::access::{AccessEntry, Buffer, MissingBytes, Outcome, TRUNCATED};
+use crate::telemetry::access::{Buffer, Outcome};
 use crate::telemetry::metrics::method_of;
 use crate::telemetry::watched::DeniedRequest;
 
-/// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
+/// The facts of one request. Nothing is formatted before the request ends.
 #[derive(Debug)]
 pub struct AccessRecord {
-    /// Nothing where no line will be written.
-    head: Option<RecordedHead>,
-    log: Buffer,
-    show_keys: bool,
-    /// When its head was whole.
+    /// `None` if neither a line nor a span needs it.
+    pub(super) head: Option<RecordedHead>,
+    pub(super) log: Buffer,
+    pub(super) show_keys: bool,
+    /// When the head was complete.
     pub began: Instant,
-    /// Its method, as it is counted.
+    /// A place in `METHODS`.
     pub method: u8,
     pub client: IpAddr,
     pub route: Option<Arc<str>>,
-    /// Its route's number, beyond all of them for none.
+    /// `usize::MAX` without a route.
     pub route_number: usize,
     pub outcome: Outcome,
     pub status: u16,
     pub reason: Option<&'static str>,
     pub request_id: Option<RequestId>,
-    /// Whether its client speaks gRPC, which nobody does below HTTP/2.
+    /// Whether the client speaks gRPC, which needs HTTP/2.
     pub grpc: bool,
-    /// The call, once a gRPC client has the head of its answer.
+    /// Set when a gRPC call has the head of its response.
     pub call: Option<Box<Call>>,
-    denied_by: SmallVec<[(Arc<str>, Option<DeniedKey>); 1]>,
-    /// Limits on trial, until their decisions are wanted.
+    pub(super) denied_by: SmallVec<[(Arc<str>, Option<DeniedKey>); 1]>,
     pub shadow: Option<Box<ShadowChecks>>,
-    /// Where it belongs, while requests are traced.
+    /// `None` if requests are not traced.
     pub trace: Option<Box<Trace>>,
-    /// Whether it will be written.
-    to_write: bool,
-    bytes: u64,
-    /// Bytes that its answer's body should have, where that is known.
-    expected: Option<u64>,
-    /// Whether the upstream's answer ended before its end.
-    is_truncated: bool,
+    /// Whether the access log gets a line.
+    pub(super) to_write: bool,
+    /// Bytes of the response's body.
+    pub(super) bytes: u64,
+    /// The announced length of the response's body, bytes.
+    pub(super) expected: Option<u64>,
+    /// Whether the upstream's response ended too early.
+    pub(super) is_truncated: bool,
 }
 
-/// What a line says of its request's head.
 #[derive(Debug)]
-struct RecordedHead {
-    /// When it came, microseconds since the Unix epoch.
-    unix_us: u64,
-    method: Method,
-    uri: Uri,
+pub(super) struct RecordedHead {
+    /// The arrival, microseconds since the Unix epoch.
+    pub(super) unix_us: u64,
+    pub(super) method: Method,
+    pub(super) uri: Uri,
 }
 
 impl RecordedHead {
@@ -74,7 +73,6 @@ impl RecordedHead {
 }
 
 impl AccessRecord {
-    /// Begins at a request's arrival.
     pub fn begin<B>(
         request: &Request<B>,
         client: IpAddr,
@@ -107,28 +105,27 @@ impl AccessRecord {
         }
     }
 
-    /// The request belongs to a trace.
     #[cold]
-    pub(super) fn belongs<B>(&mut self, trace: Box<Trace>, request: &Request<B>) {
+    pub(super) fn set_trace<B>(&mut self, trace: Box<Trace>, request: &Request<B>) {
         if trace.is_recorded() && self.head.is_none() {
             self.head = Some(RecordedHead::of(request, self.began));
         }
         self.trace = Some(trace);
     }
 
-    /// Decides whether it will be written, by what has become of the request so far. Once.
-    pub fn decide(&mut self) {
+    /// Decides by the outcome whether the access log gets a line. Call it once.
+    pub fn choose_line(&mut self) {
         self.to_write = self.log.wants(self.outcome);
     }
 
-    /// Whether it is to be kept until the response has ended.
+    /// Whether the record must live until the response ends.
     pub fn is_wanted(&self) -> bool {
         let traced = self.trace.as_ref();
         let recorded = traced.is_some_and(|trace| trace.is_recorded());
         self.to_write || self.shadow.is_some() || self.call.is_some() || recorded
     }
 
-    /// Notes that the request was let through, and whether a limit was asked.
+    /// Notes that the request was admitted, and whether a limit decided that.
     pub fn note_admission(&mut self, limited: bool) {
         self.outcome = if limited {
             Outcome::Allowed
@@ -137,7 +134,7 @@ impl AccessRecord {
         };
     }
 
-    /// Notes which limits denied, and whom.
+    /// Notes the limits that denied the request, and its keys.
     pub fn note_denial(&mut self, decided: Decided<'_>) {
         for result in decided.results() {
             if result.verdict.retry != Retry::Now {
@@ -148,7 +145,7 @@ impl AccessRecord {
         }
     }
 
-    /// The request as operators see it who watch denials.
+    /// The request, for operators who watch denials.
     pub(super) fn denied_request<'r>(
         &'r self,
         method: &'r Method,
@@ -163,7 +160,7 @@ impl AccessRecord {
         }
     }
 
-    /// Notes who denied, and whom: by the key as it is where it is known.
+    /// Notes a limit or a block that denied the request. `plain` is the key in the clear.
     pub fn note_denier(&mut self, name: &Arc<str>, tag: KeyHash, plain: Option<&Arc<str>>) {
         if self.head.is_some() {
             let key = self.show_keys.then(|| match plain {
@@ -174,96 +171,25 @@ impl AccessRecord {
         }
     }
 
-    /// Whether it will be written should the answer end before its end.
-    pub fn tells_truncation(&self) -> bool {
+    /// Whether the access log gets a line if the response ends too early.
+    pub fn logs_truncation(&self) -> bool {
         self.head.is_some() && !self.log.is_off()
     }
 
-    /// Notes how many bytes the answer's body has if it is whole.
+    /// Notes the announced length of the response's body, bytes.
     pub fn expect_bytes(&mut self, expected: Option<u64>) {
         self.expected = expected;
     }
 
-    /// Notes that the answer ended before its end, and why. Such a line is always written.
+    /// Notes that the response ended too early. The access log always gets a line then.
     #[cold]
     pub fn note_truncated(&mut self, reason: &'static str) {
         self.is_truncated = true;
         self.reason = Some(reason);
-        self.to_write = self.tells_truncation();
+        self.to_write = self.logs_truncation();
     }
 
     pub fn add_bytes(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
-    }
-
-    /// Looks at the shadow' decisions, and writes it.
-    pub fn write(mut self) {
-        let shadow = self.shadow.take();
-        let trace = self.trace.take();
-        let mut trials = Vec::new();
-        let would_deny = shadow.map(|mut shadow| {
-            let names = shadow.would_deny(self.log.shadow());
-            if let Some(head) = self.head.as_ref().filter(|_| !names.is_empty()) {
-                shadow.note_denials(self.denied_request(&head.method, &head.uri));
-            }
-            if let Some(trace) = trace.as_ref().filter(|trace| trace.is_recorded()) {
-                trials = shadow.spans(trace, self.show_keys);
-            }
-            names
-        });
-        if let Some(head) = self.head.as_ref().filter(|_| self.to_write) {
-            self.write_entry(head, would_deny.as_deref(), trace.as_deref());
-        }
-        if let Some(trace) = trace {
-            trace.end(&self.end(), trials);
-        }
-    }
-
-    fn end(&self) -> RequestEnd<'_> {
-        RequestEnd {
-            method: self.method,
-            path: self.head.as_ref().map(|head| head.uri.path()),
-            client: self.client,
-            route: self.route.as_ref(),
-            request_id: self.request_id.as_ref().map(RequestId::as_str),
-            outcome: match self.is_truncated {
-                true => TRUNCATED,
-                false => self.outcome.word(),
-            },
-            status: self.status,
-            grpc_status: self.call.as_ref().and_then(|call| call.status()),
-            reason: self.reason,
-            body_bytes: self.bytes,
-            is_truncated: self.is_truncated,
-            shows_keys: self.show_keys,
-        }
-    }
-
-    fn write_entry(
-        &self,
-        head: &RecordedHead,
-        would_deny: Option<&[Arc<str>]>,
-        trace: Option<&Trace>,
-    ) {
-        self.log.record(&AccessEntry {
-            unix_us: head.unix_us,
-            duration: Duration::from_micros(clock::unix_us().saturating_sub(head.unix_us)),
-            client: self.client,
-            method: &head.method,
-            path: head.uri.path(),
-            status: self.status,
-            bytes: self.bytes,
-            truncated: self.is_truncated.then_some(MissingBytes {
-                expected: self.expected,
-            }),
-            route: self.route.as_deref(),
-            outcome: self.outcome,
-            denied_by: &self.denied_by,
-            would_deny: would_deny.unwrap_or_default(),
-            reason: self.reason,
-            grpc_status: self.call.as_ref().and_then(|call| call.status()),
-            request_id: self.request_id.as_ref().map(RequestId::as_str),
-            trace_id: trace.map(Trace::id),
-        });
     }
 }

@@ -1,30 +1,28 @@
-//! What a request cost in the end: settled by what its response says, or given back by its status.
+//! Adjusts the cost of a request after its response: a refund by status, or a settlement by header.
 //!
-//! At most once, when the response's head has come, and never waited for: should the process die
-//! in between, what was charged at first stays charged. A refund comes before a settlement, and
-//! gives back everything. Slots are held for as long as the request takes, whatever it cost.
-//! Limits on trial are adjusted likewise, if their decisions have come by then.
+//! It happens at most once, when the head of the response has come, and no request waits for it. If
+//! the process dies before, the first charge stands. A refund has precedence. Slots are not
+//! adjusted. Checks in shadow mode are adjusted too, if their decisions have come.
 
 use http::{HeaderMap, HeaderName, Response};
 
 use super::access_record::AccessRecord;
-use super::admission::{Admission, Decider, Granted};
+use super::admit::{Admission, Decider};
 use super::limiter::Limiter;
 use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck};
 use crate::route::Route;
 
-/// What becomes of what was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Adjustment {
-    /// All of it is given back.
+    /// Returns all units.
     Refund,
-    /// So many units it was, before a limit's own weight.
+    /// The final units, before they are multiplied by the cost of a limit.
     Settle(u64),
 }
 
 impl Limiter {
-    /// Refunds or settles what `admission` charged, as the route has it for this response. The
-    /// header that settles is between the upstream and us: no client sees it.
+    /// Refunds or settles the cost of a request, as its route says. It removes the header that
+    /// settles, so that no client gets it.
     pub fn adjust<B>(
         &self,
         route: &Route,
@@ -41,32 +39,34 @@ impl Limiter {
         };
         self.adjust_admitted(admission, adjustment);
         for check in record.shadow.iter_mut().flat_map(|shadow| &mut shadow.list) {
-            let charge = check.charge.clone();
-            if let Some(decision) = check.decision().filter(|decision| decision.allowed) {
-                let charge = &charge;
-                let decided = Decided { charge, decision };
-                self.adjust_shared(decided, adjustment, admission.generation);
+            if let Some(decided) = check.decided().filter(|decided| decided.decision.allowed) {
+                self.adjust_store(decided, adjustment, admission.generation);
             }
         }
     }
 
     fn adjust_admitted(&self, admission: &Admission, adjustment: Adjustment) {
-        let Some(Granted { decided, by }) = admission.granted() else {
+        let Some(decided) = admission.granted() else {
             return;
         };
-        let Decided { charge, decision } = decided;
-        let warm = match by {
-            Decider::Store { warm } => {
-                self.adjust_shared(decided, adjustment, admission.generation);
-                warm.as_deref()
+        let local = match &admission.decider {
+            Some(Decider::Store { local }) => {
+                self.adjust_store(decided, adjustment, admission.generation);
+                local.as_deref()
             }
-            Decider::Local => Some(decision),
+            _ => Some(decided.decision),
         };
-        if let Some(decision) = warm.filter(|decision| decision.allowed) {
-            let changed = Difference::of(Decided { charge, decision }, adjustment);
-            if matches!(by, Decider::Local) {
-                // What is given back stays in the journal: it names no stamps, and to owe the store
-                // too much never admits too much.
+        if let Some(decision) = local.filter(|decision| decision.allowed) {
+            let changed = Difference::of(
+                Decided {
+                    decision,
+                    ..decided
+                },
+                adjustment,
+            );
+            if matches!(admission.decider, Some(Decider::Local)) {
+                // A refund stays in the journal, which has no stamps. A debt that is too high never
+                // admits too much.
                 self.store.owe(&changed.more, admission.generation);
             }
             self.local.charge_more(&changed.more);
@@ -74,25 +74,28 @@ impl Limiter {
         }
     }
 
-    fn adjust_shared(&self, decided: Decided<'_>, adjustment: Adjustment, generation: u64) {
-        let changed = Difference::of(decided, adjustment);
-        if !changed.more.is_empty() {
-            self.store.settle(&changed.more, generation);
+    fn adjust_store(&self, decided: Decided<'_>, adjustment: Adjustment, generation: u64) {
+        let Difference {
+            more,
+            less,
+            less_of,
+        } = Difference::of(decided, adjustment);
+        if !more.is_empty() {
+            self.store.settle(&more, generation);
         }
-        if !changed.less.is_empty() {
-            let Difference { less, less_of, .. } = &changed;
-            self.store.give_back(less, less_of, generation);
+        if !less.is_empty() {
+            self.store.give_back(&less, &less_of, generation);
         }
     }
 }
 
-/// What a request cost in the end, beside what was charged for it at first.
+/// The final cost of a request, compared with its first charge.
 struct Difference {
-    /// To be charged on top.
+    /// To charge.
     more: Charge,
-    /// To be given back.
+    /// To refund.
     less: Charge,
-    /// The first decision, as far as it is about `less`.
+    /// The part of the first decision that is about `less`.
     less_of: Decision,
 }
 
@@ -129,8 +132,7 @@ impl Difference {
     }
 }
 
-/// The units that a response names, and not the header itself any more: `None` where there is
-/// none, or nonsense.
+/// Removes the header, and returns its units; `None` unless it is one number.
 fn take_cost(headers: &mut HeaderMap, name: &HeaderName) -> Option<u64> {
     let mut all = headers.get_all(name).iter();
     let text = all.next().filter(|_| all.next().is_none());

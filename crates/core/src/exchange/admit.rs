@@ -1,110 +1,194 @@
-//! Whether a request may pass: what its route's limits ask, what the store says, and what an
-//! outage of the store means.
+//! The admission of a request: what its limits check, the store's decision, and the meaning of an
+//! outage of the store.
 //!
-//! The mechanism of an outage (deadline, breaker) is the store's; the policy is here and nowhere
-//! else. A request that has no key it should have is never let through for that.
+//! The store has the mechanism of an outage (deadline, circuit breaker). The policy is only here.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::admission::{Admission, Decider};
-use super::limiter::Limiter;
-use super::rejection::Rejection;
-use super::slots::slots_of;
+use super::limiter::{HeldSlots, Limiter, slots_of};
+use super::rejection::{Denial, Rejection};
 use crate::clock;
-use crate::limit::{Charge, Decided, Decision, LimitCheck, OnError};
+use crate::limit::{Asker, Charge, Decided, Decision, KeyHash, Limit, LimitCheck, OnError, Window};
 use crate::store::StoreError;
+use crate::telemetry::decisions::Source;
 
-impl Limiter {
-    /// Lets a charge pass or says why not where that can be said without waiting: the counts are in
-    /// this process.
-    pub(super) fn admit_here(&self, admission: &mut Admission) -> Option<Result<(), Rejection>> {
-        admission.decision = self.decide_here(&admission.charge)?;
-        Some(self.conclude(admission))
+/// The limit checks of one request, and the decision that admitted it.
+#[derive(Debug, Default)]
+pub struct Admission {
+    /// The enforced checks: the store grants all of them or none.
+    pub charge: Charge,
+    /// Checks of limits in shadow mode and of candidates. Each is decided by itself.
+    pub shadow: Vec<Charge>,
+    /// The generation of the secret that hashed the keys.
+    pub generation: u64,
+    /// Chooses the upstream's server.
+    pub affinity: Option<u64>,
+    /// The decision that admitted the request, if `decider` is set.
+    pub decision: Decision,
+    pub(super) decider: Option<Decider>,
+    /// The wall clock at the decision, microseconds. `RateLimit` headers count from there.
+    pub(super) unix_us: u64,
+    /// The slots that the request holds.
+    pub slots: Option<Box<HeldSlots>>,
+    /// Whether a script of another origin may read the rate-limit headers.
+    pub(super) cors: bool,
+}
+
+/// The source of a decision. A later change of the cost goes there.
+#[derive(Debug)]
+pub(super) enum Decider {
+    Store {
+        /// What the local counts charged too, if it may have to be refunded.
+        local: Option<Box<Decision>>,
+    },
+    /// The local counts alone.
+    Local,
+}
+
+impl Admission {
+    /// Adds the checks of one limit: `windows`, and those of its candidate.
+    pub fn add(
+        &mut self,
+        limit: &Arc<Limit>,
+        windows: &[Arc<Window>],
+        tag: KeyHash,
+        cost: u64,
+        asker: Option<Arc<Asker>>,
+    ) {
+        let check = |window: &Arc<Window>| LimitCheck {
+            limit: Arc::clone(limit),
+            window: Arc::clone(window),
+            tag,
+            cost,
+            asker: asker.clone(),
+        };
+        let checks = windows.iter().map(check);
+        if limit.shadow && !windows.is_empty() {
+            self.shadow.push(checks.collect());
+        } else if !limit.shadow {
+            self.charge.extend(checks);
+        }
+        if !limit.candidate.is_empty() {
+            self.shadow
+                .push(limit.candidate.iter().map(check).collect());
+        }
     }
 
-    /// Asks the store, and lets the request pass or says why not. Its time counts from `since`,
-    /// when the request's head was whole.
-    pub(super) async fn admit(
-        &self,
+    /// The decision that admitted the request; `None` if no limit decided.
+    pub fn granted(&self) -> Option<Decided<'_>> {
+        self.decider.as_ref().map(|_| Decided {
+            charge: &self.charge,
+            decision: &self.decision,
+        })
+    }
+}
+
+impl Limiter {
+    /// Decides an admission.
+    pub async fn admit(
+        self: &Arc<Self>,
         admission: &mut Admission,
         since: Instant,
     ) -> Result<(), Rejection> {
-        let beside = match self.store.is_returning() {
+        match self.admit_here(admission) {
+            Some(admitted) => admitted,
+            None => self.admit_by_store(admission, since).await,
+        }
+    }
+
+    /// Decides without waiting: nothing is checked, or the counts are in this process. `None` if
+    /// the store must be asked.
+    pub(super) fn admit_here(
+        self: &Arc<Self>,
+        admission: &mut Admission,
+    ) -> Option<Result<(), Rejection>> {
+        if admission.charge.is_empty() {
+            return Some(Ok(()));
+        }
+        admission.decision = self.decide_here(&admission.charge)?;
+        Some(self.conclude(admission, None))
+    }
+
+    /// Sends the charge to the store. Its time counts from `since`, when the head was complete.
+    pub(super) async fn admit_by_store(
+        self: &Arc<Self>,
+        admission: &mut Admission,
+        since: Instant,
+    ) -> Result<(), Rejection> {
+        let local = match self.store.is_returning() {
             true => self.keep_to_share(admission)?,
             false => None,
         };
         let (charge, generation) = (&mut admission.charge, admission.generation);
         let answered = self.store.charge(charge, generation, since).await;
-        self.note_time(since);
-        match (answered, beside) {
-            (Ok(decision), None) => {
+        self.observe_duration(since);
+        match answered {
+            Ok(decision) => {
                 admission.decision = decision;
-                self.conclude(admission)
+                self.conclude(admission, local)
             }
-            (Ok(decision), Some(beside)) => {
-                admission.decision = decision;
-                self.conclude_both(admission, beside)
-            }
-            (Err(error), beside) => {
-                if let Some(beside) = beside {
-                    self.local.give_back(&admission.charge, &beside);
+            Err(error) => {
+                if let Some(local) = local {
+                    self.local.give_back(&admission.charge, &local);
                 }
-                self.conclude_alone(admission, &error)
+                self.admit_locally(admission, &error)
             }
         }
     }
 
-    /// The store may not know of all that was admitted: what it lets pass must be within this
-    /// process's share as well. What is counted here is returned.
+    /// Charges the local counts, because the store may not know all that was admitted: a request
+    /// must also be within this process's share. Returns the local decision.
     #[cold]
     fn keep_to_share(&self, admission: &mut Admission) -> Result<Option<Decision>, Rejection> {
-        let beside = self.local.charge_beside(&admission.charge);
-        if beside.allowed {
-            return Ok(Some(beside));
+        let local = self.local.charge_beside(&admission.charge);
+        if local.allowed {
+            return Ok(Some(local));
         }
-        admission.decision = beside;
-        self.decided(admission, Decider::Local).map(|()| None)
+        admission.decision = local;
+        self.finish(admission, Decider::Local).map(|()| None)
     }
 
-    /// What the store's decision means for a request that was counted here already.
-    #[cold]
-    fn conclude_both(&self, admission: &mut Admission, beside: Decision) -> Result<(), Rejection> {
+    /// Applies a decision of the store. `local` is what the local counts have charged already.
+    pub fn conclude(
+        self: &Arc<Self>,
+        admission: &mut Admission,
+        local: Option<Decision>,
+    ) -> Result<(), Rejection> {
         let (charge, decision) = (&admission.charge, &admission.decision);
+        let store = Decider::Store { local: None };
         if !decision.allowed {
-            self.local.give_back(charge, &beside);
-            return self.decided(admission, Decider::Store { warm: None });
-        }
-        admission.slots = self.hold(charge);
-        self.local.note(charge, decision, Some(&beside));
-        let gives_back = charge.iter().any(|item| item.limit.gives_back);
-        let warm = gives_back.then(|| Box::new(beside));
-        self.decided(admission, Decider::Store { warm })
-    }
-
-    /// What a decision of the store means for a request.
-    pub fn conclude(&self, admission: &mut Admission) -> Result<(), Rejection> {
-        let (charge, decision) = (&admission.charge, &admission.decision);
-        if !decision.allowed {
-            if self.stores.is_shared() {
-                self.local.note(charge, decision, None);
+            match local {
+                Some(local) => self.local.give_back(charge, &local),
+                None if self.is_shared() => self.local.note(charge, decision, None),
+                None => {}
             }
-            return self.decided(admission, Decider::Store { warm: None });
+            return self.finish(admission, store);
         }
         // Nothing may wait between the grant and its guard.
         admission.slots = self.hold(charge);
-        if self.stores.is_shared() {
-            let others = self.store.tells_of_others();
-            let lost = self.local.lost_by(charge, decision, others);
-            if !lost.is_empty() {
-                return self.conclude_doubted(admission, lost);
-            }
+        if !self.is_shared() {
+            return self.finish(admission, store);
         }
-        let warm = self.remember(&admission.charge, &admission.decision);
-        self.decided(admission, Decider::Store { warm })
+        // The local counts know recent requests, so that an outage brings no second budget.
+        let local = match local {
+            Some(local) => local,
+            None => {
+                let others = self.store.tells_of_others();
+                let lost = self.local.lost_by(charge, decision, others);
+                if !lost.is_empty() {
+                    return self.conclude_doubted(admission, lost);
+                }
+                self.local.keep_warm(charge)
+            }
+        };
+        self.local.note(charge, decision, Some(&local));
+        let may_refund = charge.iter().any(|check| check.limit.gives_back);
+        let local = may_refund.then(|| Box::new(local));
+        self.finish(admission, Decider::Store { local })
     }
 
-    /// The store lets the request pass, and has forgotten what it had counted: so this process
-    /// keeps to its share.
+    /// Keeps to the share, because the store has granted a charge after it lost counts.
     #[cold]
     fn conclude_doubted(&self, admission: &mut Admission, lost: Charge) -> Result<(), Rejection> {
         self.store.suspect(lost);
@@ -112,7 +196,7 @@ impl Limiter {
         match self.keep_to_share(admission) {
             Ok(_) => {
                 admission.decision = granted;
-                self.decided(admission, Decider::Store { warm: None })
+                self.finish(admission, Decider::Store { local: None })
             }
             Err(denied) => {
                 admission.slots = None;
@@ -125,85 +209,67 @@ impl Limiter {
         }
     }
 
-    fn decided(&self, admission: &mut Admission, by: Decider) -> Result<(), Rejection> {
+    /// Decides without the store: each limit's `on_error` says how. Only limits that are counted
+    /// locally stay in the charge.
+    #[cold]
+    fn admit_locally(
+        self: &Arc<Self>,
+        admission: &mut Admission,
+        error: &StoreError,
+    ) -> Result<(), Rejection> {
+        let (charge, generation) = (&mut admission.charge, admission.generation);
+        self.count_store_failure(charge, error);
+        let slots = slots_of(charge);
+        let hold = || slots.map(|slots| self.hold_locally(slots, generation));
+        let reason = error.label();
+        let limits = names_with(charge, OnError::Deny);
+        if !limits.is_empty() {
+            return Err(Rejection::StoreAway { limits, reason });
+        }
+        charge.retain(|check| check.limit.on_error == OnError::Local);
+        if charge.is_empty() {
+            admission.slots = hold();
+            return Ok(());
+        }
+        if !self.store.may_decide_alone() {
+            let limits = names_with(charge, OnError::Local);
+            return Err(Rejection::StoreAway { limits, reason });
+        }
+        admission.decision = self.local.charge(charge);
+        if admission.decision.allowed {
+            self.store.owe(charge, generation);
+            admission.slots = hold();
+        }
+        self.finish(admission, Decider::Local)
+    }
+
+    /// Counts the decision and turns a denial into a rejection.
+    fn finish(&self, admission: &mut Admission, decider: Decider) -> Result<(), Rejection> {
+        let is_local = matches!(decider, Decider::Local);
+        let source = match is_local {
+            true => Source::Local,
+            false => self.store.decided_by(),
+        };
         let decided = Decided {
             charge: &admission.charge,
             decision: &admission.decision,
         };
-        self.count_decision(decided, &by);
+        self.count_decision(decided, source);
         if !admission.decision.allowed {
-            return Err(admission.denied(&by));
+            return Err(Rejection::Limited(Box::new(Denial {
+                charge: std::mem::take(&mut admission.charge),
+                decision: std::mem::take(&mut admission.decision),
+                is_local,
+            })));
         }
-        admission.by = Some(by);
+        admission.decider = Some(decider);
         admission.unix_us = clock::unix_us();
         Ok(())
     }
+}
 
-    /// The same where the store has not answered.
-    #[cold]
-    fn conclude_alone(
-        &self,
-        admission: &mut Admission,
-        error: &StoreError,
-    ) -> Result<(), Rejection> {
-        self.count_away(&admission.charge, error);
-        let (slots, generation) = (slots_of(&admission.charge), admission.generation);
-        let decision = self.decide_alone(&mut admission.charge, generation, error)?;
-        let is_denied = decision.as_ref().is_some_and(|decision| !decision.allowed);
-        if !is_denied {
-            admission.slots = self.hold_alone(slots, generation);
-        }
-        let Some(decision) = decision else {
-            return Ok(());
-        };
-        admission.decision = decision;
-        self.decided(admission, Decider::Local)
-    }
-
-    /// What the shared store admitted here is also counted here, so that this process knows recent
-    /// history when it must decide alone, and an outage is no second helping. What was counted is
-    /// told where it may have to be given back.
-    fn remember(&self, charge: &Charge, decision: &Decision) -> Option<Box<Decision>> {
-        if !self.stores.is_shared() {
-            return None;
-        }
-        let warm = self.local.keep_warm(charge);
-        self.local.note(charge, decision, Some(&warm));
-        let gives_back = charge.iter().any(|item| item.limit.gives_back);
-        gives_back.then(|| Box::new(warm))
-    }
-
-    /// The store did not answer: each limit's `on_error` says what that means, and leaves those in
-    /// `charge` that are asked here. `None` where there are none.
-    fn decide_alone(
-        &self,
-        charge: &mut Charge,
-        generation: u64,
-        error: &StoreError,
-    ) -> Result<Option<Decision>, Rejection> {
-        let policy = |item: &LimitCheck| item.limit.on_error;
-        if charge.iter().any(|item| policy(item) == OnError::Deny) {
-            let denied = charge.iter().filter(|item| policy(item) == OnError::Deny);
-            let limits = denied.map(|item| item.limit.name.clone()).collect();
-            return Err(Rejection::StoreAway {
-                limits,
-                reason: error.label(),
-            });
-        }
-        charge.retain(|item| policy(item) == OnError::Local);
-        if charge.is_empty() {
-            return Ok(None);
-        }
-        if !self.store.may_decide_alone() {
-            return Err(Rejection::StoreAway {
-                limits: charge.iter().map(|item| item.limit.name.clone()).collect(),
-                reason: error.label(),
-            });
-        }
-        let decision = self.local.charge(charge);
-        if decision.allowed {
-            self.store.owe(charge, generation);
-        }
-        Ok(Some(decision))
-    }
+fn names_with(charge: &Charge, on_error: OnError) -> Vec<Arc<str>> {
+    let checks = charge.iter();
+    let checks = checks.filter(|check| check.limit.on_error == on_error);
+    checks.map(|check| Arc::clone(&check.limit.name)).collect()
 }

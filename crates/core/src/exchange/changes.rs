@@ -1,8 +1,7 @@
-//! What a route changes in the heads of one request and of its answer, and what it answers by
-//! itself.
+//! The header changes of a route, and its own responses.
 //!
-//! Values are made before anything is sent, of the request as the client sent it. Nothing that the
-//! client names in `Connection`, and none of our own headers, comes after what the operator wants.
+//! All values are made from the request as the client sent it, before anything is sent. The changes
+//! are applied last, so that neither `Connection` nor the proxy's own headers can undo them.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
@@ -18,25 +17,23 @@ use super::request_id;
 use crate::path::CanonicalPath;
 use crate::request_head::HeadError;
 use crate::route::template::{TemplateFacts, TooLong};
-use crate::route::{
-    Action, HeaderChange, HeaderText, Redirect, RedirectFailure, Respond, Route, Target,
-};
+use crate::route::{Action, HeaderChange, HeaderText, Redirect, RedirectFailure, Route, Target};
 
-/// Changes, each with its value for this request; nothing where the header is to go.
+/// Changes with their values for this request; `None` removes the header.
 type Filled<'t> = SmallVec<[(&'t HeaderChange, Option<HeaderValue>); 4]>;
 
-/// See the file's head.
+/// The header changes of one request and of its response.
 #[derive(Debug, Default)]
 pub struct Changes<'t> {
     up: Filled<'t>,
     down: Filled<'t>,
     location: Option<HeaderValue>,
-    /// The header by which upstreams know the request, and its id.
+    /// The request's id, and its header.
     id: Option<(&'t HeaderName, HeaderValue)>,
 }
 
 impl<'t> Changes<'t> {
-    /// Of this route, if it has any, or if requests have ids, in the header `id`.
+    /// `None` if the route changes nothing and requests have no ids. `id` is the header with ids.
     pub(super) fn of<B>(
         route: &'t Route,
         id: Option<&'t HeaderName>,
@@ -48,21 +45,22 @@ impl<'t> Changes<'t> {
             Target::Redirect(redirect) => Some(redirect),
             Target::Upstream(_) | Target::Respond(_) => None,
         };
-        let none = route.headers_up.is_empty() && route.headers_down.is_empty();
-        if none && redirect.is_none() && id.is_none() {
+        let has_changes =
+            redirect.is_some() || !route.headers_up.is_empty() || !route.headers_down.is_empty();
+        if !has_changes && id.is_none() {
             return Ok(None);
         }
         let request_id = record.request_id.get_or_insert_with(request_id::made);
         let request_id = request_id.as_str();
         let id = id.and_then(|name| Some((name, HeaderValue::from_str(request_id).ok()?)));
-        if none && redirect.is_none() {
+        if !has_changes {
             let changes = Changes {
                 id,
                 ..Changes::default()
             };
             return Ok(Some(Box::new(changes)));
         }
-        let path = CanonicalPath::parse(request.uri().path())?;
+        let path = CanonicalPath::parse(request.uri().path()).map_err(Rejection::Path)?;
         let facts = TemplateFacts {
             client: record.client,
             peer: downstream.arrival.ip,
@@ -82,13 +80,13 @@ impl<'t> Changes<'t> {
         Ok(Some(Box::new(Changes {
             up: fill(&route.headers_up, &facts)?,
             down: fill(&route.headers_down, &facts)?,
-            location: redirect.map(|to| place(to, &facts)).transpose()?,
+            location: redirect.map(|to| location(to, &facts)).transpose()?,
             id,
         })))
     }
 
-    /// Changes the head of a request that is otherwise ready for its upstream.
-    pub fn upwards(&self, headers: &mut HeaderMap) {
+    /// Changes a request that is otherwise ready for its upstream.
+    pub fn apply_to_request(&self, headers: &mut HeaderMap) {
         if let Some((name, id)) = &self.id {
             remove_twins(headers, |odd| headers::are_twins(name, odd));
             headers.insert(*name, id.clone());
@@ -105,13 +103,12 @@ impl<'t> Changes<'t> {
         }
     }
 
-    /// Changes the head of a response.
-    pub fn downwards(&self, headers: &mut HeaderMap) {
+    pub fn apply_to_response(&self, headers: &mut HeaderMap) {
         apply(&self.down, headers);
     }
 
-    /// Adds to the head of a refusal what it does not say itself: what tells of the refusal stays.
-    pub(super) fn beside(&self, headers: &mut HeaderMap) {
+    /// Adds headers to a refusal that it does not have.
+    pub(super) fn add_missing(&self, headers: &mut HeaderMap) {
         for (change, value) in &self.down {
             if let (Some(value), false) = (value, headers.contains_key(&change.name)) {
                 headers.insert(&change.name, value.clone());
@@ -120,32 +117,30 @@ impl<'t> Changes<'t> {
     }
 }
 
-/// The answer that a route always gives.
-pub fn respond(answer: &Respond, changes: Option<&Changes<'_>>) -> Response<Bytes> {
-    let mut response = Response::new(answer.body.clone());
-    *response.status_mut() = answer.status;
-    if let Some(content_type) = &answer.content_type {
-        response
-            .headers_mut()
-            .insert(CONTENT_TYPE, content_type.clone());
-    }
-    if let Some(changes) = changes {
-        changes.downwards(response.headers_mut());
-    }
-    response
-}
-
-/// The answer that sends the client elsewhere.
-pub fn redirect(answer: &Redirect, changes: Option<&Changes<'_>>) -> Response<Bytes> {
+/// The response of a route that answers itself; `None` for a route to an upstream.
+pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Response<Bytes>> {
     let mut response = Response::new(Bytes::new());
-    *response.status_mut() = answer.status;
-    if let Some(changes) = changes {
-        if let Some(location) = &changes.location {
-            response.headers_mut().insert(LOCATION, location.clone());
+    let headers = match target {
+        Target::Upstream(_) => return None,
+        Target::Respond(answer) => {
+            *response.body_mut() = answer.body.clone();
+            *response.status_mut() = answer.status;
+            answer
+                .content_type
+                .clone()
+                .map(|value| (CONTENT_TYPE, value))
         }
-        changes.downwards(response.headers_mut());
+        Target::Redirect(answer) => {
+            *response.status_mut() = answer.status;
+            let location = changes.and_then(|changes| changes.location.clone());
+            location.map(|value| (LOCATION, value))
+        }
+    };
+    response.headers_mut().extend(headers);
+    if let Some(changes) = changes {
+        changes.apply_to_response(response.headers_mut());
     }
-    response
+    Some(response)
 }
 
 fn fill<'t>(
@@ -162,21 +157,20 @@ fn fill<'t>(
     filled.collect()
 }
 
-/// A header's value; nothing if it is empty.
+/// `None` for an empty value.
 fn value(text: &HeaderText, facts: &TemplateFacts<'_>) -> Result<Option<HeaderValue>, Rejection> {
     let too_large = Rejection::HeadError(HeadError::TooLarge);
     let value = match text {
         HeaderText::Fixed(value) => value.clone(),
         HeaderText::Made(template) => match template.fill(facts).map(HeaderValue::try_from) {
             Ok(Ok(value)) => value,
-            // No part of a head is anything but a header's value: that would be our mistake.
             Ok(Err(_)) | Err(TooLong) => return Err(too_large),
         },
     };
     Ok(Some(value).filter(|value| !value.is_empty()))
 }
 
-fn place(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValue, Rejection> {
+fn location(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValue, Rejection> {
     redirect.location(facts).map_err(|error| match error {
         RedirectFailure::TooLong => Rejection::HeadError(HeadError::TooLarge),
         RedirectFailure::NoHost => Rejection::Request(RequestFault::Host),
@@ -200,8 +194,8 @@ fn apply(changes: &Filled<'_>, headers: &mut HeaderMap) {
     }
 }
 
-/// Removes what a client sent under a name that differs from one of ours in `_` for `-` only: to
-/// many servers both are one, and the client's could win.
+/// Removes headers of the client whose names have `_` where ours have `-`. Many servers take both
+/// for one header, and could choose the client's value.
 fn remove_twins(headers: &mut HeaderMap, is_twin: impl Fn(&HeaderName) -> bool) {
     let is_odd = |name: &&HeaderName| name.as_str().contains('_') && is_twin(name);
     let odd: SmallVec<[HeaderName; 4]> = headers.keys().filter(is_odd).cloned().collect();

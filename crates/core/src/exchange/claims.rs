@@ -1,5 +1,5 @@
-//! What the bearer tokens of requests claim. A token is verified once and then believed for a
-//! minute, so that a signature costs once and not with every request.
+//! The claims of bearer tokens. A verified token is cached for a minute, so that not every request
+//! costs the check of a signature.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,13 +9,12 @@ use crate::clock;
 use crate::limit::key::jwt::JwtRules;
 use crate::limit::key::{Claims, Facts};
 
-/// Verified tokens that are remembered, at most. Nobody can fill this with tokens of his own
-/// making: none is in it that was not signed by whom the file names.
-const MOST: usize = 4096;
-/// For how long, seconds, unless a token expires before that.
-const KEPT_S: u64 = 60;
+/// Cached tokens, at most. Clients cannot fill the cache: a token needs a valid signature.
+const MAX_TOKENS: usize = 4096;
+/// Seconds that a token is cached, unless it expires before.
+const CACHED_S: u64 = 60;
 
-/// One worker's tokens.
+/// One worker's cache of verified tokens.
 pub(super) struct Tokens {
     rules: JwtRules,
     /// By the BLAKE3 hash of the token.
@@ -41,29 +40,28 @@ impl Tokens {
         }
     }
 
-    /// What the request's token claims; nothing if it carries none, or one that is not to be
-    /// believed.
+    /// The claims of the request's token; `None` without a valid token.
     pub(super) fn claims(&self, facts: &Facts<'_>) -> Option<Arc<Claims>> {
-        facts.with_bearer(|token| self.believed(token, clock::unix_us() / 1_000_000))
+        facts.with_bearer(|token| self.verified(token, clock::unix_us() / 1_000_000))
     }
 
-    fn believed(&self, token: &[u8], now_s: u64) -> Option<Arc<Claims>> {
+    fn verified(&self, token: &[u8], now_s: u64) -> Option<Arc<Claims>> {
         let hash = *blake3::hash(token).as_bytes();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(one) = known.get(&hash).filter(|one| now_s < one.until_s) {
             return Some(Arc::clone(&one.claims));
         }
         let verified = self.rules.verify(token, now_s)?;
-        if known.len() >= MOST {
+        if known.len() >= MAX_TOKENS {
             known.retain(|_, one| now_s < one.until_s);
         }
-        if known.len() >= MOST {
+        if known.len() >= MAX_TOKENS {
             known.clear();
         }
         let claims = Arc::new(verified.claims);
         let one = VerifiedToken {
             claims: Arc::clone(&claims),
-            until_s: verified.until_s.min(now_s + KEPT_S),
+            until_s: verified.until_s.min(now_s + CACHED_S),
         };
         known.insert(hash, one);
         Some(claims)
@@ -103,22 +101,22 @@ mod tests {
     #[test]
     fn a_token_is_verified_once_and_forgotten_when_it_expires() {
         let tokens = tokens();
-        let first = tokens.believed(&token(1, 1000), 100).unwrap();
-        let again = tokens.believed(&token(1, 1000), 159).unwrap();
+        let first = tokens.verified(&token(1, 1000), 100).unwrap();
+        let again = tokens.verified(&token(1, 1000), 159).unwrap();
         assert!(Arc::ptr_eq(&first, &again));
-        let later = tokens.believed(&token(1, 1000), 160).unwrap();
+        let later = tokens.verified(&token(1, 1000), 160).unwrap();
         assert!(!Arc::ptr_eq(&first, &later));
-        assert!(tokens.believed(&token(2, 1000), 990).is_some());
-        assert!(tokens.believed(&token(2, 1000), 1000).is_none());
-        assert!(tokens.believed(b"x.y.z", 100).is_none());
+        assert!(tokens.verified(&token(2, 1000), 990).is_some());
+        assert!(tokens.verified(&token(2, 1000), 1000).is_none());
+        assert!(tokens.verified(b"x.y.z", 100).is_none());
     }
 
     #[test]
     fn no_more_are_remembered_than_there_is_room_for() {
         let tokens = tokens();
-        for sub in 0..MOST + 10 {
-            assert!(tokens.believed(&token(sub, 1000), 100).is_some());
+        for sub in 0..MAX_TOKENS + 10 {
+            assert!(tokens.verified(&token(sub, 1000), 100).is_some());
         }
-        assert!(tokens.known.lock().unwrap().len() <= MOST);
+        assert!(tokens.known.lock().unwrap().len() <= MAX_TOKENS);
     }
 }

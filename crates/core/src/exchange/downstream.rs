@@ -1,4 +1,4 @@
-//! How a client's connection came to us: from where, and over what.
+//! The client's connection.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -7,26 +7,26 @@ use super::headers;
 use crate::certificate::Certificate;
 use crate::request_head::Scheme;
 
-/// How a client came: from where, and over what.
+/// How a client has connected.
 #[derive(Clone, Debug)]
 pub struct Arrival {
     /// The peer's address.
     pub ip: IpAddr,
-    /// What TLS said of it; nothing of a connection in the clear.
+    /// `None` for a connection without TLS.
     pub tls: Option<Secured>,
-    /// In the clear where TLS is spoken: whoever asks so is told, and gets nothing else.
+    /// Whether the client speaks plain HTTP on a TLS listener. It gets only an error.
     pub misplaced: bool,
 }
 
-/// What a TLS handshake told of a client.
+/// The facts of a TLS handshake.
 #[derive(Clone, Debug, Default)]
 pub struct Secured {
-    /// Its certificate; whoever signed it is believed.
+    /// The client's certificate, signed by a trusted authority.
     pub certificate: Option<Arc<Certificate>>,
 }
 
 impl Arrival {
-    /// A peer whose connection is in the clear.
+    /// A connection without TLS.
     pub fn plain(ip: IpAddr) -> Arrival {
         Arrival {
             ip,
@@ -35,7 +35,7 @@ impl Arrival {
         }
     }
 
-    /// A peer that should have begun a handshake.
+    /// A connection without TLS on a TLS listener.
     pub fn misplaced(ip: IpAddr) -> Arrival {
         Arrival {
             misplaced: true,
@@ -43,19 +43,18 @@ impl Arrival {
         }
     }
 
-    /// The certificate that the client showed.
     pub fn certificate(&self) -> Option<&Certificate> {
         self.tls.as_ref()?.certificate.as_deref()
     }
 }
 
-/// One client connection, as the proxy sees it.
+/// One client connection.
 #[derive(Debug)]
 pub struct Downstream {
-    /// Whether its other end may say whom it speaks for.
+    /// Whether the peer may name its client.
     pub trusted: bool,
     pub arrival: Arrival,
-    /// What is told of it upstream, formatted once.
+    /// The headers that name the client.
     peer: OnceLock<headers::Peer>,
 }
 
@@ -75,7 +74,7 @@ impl Downstream {
         })
     }
 
-    /// It asks for nothing for a while.
+    /// Frees memory, because the connection is idle.
     pub fn rest(&self) {
         if let Some(peer) = self.peer.get() {
             peer.rest();

@@ -1,11 +1,8 @@
-//! A refusal as gRPC clients understand it: HTTP 200 with the status in the only header block
-//! ("Trailers-Only", gRPC over HTTP/2 protocol). An HTTP 429 would reach them as UNAVAILABLE, which
-//! many of them retry at once, and any other without its sentence.
+//! gRPC: denials and refusals in the form that its clients read, and the status of each call.
 //!
-//! Pure: numbers and words in, headers out. The two protobuf messages are written by hand; both
-//! are a few bytes of google/rpc/status.proto and google/rpc/error_details.proto.
-
-mod call;
+//! A refusal is HTTP 200 with the status in the only header block ("Trailers-Only", gRPC over
+//! HTTP/2 protocol). Clients take an HTTP 429 for UNAVAILABLE, which many of them retry at once.
+//! The protobuf messages of google/rpc/status.proto and error_details.proto are written by hand.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -13,23 +10,22 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
-pub use call::Call;
+use crate::telemetry::metrics::grpc::is_in_body;
+use crate::telemetry::metrics::{GrpcCounter, GrpcStatus};
 
-/// RESOURCE_EXHAUSTED: the code Google's API guide maps to 429.
+/// RESOURCE_EXHAUSTED, which Google's API guide maps to 429.
 const RESOURCE_EXHAUSTED: u8 = 8;
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
-/// Whether a request's `content-type` is gRPC's.
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(is_grpc_type)
 }
 
-/// Whether a `content-type` is gRPC's.
 pub fn is_grpc_type(content_type: &HeaderValue) -> bool {
     content_type.as_bytes().starts_with(b"application/grpc")
 }
 
-/// Makes of an answer in HTTP the same for a gRPC client; `detail` is its sentence.
+/// Translates a response for a gRPC client. `detail` becomes its message.
 pub fn translate(answer: Response<Bytes>, detail: &str) -> Response<Bytes> {
     let (mut head, _) = answer.into_parts();
     let code = code_of(head.status);
@@ -46,11 +42,11 @@ pub fn translate(answer: Response<Bytes>, detail: &str) -> Response<Bytes> {
     Response::from_parts(head, Bytes::new())
 }
 
-/// The code of google.rpc that says of a call what the status says of a request.
+/// The code of google.rpc with the same meaning.
 fn code_of(status: StatusCode) -> u16 {
     match status {
         StatusCode::BAD_REQUEST | StatusCode::EXPECTATION_FAILED => 3,
-        // Whoever retries these could have the call made twice.
+        // A retry of these could make the call twice.
         StatusCode::GATEWAY_TIMEOUT | StatusCode::REQUEST_TIMEOUT => 4,
         StatusCode::FORBIDDEN => 7,
         StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => 8,
@@ -62,8 +58,8 @@ fn code_of(status: StatusCode) -> u16 {
     }
 }
 
-/// Writes the status of a denial. `retry_us` is the exact wait, microseconds; `None` where no wait
-/// helps, which tells clients not to retry at all (gRFC A6: a negative pushback).
+/// Writes the status of a denial. `retry_us` is the exact wait. `None` tells clients not to retry,
+/// by a negative pushback (gRFC A6).
 pub fn write_denial(headers: &mut HeaderMap, message: &str, retry_us: Option<u64>) {
     let millis = retry_us.map(|us| us.div_ceil(1000));
     headers.insert(
@@ -87,7 +83,7 @@ fn insert_text(headers: &mut HeaderMap, header: &'static str, text: &str) {
     }
 }
 
-/// Percent-encoding of `grpc-message`: space to `~` stay, but for `%` (gRPC protocol, Responses).
+/// Encodes `grpc-message`: all characters from space to `~` stay, except `%`.
 fn percent_encode(message: &str) -> String {
     let mut out = String::with_capacity(message.len());
     for byte in message.bytes() {
@@ -118,7 +114,7 @@ fn status(message: &str, retry_millis: Option<u64>) -> Vec<u8> {
     out
 }
 
-/// Field numbers here are below 16: one byte holds the number and the wire type.
+/// Field numbers are below 16, so one byte holds the number and the wire type.
 fn put_varint_field(out: &mut Vec<u8>, field: u8, value: u64) {
     if value > 0 {
         out.push(field << 3);
@@ -138,6 +134,53 @@ fn put_varint(out: &mut Vec<u8>, mut value: u64) {
         value >>= 7;
     }
     out.push(value as u8);
+}
+
+/// One gRPC call. It is counted when its response ends.
+#[derive(Debug)]
+pub struct Call {
+    counter: GrpcCounter,
+    http_status: u16,
+    status: Option<GrpcStatus>,
+}
+
+impl Call {
+    /// Begins with the head of the response. `None` for gRPC-Web, whose status is in the body.
+    pub fn begin<B>(counter: GrpcCounter, answer: &Response<B>) -> Option<Box<Call>> {
+        let status = GrpcStatus::in_head(answer);
+        if status.is_none() && is_in_body(answer.headers()) {
+            return None;
+        }
+        Some(Box::new(Call {
+            counter,
+            http_status: answer.status().as_u16(),
+            status,
+        }))
+    }
+
+    pub fn note_trailers(&mut self, trailers: &HeaderMap) {
+        self.status = GrpcStatus::of(trailers).or(self.status);
+    }
+
+    /// Notes that the upstream broke the response off.
+    pub fn note_break(&mut self) {
+        self.status.get_or_insert(GrpcStatus::Missing);
+    }
+
+    /// Counts the call, once. `is_whole` is false if the client left before the end.
+    pub fn end(&mut self, is_whole: bool) {
+        let absent = match is_whole {
+            true => GrpcStatus::Missing,
+            false => GrpcStatus::CANCELLED,
+        };
+        let status = *self.status.get_or_insert(absent);
+        self.counter.ended(status, self.http_status);
+    }
+
+    /// The status, if it has come.
+    pub fn status(&self) -> Option<GrpcStatus> {
+        self.status
+    }
 }
 
 #[cfg(test)]

@@ -1,15 +1,12 @@
-//! What changes in a head on its way through.
+//! The changes of heads between client and upstream.
 //!
-//! Pure functions over a message's head. What an untrusted client says about itself is replaced by
-//! what we know; a proxy that we trust is believed, and we append to what it says. This file must
-//! never let a client remove a header that somebody between us and the upstream relies on.
+//! Pure. The proxy replaces what an untrusted client says about itself. It appends to what a
+//! trusted proxy says. A client must never be able to remove a header that another proxy relies on.
 
 mod check;
+mod forwarded;
 mod hop;
-mod naming;
-mod peer;
 mod prefix;
-mod prerendered;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -21,27 +18,24 @@ use memchr::memmem;
 
 pub use crate::request_head::Scheme;
 pub use check::{RequestFault, check_coding, check_framing, prefer_target};
+pub use forwarded::{Peer, PrerenderedHeaders, put_line, scheme};
+use forwarded::{append, name_client};
 pub(super) use hop::are_twins;
 use hop::{HopFields, has_option};
-pub use naming::scheme;
-use naming::{append, name_client, told};
-pub use peer::Peer;
 pub use prefix::{prepend, strip};
-pub use prerendered::{PrerenderedHeaders, put_line};
 
-/// Headers that [`to_upstream`] adds at most.
+/// Headers that [`to_upstream`] adds, at most.
 const ADDED: usize = 8;
-/// How often a request may pass this process. A route to another of our own hosts is odd but
-/// possible; what comes back more often is in a loop.
+/// How often a request may pass this process, because a route may lead to another of its hosts. A
+/// request that comes more often is in a loop.
 const MAX_PASSES: usize = 3;
 
-/// This process in `Via`. The name is different in each, so that a chain of tidegates is no loop.
+/// This process in `Via`. Each process has another name, so that a chain of tidegates is no loop.
 static PSEUDONYM: LazyLock<String> = LazyLock::new(|| {
     let random = RandomState::new().hash_one(std::process::id());
     format!("tidegate-{:08x}", random >> 32)
 });
-// Made once and never freed: counting references to them would be a line of memory that all workers
-// write, twice for each request.
+// Static, because all workers would write the reference count of a shared value.
 static VIA_1_0: LazyLock<HeaderValue> = LazyLock::new(|| via("1.0"));
 static VIA_1_1: LazyLock<HeaderValue> = LazyLock::new(|| via("1.1"));
 static VIA_2: LazyLock<HeaderValue> = LazyLock::new(|| via("2.0"));
@@ -58,33 +52,31 @@ fn via_of(version: Version) -> HeaderValue {
     }
 }
 
-/// How often this process stands in the request's `Via`.
 fn passes(headers: &HeaderMap) -> usize {
     let ours = |line: &HeaderValue| memmem::find_iter(line.as_bytes(), PSEUDONYM.as_str()).count();
     headers.get_all(VIA).iter().map(ours).sum()
 }
 
-/// What a client's request became.
+/// The facts about a request that was made ready for its upstream.
 #[derive(Debug)]
-pub struct Turned {
-    /// Whether it asks for a tunnel that it may have.
-    pub upgrade: bool,
-    /// Whether it names the host it asks for.
-    pub names_host: bool,
-    /// Whether it spoke for others, which its peer may not.
-    pub forged: bool,
-    /// What names its client, where that is not among its fields.
-    pub beside: Option<PrerenderedHeaders>,
+pub struct UpstreamRequest {
+    /// Whether it asks for a tunnel, and may have one.
+    pub asks_upgrade: bool,
+    pub has_host: bool,
+    /// Whether an untrusted peer had named another client.
+    pub is_forged: bool,
+    /// The headers that name the client, if they are not in the map.
+    pub prerendered: Option<PrerenderedHeaders>,
 }
 
-/// Makes of a client's request the one that its upstream gets: in origin form and HTTP/1.1,
-/// without what concerned the client's connection only, and with what we know of the client. That
-/// is worded `beside` the fields if it may, and if nobody before us has begun to say it.
+/// Makes a client's request ready for its upstream: origin form, HTTP/1.1, no headers of the
+/// client's connection, and headers that name the client. With `may_prerender` the latter stay out
+/// of the map if no other proxy has written them.
 pub fn to_upstream<B>(
     request: &mut Request<B>,
     peer: &Peer,
-    beside: bool,
-) -> Result<Turned, RequestFault> {
+    may_prerender: bool,
+) -> Result<UpstreamRequest, RequestFault> {
     let version = std::mem::replace(request.version_mut(), Version::HTTP_11);
     to_origin_form(request);
     let headers = request.headers_mut();
@@ -107,29 +99,28 @@ pub fn to_upstream<B>(
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
     }
     let host = headers.get(HOST);
-    let beside = host.filter(|_| beside && !peer.trusted && !seen.via);
-    let beside =
-        beside.map(|host| peer.lines(version, host, |said| told(version, peer, host, said)));
-    if beside.is_none() {
+    let host = host.filter(|_| may_prerender && !peer.trusted && !seen.via);
+    let prerendered = host.map(|host| peer.lines(version, host));
+    if prerendered.is_none() {
         headers.reserve(ADDED);
         name_client(headers, peer);
         headers.append(VIA, via_of(version));
     }
-    Ok(Turned {
-        upgrade,
-        names_host: seen.host,
-        forged: seen.forged,
-        beside,
+    Ok(UpstreamRequest {
+        asks_upgrade: upgrade,
+        has_host: seen.host,
+        is_forged: seen.forged,
+        prerendered,
     })
 }
 
-/// Makes of an upstream's response the one that the client gets.
+/// Makes an upstream's response ready for the client.
 pub fn to_downstream<B>(response: &mut Response<B>) {
     let version = std::mem::replace(response.version_mut(), Version::HTTP_11);
     let status = response.status();
     let headers = response.headers_mut();
     let seen = HopFields::in_response(headers, status);
-    // A response whose options we cannot follow is passed on without the headers we know.
+    // With too many options, only the known headers of the connection are removed.
     let _ = seen.remove(headers);
     if status == StatusCode::SWITCHING_PROTOCOLS {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -140,16 +131,15 @@ pub fn to_downstream<B>(response: &mut Response<B>) {
     headers.append(VIA, via_of(version));
 }
 
-/// Has the client's connection closed after this response: what else came on it cannot be trusted
-/// to be a request. Owed to whoever asked for an upgrade and was refused.
+/// Closes the client's connection after a refused upgrade: its next bytes may not be a request.
 pub fn close_after<B>(response: &mut Response<B>) {
     response
         .headers_mut()
         .insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
-/// Whether a request with an `Upgrade` asks to leave HTTP for a protocol that may be tunnelled.
-/// HTTP/2 may not: its requests would pass inside the tunnel, unseen and uncounted.
+/// Whether a request with an `Upgrade` asks for a protocol that may be tunnelled. HTTP/2 may not,
+/// because its requests would not be counted.
 fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
     version == Version::HTTP_11
         && has_option(headers, "upgrade")
@@ -165,7 +155,7 @@ fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
         })
 }
 
-/// An upstream is asked for a path, also when the client named the host in its target.
+/// Moves the host of an absolute target into `Host`.
 fn to_origin_form<B>(request: &mut Request<B>) {
     let Some(authority) = request.uri().authority() else {
         return;
@@ -205,9 +195,9 @@ mod tests {
         let fields = |aside| {
             let mut request = request(lines);
             let turned = to_upstream(&mut request, &peer, aside).unwrap();
-            if let Some(beside) = turned.beside {
+            if let Some(prerendered) = turned.prerendered {
                 let before = request.headers().len();
-                beside.insert_into(request.headers_mut());
+                prerendered.insert_into(request.headers_mut());
                 // Each of them only there.
                 assert_eq!(request.headers().len(), before + 6);
             }

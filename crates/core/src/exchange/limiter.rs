@@ -1,33 +1,32 @@
-//! What decides whether a request may pass: the store, what stands in for it while it is away, and
-//! the counts that outlive both. It knows nothing of HTTP: it is asked charges.
+//! The limiter of one worker: the store, the local counts that stand in for it, and the slots that
+//! requests hold. It takes charges and knows nothing of HTTP.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::admission::Admission;
-use super::rejection::Rejection;
-use super::slots::{HeldSlots, Stores, slots_of};
+use crate::clock;
 use crate::config::{Config, StoreSettings};
-use crate::limit::{Charge, OnError};
+use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, Limit, LimitCheck, OnError};
 use crate::store::memory::Memory;
-use crate::store::overrides::OverrideSnapshot;
-use crate::store::{Backing, CurrentKey, Store};
-use crate::telemetry::decisions::DecisionLog;
-use crate::telemetry::metrics::Meter;
+use crate::store::{Backing, CurrentKey, Store, StoreError};
+use crate::telemetry::decisions::{DecisionLog, Source};
+use crate::telemetry::metrics::{LimitVerdict, Meter};
+use crate::telemetry::watched::{DeniedRequest, ObservedDenial, TrailEntry};
 
-/// What all limiters of a process have in common: where they count, and what decides while that
-/// is away.
+/// The counts of the process, which all workers share: the store, and the local counts that stand
+/// in for it during an outage.
 #[derive(Debug)]
 pub struct StoreHandle {
     settings: StoreSettings,
-    backing: Backing,
+    pub backing: Backing,
     local: Arc<Memory>,
     log: Option<Arc<DecisionLog>>,
 }
 
 impl StoreHandle {
-    /// Opens the decision log, if `config` wants one; asks no server anything.
+    /// Opens the decision log if `config` wants one. It does not connect to a server.
     pub fn new(config: &Config) -> io::Result<StoreHandle> {
         let log = config.log.decisions.as_deref().map(|path| {
             let named = |error: io::Error| {
@@ -44,10 +43,8 @@ impl StoreHandle {
         log: Option<Arc<DecisionLog>>,
     ) -> io::Result<StoreHandle> {
         let backing = Backing::new(store, log.clone()).map_err(io::Error::other)?;
-        let local = backing
-            .local(store, log.clone())
-            .map_err(io::Error::other)?;
-        let local = Arc::new(local);
+        let local = backing.local(store, log.clone());
+        let local = Arc::new(local.map_err(io::Error::other)?);
         backing.forgets_in(&local);
         Ok(StoreHandle {
             settings: store.clone(),
@@ -57,23 +54,19 @@ impl StoreHandle {
         })
     }
 
-    /// What counts from now on, where the store has these settings: these very counts if it can be,
-    /// so that nothing is forgotten. The decision log goes on, in a new file where its own was
-    /// moved away.
+    /// The handle after a reload. It keeps its counts if the new settings allow that. The decision
+    /// log goes on, in a new file if its file was moved away.
     pub fn renewed(self: &Arc<Self>, store: &StoreSettings) -> io::Result<Arc<StoreHandle>> {
         if let Some(log) = &self.log {
-            let named = |error: io::Error| {
-                io::Error::new(
-                    error.kind(),
-                    format!("log.decisions cannot be opened: {error}"),
-                )
-            };
-            log.reopen().map_err(named)?;
+            log.reopen().map_err(|error| {
+                let text = format!("log.decisions cannot be opened: {error}");
+                io::Error::new(error.kind(), text)
+            })?;
         }
         let bounded = StoreSettings {
             max_keys: store.max_keys,
             max_memory: store.max_memory,
-            // Each limit has its own by now.
+            // The configuration has copied this default into each limit.
             on_error: store.on_error,
             ..self.settings.clone()
         };
@@ -87,17 +80,12 @@ impl StoreHandle {
         StoreHandle::open_store(store, self.log.clone()).map(Arc::new)
     }
 
-    /// Lines that the decision log could not take, if there is one.
+    /// Lines that the decision log dropped; `None` without a log.
     pub fn log_dropped(&self) -> Option<u64> {
         self.log.as_ref().map(|log| log.dropped())
     }
 
-    /// What all workers share of the store.
-    pub fn backing(&self) -> &Backing {
-        &self.backing
-    }
-
-    /// The counts in this process: the store itself, or what stands in for it while it is away.
+    /// The counts in this process: the embedded store, or the local counts beside Redis.
     pub fn in_process(&self) -> &Memory {
         match &self.backing {
             Backing::Memory(memory) => memory,
@@ -105,7 +93,7 @@ impl StoreHandle {
         }
     }
 
-    /// One worker's way to the counts; called on that worker's runtime.
+    /// Opens the store for one worker, which calls this on its own runtime.
     pub fn open(&self) -> WorkerStore {
         WorkerStore {
             store: self.backing.open(),
@@ -114,37 +102,26 @@ impl StoreHandle {
     }
 }
 
-/// One worker's way to the counts.
+/// One worker's handles of the counts.
 #[derive(Clone, Debug)]
 pub struct WorkerStore {
-    pub(super) store: Store,
-    /// What decides while the store is away.
-    pub(super) local: Arc<Memory>,
+    pub store: Store,
+    /// Decides while the store is away.
+    local: Arc<Memory>,
 }
 
-impl WorkerStore {
-    pub fn store(&self) -> &Store {
-        &self.store
-    }
-}
-
-/// One worker's limiter: its way to the store, what decides while that is away, and what it has
-/// counted.
+/// One worker's limiter.
 #[derive(Debug)]
 pub struct Limiter {
     pub(super) store: Store,
-    /// What decides while the store is away.
+    /// Decides while the store is away.
     pub(super) local: Arc<Memory>,
-    /// What is counted of its requests and decisions.
     pub meter: Arc<Meter>,
-    /// What outlives the request's path.
-    pub stores: Arc<Stores>,
 }
 
 impl Limiter {
-    /// A limiter of `config` for the worker that opened `store`. It goes on with what was counted
-    /// by `old`.
-    pub fn new(config: &Config, store: WorkerStore, old: Option<&Meter>) -> Limiter {
+    /// Makes the limiter of the worker that opened `store`. Its meter keeps the counts of `old`.
+    pub fn new(config: &Config, store: WorkerStore, old: Option<&Meter>) -> Arc<Limiter> {
         let WorkerStore { store, local } = store;
         let routes = config.routes.iter().map(|route| &*route.name);
         let limits = config.limits.iter().map(|limit| &*limit.name);
@@ -153,46 +130,29 @@ impl Limiter {
             Some(_) => meter.watched(),
             None => meter,
         });
-        let stores = Stores {
-            store: store.clone(),
-            local: Arc::clone(&local),
-            meter: Arc::clone(&meter),
-        };
-        Limiter {
+        Arc::new(Limiter {
             store,
             local,
             meter,
-            stores: Arc::new(stores),
-        }
+        })
     }
 
-    /// The secret that keys are hashed with now.
+    /// The secret that hashes keys now.
     pub fn hash_key(&self) -> CurrentKey {
         self.store.hash_key()
     }
 
-    /// Lets an admission pass or says why not.
-    pub async fn decide(&self, admission: &mut Admission, since: Instant) -> Result<(), Rejection> {
-        if admission.charge.is_empty() {
-            return Ok(());
-        }
-        match self.admit_here(admission) {
-            Some(admitted) => admitted,
-            None => self.admit(admission, since).await,
-        }
-    }
-
-    /// Waits until the first attempt to reach the store has ended, well or badly.
+    /// Waits for the end of the first attempt to reach the store.
     pub async fn ready(&self) {
         self.store.ready().await;
     }
 
-    /// Waits until the store knows what is held here.
-    pub async fn told(&self) {
+    /// Waits until the store knows the slots that are held and released here.
+    pub async fn flush_slots(&self) {
         self.store.flush_slots().await;
     }
 
-    /// Drops some of what has expired in this process.
+    /// Drops a part of the expired counts of this process.
     pub fn tidy(&self) {
         self.local.tidy();
         if let Store::Memory(memory) = &self.store {
@@ -200,33 +160,170 @@ impl Limiter {
         }
     }
 
-    /// What operators said of single clients; `None` if nothing.
-    pub(super) fn overrides(&self) -> Option<OverrideSnapshot> {
-        self.store.overrides()
+    /// Whether other processes count in the store too, so that this one also counts locally.
+    pub(super) fn is_shared(&self) -> bool {
+        !matches!(self.store, Store::Memory(_))
     }
 
-    /// What the store has granted of `charge`. Counted here as well: the process knows what it
-    /// holds when it must decide alone.
-    pub(super) fn hold(&self, charge: &Charge) -> Option<Box<HeldSlots>> {
+    /// Holds the slots of a charge that the store has granted. The local counts hold them too: they
+    /// must know them if they decide later.
+    pub(super) fn hold(self: &Arc<Self>, charge: &Charge) -> Option<Box<HeldSlots>> {
         let charge = slots_of(charge)?;
-        if self.stores.is_shared() {
-            self.stores.local.hold(&charge);
+        if self.is_shared() {
+            self.local.hold(&charge);
         }
-        Some(HeldSlots::new(&self.stores, charge))
+        Some(HeldSlots::new(self, charge))
     }
 
-    /// What was let through without the store: it is to know of it as soon as it is back. The
-    /// local store has counted what it was asked for.
-    pub(super) fn hold_alone(
-        &self,
-        charge: Option<Charge>,
+    /// Holds slots that were granted without the store, and tells the store when it is back. The
+    /// local counts already hold those that they granted.
+    pub(super) fn hold_locally(
+        self: &Arc<Self>,
+        charge: Charge,
         generation: u64,
-    ) -> Option<Box<HeldSlots>> {
-        let charge = charge?;
-        let mut unasked = charge.clone();
-        unasked.retain(|item| item.limit.on_error != OnError::Local);
-        self.stores.local.hold(&unasked);
-        self.stores.store.hold(&charge, generation);
-        Some(HeldSlots::new(&self.stores, charge))
+    ) -> Box<HeldSlots> {
+        let mut uncounted = charge.clone();
+        uncounted.retain(|check| check.limit.on_error != OnError::Local);
+        self.local.hold(&uncounted);
+        self.store.hold(&charge, generation);
+        HeldSlots::new(self, charge)
     }
+
+    /// Decides with the counts of this process. It times one of many decisions, because the clock
+    /// would be a good part of their cost.
+    pub(super) fn decide_here(&self, charge: &Charge) -> Option<Decision> {
+        let since = self.meter.is_next_timed().then(clock::now);
+        let decision = self.store.charge_here(charge);
+        if let Some(since) = since.filter(|_| decision.is_some()) {
+            self.observe_duration(since);
+        }
+        decision
+    }
+
+    pub(super) fn observe_duration(&self, since: Instant) {
+        let took = clock::now().saturating_duration_since(since);
+        self.meter.observe_decision(Source::Store as usize, took);
+    }
+
+    /// Counts limits that do not apply to a request.
+    pub(super) fn count_bypassed(&self, limits: &[Arc<Limit>]) {
+        for limit in limits {
+            self.count(limit.number, LimitVerdict::Bypassed, Source::Local);
+        }
+    }
+
+    /// Counts a decision: each limit once, whatever its number of rates. Of a denial it counts only
+    /// the limits that deny, because the others were not charged.
+    pub(super) fn count_decision(&self, decided: Decided<'_>, source: Source) {
+        let allowed = decided.decision.allowed;
+        let mut last = usize::MAX;
+        for result in decided.results() {
+            let number = result.check.limit.number;
+            let verdict = match allowed {
+                true => LimitVerdict::Allowed,
+                false if result.verdict.retry.denies() => LimitVerdict::Denied,
+                false => continue,
+            };
+            if number != last {
+                self.count(number, verdict, source);
+            }
+            self.push_trail(result, allowed, number == last);
+            last = number;
+        }
+    }
+
+    /// Counts the outcome of limits that `on_error` decides, unless the local counts decide.
+    #[cold]
+    pub(super) fn count_store_failure(&self, charge: &Charge, error: &StoreError) {
+        self.meter.store_failed(error.label());
+        let denies = |check: &LimitCheck| check.limit.on_error == OnError::Deny;
+        let is_denied = charge.iter().any(denies);
+        let mut last = usize::MAX;
+        for check in charge {
+            let number = check.limit.number;
+            let verdict = match check.limit.on_error {
+                OnError::Deny => LimitVerdict::Denied,
+                OnError::Allow if !is_denied => LimitVerdict::Allowed,
+                OnError::Allow | OnError::Local => continue,
+            };
+            if number != last {
+                self.count(number, verdict, Source::Local);
+            }
+            last = number;
+        }
+    }
+
+    fn count(&self, limit: usize, verdict: LimitVerdict, source: Source) {
+        self.meter.count_decision(limit, verdict, source as usize);
+    }
+
+    /// Keeps a denial for operators who watch. It calls `request` only if there is space.
+    pub(super) fn note_denial<'r>(
+        &self,
+        decided: Decided<'_>,
+        request: impl FnOnce() -> DeniedRequest<'r>,
+    ) {
+        if let Some(denials) = self.meter.denials() {
+            denials.note(|| {
+                let denying = decided.denying().next()?;
+                ObservedDenial::now(request(), &denying.check.limit.name, decided, false)
+            });
+        }
+    }
+
+    /// Shows the result of a check to operators who watch. `is_repeated` marks a further rate of
+    /// the limit before it.
+    pub(super) fn push_trail(&self, result: CheckResult<'_>, allowed: bool, is_repeated: bool) {
+        let Some(trail) = self.meter.trail() else {
+            return;
+        };
+        let check = result.check;
+        trail.push(&TrailEntry {
+            tag: check.tag.0,
+            limit: check.limit.number as u32,
+            denied: !allowed,
+            again: is_repeated,
+            remaining: result.verdict.remaining as u32,
+            units: check.window.rule.units as u32,
+        });
+    }
+}
+
+/// The slots of one request, which a drop releases. The admission holds them first, then the body
+/// of the response or the tunnel. If the process dies, the store frees them when its lease ends.
+pub struct HeldSlots {
+    limiter: Arc<Limiter>,
+    charge: Charge,
+}
+
+impl HeldSlots {
+    pub(super) fn new(limiter: &Arc<Limiter>, charge: Charge) -> Box<HeldSlots> {
+        Box::new(HeldSlots {
+            limiter: Arc::clone(limiter),
+            charge,
+        })
+    }
+}
+
+impl fmt::Debug for HeldSlots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HeldSlots").field(&self.charge).finish()
+    }
+}
+
+impl Drop for HeldSlots {
+    fn drop(&mut self) {
+        self.limiter.store.release(&self.charge);
+        if self.limiter.is_shared() {
+            self.limiter.local.release(&self.charge);
+        }
+    }
+}
+
+/// The checks of `charge` that hold slots; `None` if there are none.
+pub(super) fn slots_of(charge: &Charge) -> Option<Charge> {
+    let holds =
+        |check: &&LimitCheck| check.window.rule.algorithm == Algorithm::Slots && check.cost > 0;
+    charge.iter().find(holds)?;
+    Some(charge.iter().filter(holds).cloned().collect())
 }

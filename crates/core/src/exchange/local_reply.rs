@@ -1,37 +1,71 @@
-//! Answers that the proxy makes itself: the only place where an error becomes HTTP.
-//!
-//! Each room names what went wrong; here it gets a status, a title and a sentence for the client,
-//! which never holds anything of the inside.
+//! Responses that the proxy makes itself, and the rate-limit headers of other responses. Only this
+//! file makes HTTP of a rejection. No response tells of the inside.
 
-mod denial;
+use std::io::Write as _;
 
 use bytes::Bytes;
 use http::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE,
+    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, ALLOW, CACHE_CONTROL,
+    CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LINK, LOCATION, ORIGIN,
+    RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
+use smallvec::SmallVec;
 
 use super::access_record::AccessRecord;
-use super::admission::Admission;
+use super::admit::Admission;
 use super::grpc;
-use super::headers::RequestFault;
-use super::problem::{self, BLANK, Detail, Problem, REDUCED_CAPACITY};
-use super::rejection::message::RejectionMessage;
-use super::rejection::{BLOCK_POLICY, Rejection};
+use super::headers::{RequestFault, put_line};
+use super::problem::{self, BLANK, Detail, Problem, QUOTA_EXCEEDED, REDUCED_CAPACITY};
+use super::rejection::{BLOCK_POLICY, Blocked, Denial, Rejection, RejectionMessage};
 use super::request_id;
 use crate::clock;
 use crate::config::{BodyKind, DenySettings};
-use crate::limit::headers::{self, HeaderSettings, RateLimitStatus};
-use denial::DenialForm;
+use crate::limit::headers::{
+    self, HeaderSettings, RateLimitStatus, expose_to_scripts, seconds_up, seconds_value,
+    write_appending,
+};
+use crate::limit::{Decision, LimitCheck, Rate, Retry};
 
-/// How the proxy words its own answers, and what it adds to others: rate-limit headers.
+/// The settings of the proxy's own responses, and of rate-limit headers.
 #[derive(Debug)]
 pub struct LocalReplies {
-    headers: HeaderSettings,
+    pub(super) headers: HeaderSettings,
     pub(super) deny: DenySettings,
     docs_link: Option<HeaderValue>,
-    /// How a client whose key is not known may show who it is.
+    /// The value of `WWW-Authenticate`.
     challenge: &'static str,
+}
+
+/// The form in which a client wants a denial.
+struct DenialForm {
+    kind: BodyKind,
+    is_head: bool,
+    /// The content type of a gRPC client.
+    grpc: Option<HeaderValue>,
+    origin: Option<HeaderValue>,
+    /// Empty; it has the memory of the request's headers.
+    map: HeaderMap,
+}
+
+impl DenialForm {
+    fn take<B>(request: &mut Request<B>) -> DenialForm {
+        let is_head = request.method() == Method::HEAD;
+        let headers = request.headers_mut();
+        let content_type = headers.get(CONTENT_TYPE);
+        let mut form = DenialForm {
+            kind: problem::preferred(headers),
+            is_head,
+            grpc: content_type
+                .filter(|value| grpc::is_grpc_type(value))
+                .cloned(),
+            origin: headers.get(ORIGIN).cloned(),
+            map: HeaderMap::new(),
+        };
+        form.map = std::mem::take(headers);
+        form.map.clear();
+        form
+    }
 }
 
 impl LocalReplies {
@@ -41,37 +75,30 @@ impl LocalReplies {
         challenge: &'static str,
     ) -> LocalReplies {
         let link = deny.docs_url.as_ref();
+        let link = link.map(|url| HeaderValue::try_from(format!("<{url}>; rel=\"help\"")));
         LocalReplies {
-            docs_link: link
-                .and_then(|url| HeaderValue::try_from(format!("<{url}>; rel=\"help\"")).ok()),
+            docs_link: link.and_then(Result::ok),
             headers,
             deny,
             challenge,
         }
     }
 
-    /// Whether answers to scripts of other origins name the rate-limit headers.
-    pub(super) fn exposes_to_scripts(&self) -> bool {
-        self.headers.cors_expose
-    }
-
-    /// Writes the rate-limit headers of the decision that let the request pass.
+    /// Writes the rate-limit headers of the decision that admitted the request.
     pub fn mark<B>(&self, admission: &Admission, response: &mut Response<B>) {
-        let Some(granted) = admission.granted() else {
+        let Some(decided) = admission.granted() else {
             return;
         };
         let map = response.headers_mut();
-        let (reset, unix_us) = (self.headers.reset, admission.decided_us());
-        let status = RateLimitStatus::new(granted.decided, reset, unix_us);
-        headers::write(map, self.headers, granted.decided.charge, &status);
+        let status = RateLimitStatus::new(decided, self.headers.reset, admission.unix_us);
+        headers::write(map, self.headers, decided.charge, &status);
         if admission.cors {
-            headers::expose_to_scripts(map);
+            expose_to_scripts(map);
         }
     }
 
-    /// The answer to a request that is refused. A denial's headers reuse the memory of the
-    /// request's, so the request's are gone.
-    pub(super) fn answer<B>(
+    /// The response to a refused request. A denial takes the memory of the request's headers.
+    pub(super) fn respond<B>(
         &self,
         rejection: &Rejection,
         request: &mut Request<B>,
@@ -79,70 +106,193 @@ impl LocalReplies {
     ) -> Response<Bytes> {
         record.outcome = rejection.outcome();
         record.reason = rejection.reason();
-        let made = record.request_id.take().unwrap_or_else(request_id::made);
-        let id = made.as_str();
+        let id = record.request_id.take().unwrap_or_else(request_id::made);
         let response = match rejection {
             Rejection::Limited(denial) => {
                 record.note_denial(denial.decided());
-                let form = DenialForm::of(request.method(), request.headers());
-                self.denial(denial, &form, id, emptied(request))
+                self.denial(denial, DenialForm::take(request), id.as_str())
             }
             Rejection::Blocked(blocked) => {
                 record.note_denier(&BLOCK_POLICY.into(), blocked.tag, blocked.plain.as_ref());
-                let form = DenialForm::of(request.method(), request.headers());
-                self.keep_out(blocked, &form, id, emptied(request))
+                self.blocked(blocked, DenialForm::take(request), id.as_str())
             }
+            other if record.grpc => {
+                grpc::translate(self.refusal(other, id.as_str()), other.sentence())
+            }
+            other => self.refusal(other, id.as_str()),
+        };
+        record.request_id = Some(id);
+        response
+    }
+
+    /// The response to a request that neither a limit nor a block denies.
+    fn refusal(&self, rejection: &Rejection, id: &str) -> Response<Bytes> {
+        let mut kind = BLANK;
+        let mut violated: SmallVec<[&str; 4]> = SmallVec::new();
+        let mut header = None;
+        match rejection {
             Rejection::StoreAway { limits, .. } => {
-                let violated: Vec<&str> = limits.iter().map(AsRef::as_ref).collect();
-                let mut response = plain(&rejection.message(), REDUCED_CAPACITY, &violated, id);
-                response
-                    .headers_mut()
-                    .insert(RETRY_AFTER, HeaderValue::from_static("1"));
-                response
+                kind = REDUCED_CAPACITY;
+                violated.extend(limits.iter().map(|limit| &**limit));
+                header = Some((RETRY_AFTER, HeaderValue::from_static("1")));
             }
-            Rejection::TlsOnly(place) => {
-                let mut response = plain(&rejection.message(), BLANK, &[], id);
-                response.headers_mut().insert(LOCATION, place.clone());
-                response
-            }
-            Rejection::MissingKey(limit) | Rejection::AmbiguousKey(limit) => {
-                plain(&rejection.message(), BLANK, &[limit], id)
-            }
+            Rejection::TlsOnly(url) => header = Some((LOCATION, url.clone())),
+            Rejection::MissingKey(limit) | Rejection::AmbiguousKey(limit) => violated.push(limit),
             Rejection::UnknownKey(limit) => {
-                let mut response = plain(&rejection.message(), BLANK, &[limit], id);
-                insert_static(&mut response, WWW_AUTHENTICATE, self.challenge);
-                response
+                violated.push(limit);
+                let challenge = HeaderValue::from_static(self.challenge);
+                header = Some((WWW_AUTHENTICATE, challenge));
             }
             Rejection::Upstream(error) => {
-                let mut response = plain(&rejection.message(), BLANK, &[], id);
-                if let Some(seconds) = error.retry_after {
-                    let headers = response.headers_mut();
-                    headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-                }
-                response
+                let seconds = error.retry_after.map(HeaderValue::from);
+                header = seconds.map(|seconds| (RETRY_AFTER, seconds));
             }
-            other => plain(&other.message(), BLANK, &[], id),
-        };
-        // Denials have chosen their form themselves.
-        let response = match rejection {
-            Rejection::Limited(_) | Rejection::Blocked(_) => response,
-            _ if record.grpc => grpc::translate(response, rejection.message().detail),
-            _ => response,
-        };
-        record.request_id = Some(made);
+            _ => {}
+        }
+        let mut response = problem_response(&rejection.message(), kind, &violated, id);
+        response.headers_mut().extend(header);
         response
+    }
+
+    fn denial(&self, denial: &Denial, form: DenialForm, id: &str) -> Response<Bytes> {
+        let (decided, charge) = (denial.decided(), &denial.charge);
+        let status = RateLimitStatus::new(decided, self.headers.reset, clock::unix_us());
+        let violated: SmallVec<[&str; 4]> = status
+            .states(charge)
+            .filter(|(_, state)| state.denies)
+            .map(|(check, _)| check.window.policy.as_ref())
+            .collect();
+        let longest = status.longest(charge);
+        let never = match (status.wait, longest) {
+            (None, Some(check)) => never_allowed(check),
+            _ => String::new(),
+        };
+        let problem = Problem {
+            kind: QUOTA_EXCEEDED,
+            title: match status.wait {
+                Some(_) => "Quota Exceeded",
+                None => "Cost Above Limit",
+            },
+            status: self.deny.status.as_u16(),
+            detail: match (status.wait, longest) {
+                (Some(seconds), Some(check)) => Detail::Wait {
+                    allows: &check.window.texts.allows,
+                    allows_json: &check.window.texts.allows_json,
+                    seconds,
+                },
+                _ => Detail::Text(&never),
+            },
+            violated: &violated,
+            retry_after: status.wait,
+            docs_url: self.deny.docs_url.as_deref(),
+            request_id: id,
+        };
+        let retry_us = status.wait.map(|_| longest_retry_us(&denial.decision));
+        let origin = form.origin.clone();
+        let (mut response, body) = self.deny(&problem, form, retry_us);
+        let headers = response.headers_mut();
+        // One buffer has the body and the values of the headers.
+        let length = body.len();
+        let written = write_appending(headers, self.headers, charge, &status, body);
+        self.allow_origin(headers, origin);
+        *response.body_mut() = written.slice(..length);
+        response
+    }
+
+    /// The response to a blocked client. A block without an end has no `Retry-After`.
+    fn blocked(&self, blocked: &Blocked, form: DenialForm, id: &str) -> Response<Bytes> {
+        let wait = blocked.left_us.map(|us| seconds_up(us).max(1));
+        let detail = match wait {
+            Some(seconds) => format!("this client is blocked; retry in {seconds} s"),
+            None => "this client is blocked".to_owned(),
+        };
+        let problem = Problem {
+            kind: QUOTA_EXCEEDED,
+            title: "Blocked",
+            status: self.deny.status.as_u16(),
+            detail: Detail::Text(&detail),
+            violated: &[BLOCK_POLICY],
+            retry_after: wait,
+            docs_url: self.deny.docs_url.as_deref(),
+            request_id: id,
+        };
+        let origin = form.origin.clone();
+        let (mut response, body) = self.deny(&problem, form, blocked.left_us);
+        *response.body_mut() = body.into();
+        let headers = response.headers_mut();
+        headers.extend(wait.map(|seconds| (RETRY_AFTER, seconds_value(seconds))));
+        self.allow_origin(headers, origin);
+        response
+    }
+
+    /// A denial in the client's form, without `Retry-After`, and its body. `retry_us` is the exact
+    /// wait.
+    fn deny(
+        &self,
+        problem: &Problem<'_>,
+        form: DenialForm,
+        retry_us: Option<u64>,
+    ) -> (Response<Bytes>, Vec<u8>) {
+        let mut response = Response::new(Bytes::new());
+        let mut body = Vec::new();
+        *response.headers_mut() = form.map;
+        if let Some(content_type) = form.grpc {
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_TYPE, content_type);
+            grpc::write_denial(headers, &problem.detail.text(), retry_us);
+        } else {
+            *response.status_mut() = self.deny.status;
+            if !form.is_head {
+                let mut templates = self.deny.body.iter();
+                let template = templates.find(|(kind, _)| *kind == form.kind);
+                let template = template.map(|(_, text)| text.as_str());
+                body = problem::render(problem, form.kind, template);
+            }
+            insert_static(&mut response, CONTENT_TYPE, problem::media_type(form.kind));
+        }
+        insert_static(&mut response, CACHE_CONTROL, "no-store");
+        if let Some(link) = &self.docs_link {
+            response.headers_mut().insert(LINK, link.clone());
+        }
+        (response, body)
+    }
+
+    /// Lets a script of another origin read a denial. Without these headers, which an upstream
+    /// would have sent, a browser hides even the status.
+    fn allow_origin(&self, headers: &mut HeaderMap, origin: Option<HeaderValue>) {
+        if let Some(origin) = origin.filter(|_| self.headers.cors_expose) {
+            headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+            let yes = HeaderValue::from_static("true");
+            headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, yes);
+            headers.append(VARY, HeaderValue::from_static("origin"));
+            expose_to_scripts(headers);
+        }
     }
 }
 
-/// The room of a request's headers, which are not needed any more.
-fn emptied<B>(request: &mut Request<B>) -> HeaderMap {
-    let mut room = std::mem::take(request.headers_mut());
-    room.clear();
-    room
+/// The sentence for a request that no wait helps.
+fn never_allowed(check: &LimitCheck) -> String {
+    let (rule, policy) = (check.window.rule, &check.window.policy);
+    let rate = Rate {
+        units: rule.units,
+        window_us: rule.window_us,
+    };
+    format!(
+        "this request costs {}, more than \"{policy}\" ever allows at once ({rate})",
+        check.cost
+    )
 }
 
-/// An answer as problem details.
-fn plain(
+fn longest_retry_us(decision: &Decision) -> u64 {
+    let waits = decision.verdicts.iter().map(|verdict| match verdict.retry {
+        Retry::After(us) => us,
+        Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => 0,
+    });
+    waits.max().unwrap_or(0)
+}
+
+/// A response with problem details.
+fn problem_response(
     message: &RejectionMessage,
     kind: &'static str,
     violated: &[&str],
@@ -158,20 +308,14 @@ fn plain(
         docs_url: None,
         request_id: id,
     };
-    let mut response = Response::new(problem::render(&problem, BodyKind::Json, None).into());
+    let body = problem::render(&problem, BodyKind::Json, None);
+    let mut response = Response::new(body.into());
     *response.status_mut() = message.status;
-    insert_static(
-        &mut response,
-        CONTENT_TYPE,
-        problem::media_type(BodyKind::Json),
-    );
+    let media_type = problem::media_type(BodyKind::Json);
+    insert_static(&mut response, CONTENT_TYPE, media_type);
     insert_static(&mut response, CACHE_CONTROL, "no-store");
     if message.status == StatusCode::METHOD_NOT_ALLOWED {
-        insert_static(
-            &mut response,
-            http::header::ALLOW,
-            "GET, HEAD, POST, PUT, PATCH, DELETE",
-        );
+        insert_static(&mut response, ALLOW, "GET, HEAD, POST, PUT, PATCH, DELETE");
     }
     if message.close {
         insert_static(&mut response, CONNECTION, "close");
@@ -179,61 +323,50 @@ fn plain(
     response
 }
 
-fn insert_static(response: &mut Response<Bytes>, name: http::HeaderName, value: &'static str) {
-    response
-        .headers_mut()
-        .insert(name, HeaderValue::from_static(value));
+fn insert_static(response: &mut Response<Bytes>, name: HeaderName, value: &'static str) {
+    let value = HeaderValue::from_static(value);
+    response.headers_mut().insert(name, value);
 }
 
-/// The answer to a request whose handling panicked.
-pub fn panicked() -> Response<Bytes> {
+/// A response that closes the connection.
+fn closing(status: StatusCode, detail: &'static str) -> Response<Bytes> {
     let message = RejectionMessage {
-        status: StatusCode::INTERNAL_SERVER_ERROR,
-        title: "Internal Server Error",
-        detail: "the request could not be handled",
         close: true,
+        ..RejectionMessage::new(status, detail)
     };
-    plain(&message, BLANK, &[], request_id::made().as_str())
+    problem_response(&message, BLANK, &[], request_id::made().as_str())
 }
 
-/// A whole response of this status, head included, to a head that cannot be read; or to one with a
-/// transfer coding that is none of ours.
+/// The response to a request whose handler panicked.
+pub fn panicked() -> Response<Bytes> {
+    let detail = "the request could not be handled";
+    closing(StatusCode::INTERNAL_SERVER_ERROR, detail)
+}
+
+/// The bytes of a response to an unreadable head, or to a head with an unknown transfer coding.
 pub fn unreadable_head(status: u16, has_unknown_coding: bool) -> Bytes {
     let (status, detail) = match has_unknown_coding {
-        true => (
-            RequestFault::UnknownCoding.status().as_u16(),
-            RequestFault::UnknownCoding.detail(),
+        true => RequestFault::UnknownCoding.message(),
+        false => (
+            StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST),
+            "the head of the request cannot be read",
         ),
-        false => (status, "the head of the request cannot be read"),
     };
-    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
+    let response = closing(status, detail);
     let title = status.canonical_reason().unwrap_or("Bad Request");
-    let id = request_id::made();
-    let problem = Problem {
-        kind: BLANK,
-        title,
-        status: status.as_u16(),
-        detail: Detail::Text(detail),
-        violated: &[],
-        retry_after: None,
-        docs_url: None,
-        request_id: id.as_str(),
-    };
-    let body = problem::render(&problem, BodyKind::Json, None);
-    let mut answer = format!(
-        "HTTP/1.1 {} {title}\r\ncontent-type: {}\r\ncache-control: no-store\r\n\
-         connection: close\r\ncontent-length: {}\r\ndate: {}\r\n\r\n",
-        status.as_u16(),
-        problem::media_type(BodyKind::Json),
-        body.len(),
-        httpdate::fmt_http_date(clock::wall()),
-    )
-    .into_bytes();
-    answer.extend_from_slice(&body);
-    answer.into()
+    let mut out = format!("HTTP/1.1 {} {title}\r\n", status.as_u16()).into_bytes();
+    for (name, value) in response.headers() {
+        put_line(&mut out, name, value.as_bytes());
+    }
+    let date = httpdate::fmt_http_date(clock::wall());
+    let length = response.body().len();
+    // Writing into a Vec cannot fail.
+    let _ = write!(out, "content-length: {length}\r\ndate: {date}\r\n\r\n");
+    out.extend_from_slice(response.body());
+    out.into()
 }
 
-/// The answer to a head that does not come to its end in time.
+/// The bytes of a response to a head that did not arrive in time.
 pub fn head_timeout() -> String {
     let date = httpdate::fmt_http_date(clock::wall());
     format!(

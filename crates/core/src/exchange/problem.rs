@@ -1,8 +1,5 @@
-//! The bodies of the proxy's own answers: problem details (RFC 9457), or a short page or text
-//! where a client prefers that.
-//!
-//! Pure: it chooses a form by `Accept` and fills it in. Nothing of the inside (addresses, error
-//! texts of other parties) is ever written here.
+//! The bodies of the proxy's own responses: problem details (RFC 9457), or a page or a text if the
+//! client prefers that. Pure.
 
 use std::borrow::Cow;
 
@@ -11,53 +8,44 @@ use http::header::{ACCEPT, HeaderMap, HeaderValue};
 use crate::config::BodyKind;
 use crate::telemetry::json;
 
-/// `type` of a denial: a budget is used up (draft-ietf-httpapi-ratelimit-headers-10).
+/// The `type` of a denial (draft-ietf-httpapi-ratelimit-headers-10).
 pub const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
-/// `type` of an answer given because the store of counts is away.
+/// The `type` of a refusal because the store is away.
 pub const REDUCED_CAPACITY: &str =
     "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
-/// `type` of every other answer: its status says it all (RFC 9457 section 4.2.1).
+/// The `type` of all other responses (RFC 9457 section 4.2.1).
 pub const BLANK: &str = "about:blank";
 
-/// What an answer says.
+/// The content of a response.
 #[derive(Debug)]
 pub struct Problem<'a> {
-    /// A URI that names the kind of problem.
+    /// A URI.
     pub kind: &'static str,
-    /// A short title, the same for every problem of its kind.
     pub title: &'static str,
-    /// The HTTP status it is sent with.
     pub status: u16,
-    /// What happened this time, for people.
     pub detail: Detail<'a>,
     /// Names of the limits that denied.
     pub violated: &'a [&'a str],
     /// Seconds after which the same request may pass.
     pub retry_after: Option<u64>,
-    /// Where the operator explains the limits.
     pub docs_url: Option<&'a str>,
-    /// The id to quote when asking the operator.
     pub request_id: &'a str,
 }
 
 /// A sentence for people.
 #[derive(Clone, Copy, Debug)]
 pub enum Detail<'a> {
-    /// This one.
     Text(&'a str),
-    /// What a limit allows, and after how many seconds it does so again.
+    /// What a limit allows, and the wait.
     Wait {
-        /// What it allows.
         allows: &'a str,
-        /// The same as it stands in a JSON string.
+        /// The same text, escaped for JSON.
         allows_json: &'a str,
-        /// Seconds.
         seconds: u64,
     },
 }
 
 impl<'a> Detail<'a> {
-    /// The whole sentence.
     pub fn text(&self) -> Cow<'a, str> {
         match *self {
             Detail::Text(text) => Cow::Borrowed(text),
@@ -68,7 +56,6 @@ impl<'a> Detail<'a> {
     }
 }
 
-/// The media type of each form.
 pub fn media_type(kind: BodyKind) -> &'static str {
     match kind {
         BodyKind::Json => "application/problem+json",
@@ -77,11 +64,10 @@ pub fn media_type(kind: BodyKind) -> &'static str {
     }
 }
 
-/// The form that a request's `Accept` prefers (RFC 9110 section 12.5.1); problem details unless
-/// it clearly wants another.
+/// The form that `Accept` prefers (RFC 9110 section 12.5.1); problem details by default.
 pub fn preferred(headers: &HeaderMap) -> BodyKind {
     let mut lines = headers.get_all(ACCEPT).iter();
-    // What most clients say that are no browsers.
+    // Nearly all clients except browsers.
     let (first, second) = (lines.next().map(HeaderValue::as_bytes), lines.next());
     if let (None | Some(b"*/*" | b"application/json"), None) = (first, second) {
         return BodyKind::Json;
@@ -96,7 +82,7 @@ pub fn preferred(headers: &HeaderMap) -> BodyKind {
     best.0
 }
 
-/// The weight that `Accept` gives to a form: that of its most specific range.
+/// The weight of a form's most specific range in `Accept`.
 fn quality_of(kind: BodyKind, headers: &HeaderMap) -> f32 {
     let (exact, group): (&[&str], &str) = match kind {
         BodyKind::Json => (
@@ -130,8 +116,8 @@ fn quality_of(kind: BodyKind, headers: &HeaderMap) -> f32 {
     best.1
 }
 
-/// Writes `problem` in the form `kind`, from the operator's template where there is one. There is
-/// room behind it for what else is to be written for the same answer.
+/// Writes `problem` in a form, by the operator's template if there is one. The buffer has space for
+/// the values of headers behind the body.
 pub fn render(problem: &Problem<'_>, kind: BodyKind, template: Option<&str>) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
     let template = match (template, kind) {
@@ -152,7 +138,7 @@ const HTML: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>{tit
 const TEXT: &str = "{title}\n{detail}\n{request_id}\n";
 
 fn put_json(out: &mut Vec<u8>, problem: &Problem<'_>) {
-    // Kinds, titles and ids are ours, or checked: nothing in them needs an escape.
+    // Kinds, titles and ids need no escapes.
     out.extend_from_slice(b"{\"type\":\"");
     out.extend_from_slice(problem.kind.as_bytes());
     out.extend_from_slice(b"\",\"title\":\"");
@@ -197,7 +183,7 @@ fn put_json(out: &mut Vec<u8>, problem: &Problem<'_>) {
     out.extend_from_slice(b"\"}\n");
 }
 
-/// Replaces the placeholders of a template, each value escaped for the form it goes into.
+/// Replaces the placeholders of a template with escaped values.
 fn fill(template: &str, problem: &Problem<'_>, kind: BodyKind) -> String {
     let retry_after = problem
         .retry_after

@@ -1,6 +1,5 @@
-//! Why a request is refused. Each room names what went wrong; `local_reply` makes HTTP of it.
-
-pub(super) mod message;
+//! The reasons to refuse a request, and what the client is told of each. Nothing in it tells of the
+//! inside. Only `local_reply` makes HTTP of it.
 
 use std::sync::Arc;
 
@@ -9,47 +8,43 @@ use http::header::HeaderValue;
 
 use super::headers::RequestFault;
 use crate::limit::{Charge, Decided, Decision, KeyHash};
-use crate::path::PathError;
+use crate::path::Malformed;
 use crate::request_head::HeadError;
+use crate::telemetry::access::Outcome;
 
-/// The policy that a block violates, as clients and logs call it.
+/// The policy that a block violates, for clients and logs.
 pub(super) const BLOCK_POLICY: &str = "block";
 
-/// Why a request is not answered by an upstream.
+/// Why the proxy itself answers a request.
 #[derive(Debug)]
 pub enum Rejection {
-    /// The bytes of its head.
+    /// The bytes of the head.
     HeadError(HeadError),
-    /// Its head's meaning.
+    /// The meaning of the head.
     Request(RequestFault),
-    /// Its path has no single meaning.
-    Path(PathError),
-    /// Its path means one route to some upstreams and another to others.
+    /// The path has no single meaning.
+    Path(Malformed),
+    /// Upstreams may read the path as different routes.
     AmbiguousPath,
-    /// Served over TLS only: here.
+    /// The same resource is at this `https` URL.
     TlsOnly(HeaderValue),
-    /// A body longer than the configuration allows.
     BodyTooLarge,
-    /// No route is its.
     NoRoute,
-    /// It lacks the key that this limit needs.
+    /// The request lacks the key of this limit.
     MissingKey(Arc<str>),
-    /// It carries several different values for the key of this limit.
+    /// The request has several values for the key of this limit.
     AmbiguousKey(Arc<str>),
-    /// It carries an API key that is not known, for this limit.
+    /// The request's API key is not known. Holds the name of the limit.
     UnknownKey(Arc<str>),
-    /// A limit denies it.
     Limited(Box<Denial>),
-    /// An operator keeps its client out.
+    /// An operator has blocked the client.
     Blocked(Box<Blocked>),
-    /// The store is away, and these limits say that means no.
+    /// The store is away, and `on_error` of these limits is `deny`.
     StoreAway {
-        /// Their names.
         limits: Vec<Arc<str>>,
-        /// What is wrong with the store, for the log.
+        /// The store's error, for the log.
         reason: &'static str,
     },
-    /// The upstream did not answer.
     Upstream(NoAnswer),
 }
 
@@ -59,47 +54,25 @@ impl From<RequestFault> for Rejection {
     }
 }
 
-impl From<PathError> for Rejection {
-    fn from(error: PathError) -> Self {
-        Rejection::Path(error)
-    }
-}
-
-impl From<NoAnswer> for Rejection {
-    fn from(reason: NoAnswer) -> Self {
-        Rejection::Upstream(reason)
-    }
-}
-
-/// Why an upstream gave no answer.
+/// Why the upstream did not answer.
 #[derive(Clone, Copy, Debug)]
 pub struct NoAnswer {
-    /// What the client gets.
+    /// For the client.
     pub status: StatusCode,
-    /// A word for logs and metrics.
+    /// For logs and metrics.
     pub label: &'static str,
-    /// Seconds after which another try is worth it, where that is known.
+    /// Seconds until another attempt may succeed.
     pub retry_after: Option<u64>,
     /// The client did not send the whole body that it announced.
     pub is_cut_upload: bool,
 }
 
-impl Rejection {
-    /// Whether the request ended because its client left in the middle of an upload.
-    pub fn is_cut_upload(&self) -> bool {
-        matches!(self, Rejection::Upstream(reason) if reason.is_cut_upload)
-    }
-}
-
-/// A limit's denial.
 #[derive(Debug)]
 pub struct Denial {
-    /// What was asked.
     pub charge: Charge,
-    /// What the store said.
     pub decision: Decision,
-    /// Whether it was said here, without the store.
-    pub alone: bool,
+    /// Whether this process decided without the store.
+    pub is_local: bool,
 }
 
 impl Denial {
@@ -114,10 +87,144 @@ impl Denial {
 /// An operator's block of a client.
 #[derive(Debug)]
 pub struct Blocked {
-    /// The hash of its key.
     pub tag: KeyHash,
-    /// The key before it was hashed, where logs show keys.
+    /// The key in the clear, if logs show keys.
     pub(super) plain: Option<Arc<str>>,
     /// Microseconds until the block ends; `None` if it has no end.
     pub(super) left_us: Option<u64>,
+}
+
+/// The response to a rejection.
+pub(super) struct RejectionMessage {
+    pub(super) status: StatusCode,
+    pub(super) title: &'static str,
+    pub(super) detail: &'static str,
+    /// Whether the connection must not serve another request.
+    pub(super) close: bool,
+}
+
+impl RejectionMessage {
+    /// A message whose title is the reason phrase of its status.
+    pub(super) fn new(status: StatusCode, detail: &'static str) -> RejectionMessage {
+        RejectionMessage {
+            status,
+            title: status.canonical_reason().unwrap_or("Bad Request"),
+            detail,
+            close: false,
+        }
+    }
+}
+
+impl Rejection {
+    /// Whether the client left during its upload.
+    pub fn is_cut_upload(&self) -> bool {
+        matches!(self, Rejection::Upstream(reason) if reason.is_cut_upload)
+    }
+
+    pub(super) fn message(&self) -> RejectionMessage {
+        let (status, detail) = match self {
+            Rejection::HeadError(error) => head_message(*error),
+            Rejection::TlsOnly(_) => (
+                StatusCode::PERMANENT_REDIRECT,
+                "this is served at https:// only",
+            ),
+            Rejection::Request(fault) => fault.message(),
+            Rejection::Path(error) => (StatusCode::BAD_REQUEST, error.0),
+            Rejection::AmbiguousPath => (
+                StatusCode::BAD_REQUEST,
+                "the path of the request has no single meaning",
+            ),
+            Rejection::BodyTooLarge => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "the body of the request is larger than this server takes",
+            ),
+            Rejection::NoRoute => (
+                StatusCode::NOT_FOUND,
+                "nothing is served at this host, path and method",
+            ),
+            Rejection::MissingKey(_) => (
+                StatusCode::BAD_REQUEST,
+                "the request lacks the key that its limit needs",
+            ),
+            Rejection::AmbiguousKey(_) => (
+                StatusCode::BAD_REQUEST,
+                "the request carries several different keys where one must be",
+            ),
+            Rejection::UnknownKey(_) => (StatusCode::UNAUTHORIZED, "the API key is not known"),
+            Rejection::Limited(_) | Rejection::Blocked(_) => (StatusCode::TOO_MANY_REQUESTS, ""),
+            Rejection::StoreAway { .. } => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "limits cannot be checked at the moment",
+            ),
+            Rejection::Upstream(error) => (error.status, upstream_detail(error.status)),
+        };
+        let mut message = RejectionMessage::new(status, detail);
+        match (self, status) {
+            (Rejection::StoreAway { .. }, _) => message.title = "Temporarily Reduced Capacity",
+            (_, StatusCode::TOO_MANY_REQUESTS) => message.title = "Quota Exceeded",
+            (_, StatusCode::PAYLOAD_TOO_LARGE) => message.title = "Content Too Large",
+            _ => {}
+        }
+        message.close = match self {
+            Rejection::HeadError(_) | Rejection::BodyTooLarge => true,
+            Rejection::Request(_) => {
+                matches!(
+                    status,
+                    StatusCode::BAD_REQUEST | StatusCode::NOT_IMPLEMENTED
+                )
+            }
+            Rejection::Upstream(_) => status.is_client_error(),
+            _ => false,
+        };
+        message
+    }
+
+    /// A sentence for the client.
+    pub fn sentence(&self) -> &'static str {
+        self.message().detail
+    }
+
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Rejection::Limited(_) | Rejection::Blocked(_) => Outcome::Denied,
+            _ => Outcome::Rejected,
+        }
+    }
+
+    /// The reason in logs and spans.
+    pub(super) fn reason(&self) -> Option<&'static str> {
+        match self {
+            Rejection::Limited(_) => None,
+            Rejection::Blocked(_) => Some("blocked"),
+            Rejection::StoreAway { reason, .. } => Some(reason),
+            Rejection::Upstream(error) => Some(error.label),
+            other => Some(other.sentence()),
+        }
+    }
+}
+
+fn head_message(error: HeadError) -> (StatusCode, &'static str) {
+    let detail = match error {
+        HeadError::TooLarge => {
+            return (
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "the head of the request is larger than this server reads",
+            );
+        }
+        HeadError::BareLf => "a line of the head ends without CR",
+        HeadError::TwoLengths => "Content-Length and Transfer-Encoding contradict each other",
+        HeadError::WithoutTls => "this is plain HTTP, and TLS is spoken here: use https://",
+    };
+    (StatusCode::BAD_REQUEST, detail)
+}
+
+fn upstream_detail(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::GATEWAY_TIMEOUT => "the upstream server did not answer in time",
+        StatusCode::SERVICE_UNAVAILABLE => "no upstream server can take the request now",
+        StatusCode::PAYLOAD_TOO_LARGE => Rejection::BodyTooLarge.sentence(),
+        StatusCode::REQUEST_TIMEOUT => "the body of the request did not arrive in time",
+        StatusCode::BAD_REQUEST => "the body of the request is malformed or ended too early",
+        _ => "the upstream server gave no usable answer",
+    }
 }

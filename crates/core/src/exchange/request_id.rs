@@ -1,33 +1,30 @@
-//! The id by which one request is known in the log, to its upstream, to its client, and in the
-//! answers that the proxy makes itself.
+//! The id of a request, for logs, the upstream and the client.
 //!
-//! A client's own id is never taken: it could be another request's, or a text for whoever reads
-//! logs. A trusted proxy's is.
+//! An id of a trusted proxy is kept. An id of a client is not: it could be that of another request.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// Characters of an id that is taken from a proxy before us, at most.
+/// Characters of an id from a trusted proxy, at most.
 const MAX_ID: usize = 128;
 /// Characters of our own.
 const OWN_ID: usize = 16;
 
-/// See the file's head. Our own takes no heap.
+/// An id. One that the proxy makes takes no heap.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RequestId {
     Made(Digits),
     Taken(Box<str>),
 }
 
-/// Aligned, they are checked to be text a word at a time.
+/// Aligned, so that the check for UTF-8 reads whole words.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[repr(align(8))]
 pub struct Digits([u8; OWN_ID]);
 
 impl RequestId {
-    /// Its text.
     pub fn as_str(&self) -> &str {
         match self {
             RequestId::Made(Digits(digits)) => str::from_utf8(digits).unwrap_or_default(),
@@ -36,10 +33,9 @@ impl RequestId {
     }
 }
 
-/// A new one: 16 hexadecimal digits, different for every request of every process.
+/// Makes an id: 16 hexadecimal digits, different for every request of every process.
 pub(super) fn made() -> RequestId {
-    // Each worker counts for itself, with a secret of its own: what two of them make is as
-    // different as what two processes do.
+    // Each worker has its own counter and secret.
     thread_local! {
         static NEXT: Cell<u64> = const { Cell::new(0) };
         static SECRET: RandomState = RandomState::new();
@@ -50,7 +46,7 @@ pub(super) fn made() -> RequestId {
     )))
 }
 
-/// The hexadecimal digits of a number: eight at a time, each in a byte of its own.
+/// Makes eight hexadecimal digits at a time, each in its own byte.
 fn digits(number: u64) -> [u8; OWN_ID] {
     const EACH: u64 = 0x0101_0101_0101_0101;
     let eight = |half: u64| {
@@ -65,7 +61,7 @@ fn digits(number: u64) -> [u8; OWN_ID] {
     both.to_be_bytes()
 }
 
-/// The id that a request has already, or a new one.
+/// The id that a trusted proxy has sent, or a new one.
 pub(super) fn of(headers: &HeaderMap, name: &HeaderName, trusted: bool) -> RequestId {
     let mut lines = headers.get_all(name).iter().filter(|_| trusted);
     match (lines.next().map(HeaderValue::to_str), lines.next()) {

@@ -1,4 +1,4 @@
-//! What a request is: its route, and who its client is. Whoever has a [`RequestHead`] can ask.
+//! Finds the route of a request and identifies its client.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,6 @@ use crate::path::Case;
 use crate::request_head::RequestHead;
 use crate::route::{Route, RouteMatch, RouteQuery, RouteTable};
 
-/// Routes, and what identifies the clients of their requests.
 #[derive(Debug)]
 pub struct Router {
     pub(super) routes: RouteTable,
@@ -26,27 +25,27 @@ pub struct Router {
 
 impl Router {
     /// # Errors
-    /// No route is the request's, or its path means several.
+    /// There is no route, or upstreams may read the path as different routes.
     pub(super) fn find_route<'t, 'p>(
         &'t self,
         head: &RequestHead<'p>,
     ) -> Result<RouteMatch<'t, 'p>, Rejection> {
-        let ask = RouteQuery {
+        let query = RouteQuery {
             host: head.host,
             path: head.path,
             method: head.method,
             headers: head.headers,
         };
         self.routes
-            .find(&ask)
-            .ok_or_else(|| match self.routes.is_ambiguous(&ask) {
+            .find(&query)
+            .ok_or_else(|| match self.routes.is_ambiguous(&query) {
                 true => Rejection::AmbiguousPath,
                 false => Rejection::NoRoute,
             })
     }
 
-    /// Finds the facts that keys are made of, as far as the route asks for them: the verified
-    /// token's claims, how the API key stands, and the tier. Hands them to `then`.
+    /// Calls `then` with the facts that the route's keys need: the claims of the token, the
+    /// standing of the API key, and the tier.
     #[inline]
     pub(super) fn identify<R>(
         &self,
@@ -84,13 +83,13 @@ impl Router {
         then(&facts)
     }
 
-    /// The rule under which a request is not charged, by its place in the file.
+    /// The index of the first bypass rule that covers a request.
     pub fn bypass_of(&self, facts: &Facts<'_>, client: IpAddr, case: Case) -> Option<usize> {
         let mut rules = self.bypass.iter();
         rules.position(|bypass| bypass.covers(facts, client, case))
     }
 
-    /// How a client that is refused may show who it is.
+    /// The value of `WWW-Authenticate`.
     pub(super) fn challenge(&self) -> &'static str {
         match self.api_key.from.0.contains(&ApiKeySource::Bearer) {
             true => "Bearer error=\"invalid_token\"",
@@ -98,12 +97,12 @@ impl Router {
         }
     }
 
-    /// What finds the tier, where the route asks for it.
+    /// The tiers, if the route needs one.
     fn tiers_for(&self, route: &Route) -> Option<&Tiers> {
         let tiers = self.tiers.as_ref()?;
-        let asked = route.limits.iter().any(|limit| limit.asks_tier())
+        let needed = route.limits.iter().any(|limit| limit.asks_tier())
             || route.is_balanced_by(|part| matches!(part, Part::Tier));
-        asked.then_some(tiers)
+        needed.then_some(tiers)
     }
 
     /// Whether something of the route or the tier depends on the API key.
@@ -113,24 +112,23 @@ impl Router {
             || route.is_balanced_by(|part| matches!(part, Part::ApiKey))
     }
 
-    /// What verifies tokens, where something of the route or the tier depends on one.
+    /// The tokens, if the route or its tier needs claims.
     fn tokens_for(&self, route: &Route, tiers: Option<&Tiers>) -> Option<&Tokens> {
         let tokens = self.tokens.as_ref()?;
         let for_tier = tiers.is_some_and(Tiers::asks_claims);
-        let asked = for_tier
+        let needed = for_tier
             || (self.api_key.tokens && self.asks_api_key(route, tiers))
             || route.limits.iter().any(|limit| limit.asks_claims())
             || route.is_balanced_by(|part| matches!(part, Part::Jwt(_)));
-        asked.then_some(tokens)
+        needed.then_some(tokens)
     }
 }
 
-/// The number of what the route's requests are told apart by, if they are; the same in every
-/// process. A request without it goes wherever there is room.
+/// The number that chooses the server of a request. All processes compute the same number.
 pub(super) fn affinity(route: &Route, facts: &Facts<'_>) -> Option<u64> {
     const NUMBERING: HashSecret = HashSecret::from_bytes(*b"tidegate 1: which server is it?!");
     let key = route.affinity.as_ref()?;
-    // An invented key chooses a server and nothing else: it need not be known.
+    // An invented key does no harm here, so unknown keys are trusted.
     let facts = &facts.trusting_keys();
     match key.derive(facts, Missing::Skip, &NUMBERING) {
         Derived::Hash(KeyHash(tag)) => Some(u128::from_le_bytes(tag) as u64),

@@ -1,4 +1,4 @@
-//! What a proxy with TLS says to those who come without, and to browsers about coming with it.
+//! Redirects to `https`, and HSTS.
 
 use http::header::{HeaderName, HeaderValue, STRICT_TRANSPORT_SECURITY};
 use http::{HeaderMap, Request, Response};
@@ -16,7 +16,7 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 pub(super) struct Secure {
     /// The port that clients of plain connections are sent to.
     redirect: Option<u16>,
-    /// How long browsers should remember to come over TLS.
+    /// The value of `Strict-Transport-Security`.
     hsts: Option<HeaderValue>,
 }
 
@@ -37,7 +37,7 @@ impl Secure {
         }
     }
 
-    /// Turns away who came without TLS where that is not done.
+    /// Refuses or redirects a request without TLS, as the settings say.
     pub(super) fn check<B>(
         &self,
         request: &Request<B>,
@@ -51,20 +51,17 @@ impl Secure {
         }
         match self.redirect {
             Some(port) if !came_over_tls(request.headers(), downstream) => {
-                Err(elsewhere(request, port))
+                Err(redirect(request, port))
             }
             _ => Ok(()),
         }
     }
 
-    /// Whether the browsers of this client are told.
-    pub(super) fn marks(&self, downstream: &Downstream) -> bool {
-        self.hsts.is_some() && downstream.arrival.tls.is_some()
-    }
-
-    /// Tells the browser, unless the upstream has.
+    /// Adds HSTS to a response over TLS, unless the upstream has sent it.
     pub(super) fn mark<B>(&self, response: &mut Response<B>, downstream: &Downstream) {
-        if let Some(hsts) = self.hsts.as_ref().filter(|_| self.marks(downstream)) {
+        if downstream.arrival.tls.is_some()
+            && let Some(hsts) = &self.hsts
+        {
             let headers = response.headers_mut();
             headers
                 .entry(STRICT_TRANSPORT_SECURITY)
@@ -73,8 +70,7 @@ impl Secure {
     }
 }
 
-/// Whether a trusted proxy in front of us spoke TLS with the client already: sent away, the client
-/// would come back the same way for ever.
+/// Whether a trusted proxy in front has already spoken TLS with the client. A redirect would loop.
 fn came_over_tls(headers: &HeaderMap, downstream: &Downstream) -> bool {
     downstream.trusted
         && headers
@@ -82,8 +78,8 @@ fn came_over_tls(headers: &HeaderMap, downstream: &Downstream) -> bool {
             .is_some_and(|proto| proto.as_bytes().eq_ignore_ascii_case(b"https"))
 }
 
-/// Where the same is at `https`.
-fn elsewhere<B>(request: &Request<B>, port: u16) -> Rejection {
+/// A redirect to the same resource at `https`.
+fn redirect<B>(request: &Request<B>, port: u16) -> Rejection {
     let host = match check_framing(request) {
         Ok(host) if !host.is_empty() => host,
         Ok(_) => return Rejection::Request(RequestFault::Host),

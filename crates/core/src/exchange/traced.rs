@@ -1,95 +1,70 @@
-//! The trace of one request, while it is under way: where it belongs, and if it is recorded what
-//! was decided and tried, made spans of when it has ended.
-//!
-//! Off, it costs one look at nothing. A span says what the access log says: no query, no header of
-//! a client, and of a key the beginning of its hash.
+//! The trace of one request until it ends. A recorded request also has the times of its decision
+//! and of its attempts.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use http::header::HeaderMap;
 use http::{Request, Version};
 
-use super::admission::{Admission, Decider};
+use super::admit::{Admission, Decider};
 use super::downstream::Downstream;
 use super::headers;
 use super::rejection::Rejection;
 use crate::clock;
 use crate::config::TracingSettings;
-use crate::limit::{Charge, Decision, KeyHash, Role};
+use crate::limit::{Charge, Decided, Decision, KeyHash, Role};
 use crate::route::Route;
-use crate::telemetry::attempt_log::{AttemptLog, RecordedAttempt};
-use crate::telemetry::metrics::{GrpcStatus, METHODS};
-use crate::telemetry::spans::{QueueBounds, SpanKind, SpanQueue, SpanValue, TraceSpan};
-use crate::telemetry::watched::truncate_path;
+use crate::telemetry::spans::{AttemptLog, QueueBounds, SpanKind, SpanQueue, SpanValue, TraceSpan};
 use crate::trace::{Begun, SamplingRules, SpanId, TRACEPARENT, TRACESTATE, TraceId, is_state_fit};
 
-/// As many characters of a key's hash as the log has.
+/// Characters of a key's hash, as in the access log.
 const KEY_CHARACTERS: usize = 8;
 
-/// What one worker traces by.
+/// The attributes of a span.
+pub(super) type Attributes = Vec<(&'static str, SpanValue)>;
+
+/// One worker's rules and queue.
 #[derive(Debug)]
 pub struct Tracer {
     rules: SamplingRules,
-    room: QueueBounds,
+    bounds: QueueBounds,
     queue: Arc<SpanQueue>,
 }
 
-/// See the file's head.
 #[derive(Debug)]
 pub struct Trace {
-    begun: Begun,
-    recorded: Option<Recorded>,
+    pub(super) begun: Begun,
+    pub(super) recorded: Option<Recorded>,
 }
 
-/// What is kept of a request that is recorded.
+/// The facts of a request that is recorded.
 #[derive(Debug)]
-struct Recorded {
-    room: QueueBounds,
-    queue: Arc<SpanQueue>,
+pub(super) struct Recorded {
+    pub(super) bounds: QueueBounds,
+    pub(super) queue: Arc<SpanQueue>,
     began: Instant,
-    began_us: u64,
-    version: Version,
-    scheme: &'static str,
-    /// The pattern of its route's path.
-    route: Option<String>,
-    /// What was enforced, while it is being decided.
-    asked: Option<(Instant, Charge)>,
-    decided: Option<(Instant, Judged)>,
-    tries: Option<Arc<AttemptLog>>,
+    pub(super) began_us: u64,
+    pub(super) version: Version,
+    pub(super) scheme: &'static str,
+    /// The pattern of the route's path.
+    pub(super) route: Option<String>,
+    pub(super) decision: Option<RecordedDecision>,
+    pub(super) attempts: Option<Arc<AttemptLog>>,
 }
 
-/// A request that has ended, as its spans tell of it.
-#[derive(Clone, Copy, Debug)]
-pub struct RequestEnd<'r> {
-    /// A place in [`METHODS`].
-    pub(super) method: u8,
-    /// Without the query.
-    pub(super) path: Option<&'r str>,
-    pub(super) client: IpAddr,
-    /// The route's name.
-    pub(super) route: Option<&'r Arc<str>>,
-    pub(super) request_id: Option<&'r str>,
-    /// As the access log calls it.
-    pub(super) outcome: &'static str,
-    pub(super) status: u16,
-    pub(super) grpc_status: Option<GrpcStatus>,
-    pub(super) reason: Option<&'static str>,
-    pub(super) body_bytes: u64,
-    pub(super) is_truncated: bool,
-    /// Whether hashes of keys are shown.
-    pub(super) shows_keys: bool,
-}
-
-/// What came of a decision.
+/// A decision on the enforced checks.
 #[derive(Debug)]
-struct Judged {
+pub(super) struct RecordedDecision {
+    began: Instant,
+    /// The checks; only those that were decided, once there is a decision.
+    charge: Charge,
+    ended: Option<Instant>,
     allowed: bool,
+    /// `store`, `local`, or `none` if nothing decided.
     source: &'static str,
-    /// Of what was asked here; nothing where nobody decided.
-    decision: Option<(Charge, Decision)>,
-    /// Why the store did not.
+    decision: Option<Decision>,
+    /// Why there is no decision.
     error: Option<&'static str>,
 }
 
@@ -97,7 +72,7 @@ impl Tracer {
     pub fn new(settings: &TracingSettings, queue: Arc<SpanQueue>) -> Tracer {
         Tracer {
             rules: settings.rules,
-            room: QueueBounds {
+            bounds: QueueBounds {
                 most: settings.queue,
                 batch: settings.batch,
             },
@@ -105,373 +80,191 @@ impl Tracer {
         }
     }
 
-    /// Begins at a request's arrival.
     pub(super) fn begin<B>(&self, request: &Request<B>, downstream: &Downstream) -> Box<Trace> {
         let begun = self.rules.begin(request.headers(), downstream.trusted);
         let recorded = begun.own.sampled.then(|| Recorded {
-            room: self.room,
+            bounds: self.bounds,
             queue: Arc::clone(&self.queue),
             began: clock::now(),
             began_us: clock::unix_us(),
             version: request.version(),
             scheme: headers::scheme(request.headers(), downstream.peer()),
             route: None,
-            asked: None,
-            decided: None,
-            tries: None,
+            decision: None,
+            attempts: None,
         });
         Box::new(Trace { begun, recorded })
     }
 }
 
 impl Trace {
-    /// Which one it is.
     pub fn id(&self) -> TraceId {
         self.begun.own.trace
     }
 
-    /// Whether spans will be made of it.
     pub fn is_recorded(&self) -> bool {
         self.recorded.is_some()
     }
 
-    /// Its limits are asked now.
-    pub(super) fn note_asked(&mut self, route: &Route, charge: &Charge) {
+    /// Notes the start of the decision.
+    pub(super) fn start_decision(&mut self, route: &Route, charge: &Charge) {
         let Some(recorded) = &mut self.recorded else {
             return;
         };
         recorded.route = Some(route.path.to_string());
         if !charge.is_empty() {
-            recorded.asked = Some((clock::now(), charge.clone()));
-        }
-    }
-
-    /// They have been.
-    pub(super) fn note_decided(&mut self, admission: &Admission, outcome: &Result<(), Rejection>) {
-        let Some(recorded) = self.recorded.as_mut().filter(|one| one.asked.is_some()) else {
-            return;
-        };
-        let judged = match outcome {
-            Ok(()) => match admission.granted() {
-                Some(granted) => Judged {
-                    allowed: true,
-                    source: match granted.by {
-                        Decider::Store { .. } => "store",
-                        Decider::Local => "local",
-                    },
-                    decision: Some((
-                        granted.decided.charge.clone(),
-                        granted.decided.decision.clone(),
-                    )),
-                    error: None,
-                },
-                None => Judged {
-                    allowed: true,
-                    source: "none",
-                    decision: None,
-                    error: Some("store_away"),
-                },
-            },
-            Err(Rejection::Limited(denial)) => Judged {
-                allowed: false,
-                source: if denial.alone { "local" } else { "store" },
-                decision: Some((denial.charge.clone(), denial.decision.clone())),
-                error: None,
-            },
-            Err(other) => Judged {
+            recorded.decision = Some(RecordedDecision {
+                began: clock::now(),
+                charge: charge.clone(),
+                ended: None,
                 allowed: false,
                 source: "none",
                 decision: None,
-                error: other.reason(),
-            },
-        };
-        recorded.decided = Some((clock::now(), judged));
+                error: None,
+            });
+        }
     }
 
-    /// Names it to the upstream: in the head now, or by each attempt in its own name.
+    /// Notes the end of the decision.
+    pub(super) fn end_decision(&mut self, admission: &Admission, outcome: &Result<(), Rejection>) {
+        let recorded = self.recorded.as_mut();
+        let Some(one) = recorded.and_then(|recorded| recorded.decision.as_mut()) else {
+            return;
+        };
+        one.ended = Some(clock::now());
+        one.allowed = outcome.is_ok();
+        let (decided, is_local) = match outcome {
+            Ok(()) => {
+                let is_local = matches!(admission.decider, Some(Decider::Local));
+                (admission.granted(), is_local)
+            }
+            Err(Rejection::Limited(denial)) => (Some(denial.decided()), denial.is_local),
+            Err(_) => (None, false),
+        };
+        if let Some(decided) = decided {
+            one.charge = decided.charge.clone();
+            one.decision = Some(decided.decision.clone());
+            one.source = if is_local { "local" } else { "store" };
+        } else {
+            one.error = match outcome {
+                Ok(()) => Some("store_away"),
+                Err(rejection) => rejection.reason(),
+            };
+        }
+    }
+
+    /// Writes the trace into a request to the upstream. Returns the log in which each attempt gets
+    /// its own span, if the request is recorded.
     pub fn send(&mut self, headers: &mut HeaderMap) -> Option<Arc<AttemptLog>> {
-        // What belongs to a trace that is not continued says nothing of ours.
+        // The state belongs to the sender's trace, which may not be continued.
         if self.begun.parent.is_none() || !is_state_fit(headers) {
             headers.remove(TRACESTATE);
         }
         headers.insert(TRACEPARENT, self.begun.own.value());
         let recorded = self.recorded.as_mut()?;
-        let tries = recorded.tries.insert(AttemptLog::new(self.begun.own));
-        Some(Arc::clone(tries))
+        let attempts = recorded.attempts.insert(AttemptLog::new(self.begun.own));
+        Some(Arc::clone(attempts))
     }
 
-    /// The request has ended: spans are made of it and of the limits on trial.
-    pub(super) fn end(self: Box<Self>, request: &RequestEnd<'_>, trials: Vec<TraceSpan>) {
-        let begun = self.begun;
-        let Some(recorded) = self.recorded else {
-            return;
-        };
-        let end_us = recorded.time(clock::now());
-        let mut spans = Vec::with_capacity(4);
-        spans.push(recorded.server(&begun, request, end_us));
-        spans.extend(recorded.decision(&begun, request));
-        spans.extend(trials);
-        if let Some(tries) = &recorded.tries {
-            for (number, one) in tries.take().into_iter().enumerate() {
-                spans.push(recorded.attempt(&begun, request, number, one));
-            }
-        }
-        recorded.queue.push(spans, recorded.room);
-    }
-
-    /// A span for a limit on trial, which nothing waited for.
-    pub(super) fn on_trial(
-        &self,
-        charge: &Charge,
-        decision: &Decision,
-        show: bool,
-    ) -> Option<TraceSpan> {
+    /// A span for a shadow check, for which nothing waited.
+    pub(super) fn shadow_span(&self, decided: Decided<'_>, show_keys: bool) -> Option<TraceSpan> {
         let recorded = self.recorded.as_ref()?;
-        let role = charge.first().map_or(Role::Shadow, |item| item.role());
-        let verdict = if decision.allowed {
-            "allowed"
-        } else {
-            "shadow_denied"
+        let Decided { charge, decision } = decided;
+        let role = charge.first().map_or(Role::Shadow, |check| check.role());
+        let verdict = match decision.allowed {
+            true => "allowed",
+            false => "shadow_denied",
         };
         let mut attributes = vec![
             ("tidegate.verdict", verdict.into()),
             ("tidegate.role", role.word().into()),
             ("tidegate.source", "store".into()),
         ];
-        describe(&mut attributes, charge, Some(decision), show);
-        let at = recorded
-            .decided
-            .as_ref()
-            .map_or(recorded.began, |(at, _)| *at);
-        let at_us = recorded.time(at);
-        let times = SpanTimes {
-            start_us: at_us,
-            end_us: at_us,
-        };
-        Some(inner(&self.begun, "decide (on trial)", times, attributes))
+        describe(&mut attributes, charge, Some(decision), show_keys);
+        let ended = recorded.decision.as_ref().and_then(|one| one.ended);
+        let at = ended.unwrap_or(recorded.began);
+        let span = internal_span(&self.begun, "decide (on trial)", attributes);
+        Some(recorded.timed(span, at, at))
     }
 }
 
 impl Recorded {
-    fn server(&self, begun: &Begun, request: &RequestEnd<'_>, end_us: u64) -> TraceSpan {
-        let method = method_of(request);
-        let mut attributes: Vec<(&'static str, SpanValue)> = vec![
-            ("http.request.method", method.into()),
-            ("url.scheme", self.scheme.into()),
-            (
-                "http.response.status_code",
-                u64::from(request.status).into(),
-            ),
-            ("client.address", request.client.to_string().into()),
-            ("network.protocol.version", version_of(self.version).into()),
-            ("http.response.body.size", request.body_bytes.into()),
-            ("tidegate.outcome", request.outcome.into()),
-        ];
-        if let Some(path) = request.path {
-            attributes.push(("url.path", truncate_path(path).into()));
-        }
-        if let Some(route) = &self.route {
-            attributes.push(("http.route", route.clone().into()));
-        }
-        if let Some(route) = request.route {
-            attributes.push(("tidegate.route", route.into()));
-        }
-        if let Some(id) = request.request_id {
-            attributes.push(("tidegate.request_id", id.to_owned().into()));
-        }
-        let grpc = request.grpc_status;
-        attributes.extend(grpc_attributes(grpc));
-        let failed = request.status >= 500
-            || request.is_truncated
-            || grpc.is_some_and(GrpcStatus::is_failure);
-        if let Some(reason) = request.reason {
-            attributes.push(("tidegate.reason", reason.into()));
-        }
-        if failed {
-            let status = || match grpc {
-                Some(status) if request.status < 500 => status.to_string().into(),
-                _ => request.status.to_string().into(),
-            };
-            let kind = request.reason.map_or_else(status, SpanValue::from);
-            attributes.push(("error.type", kind));
-        }
-        TraceSpan {
-            own: begun.own,
-            parent: begun.parent,
-            link: begun.left,
-            kind: SpanKind::Server,
-            name: match &self.route {
-                Some(route) => format!("{method} {route}"),
-                None => method.to_owned(),
-            },
-            start_us: self.began_us,
-            end_us,
-            attributes,
-            failed,
-        }
-    }
-
-    fn decision(&self, begun: &Begun, request: &RequestEnd<'_>) -> Option<TraceSpan> {
-        let (since, charge) = self.asked.as_ref()?;
-        let (until, judged) = self.decided.as_ref()?;
-        let verdict = if judged.allowed { "allowed" } else { "denied" };
+    /// A span for the decision.
+    pub(super) fn decision_span(&self, begun: &Begun, show_keys: bool) -> Option<TraceSpan> {
+        let one = self.decision.as_ref()?;
+        let verdict = if one.allowed { "allowed" } else { "denied" };
         let mut attributes = vec![
             ("tidegate.verdict", verdict.into()),
-            ("tidegate.source", judged.source.into()),
+            ("tidegate.source", one.source.into()),
         ];
-        let (charge, decision) = match &judged.decision {
-            Some((charge, decision)) => (charge, Some(decision)),
-            None => (charge, None),
-        };
-        describe(&mut attributes, charge, decision, request.shows_keys);
-        attributes.extend(judged.error.map(|error| ("error.type", error.into())));
-        let times = SpanTimes {
-            start_us: self.time(*since),
-            end_us: self.time(*until),
-        };
-        let mut span = inner(begun, "decide", times, attributes);
-        span.failed = judged.error.is_some();
-        Some(span)
+        let decision = one.decision.as_ref();
+        describe(&mut attributes, &one.charge, decision, show_keys);
+        attributes.extend(one.error.map(|error| ("error.type", error.into())));
+        let mut span = internal_span(begun, "decide", attributes);
+        span.failed = one.error.is_some();
+        Some(self.timed(span, one.began, one.ended?))
     }
 
-    fn attempt(
-        &self,
-        begun: &Begun,
-        request: &RequestEnd<'_>,
-        number: usize,
-        one: RecordedAttempt,
-    ) -> TraceSpan {
-        let method = method_of(request);
-        let mut attributes: Vec<(&'static str, SpanValue)> = vec![
-            ("http.request.method", method.into()),
-            ("server.address", one.address.into()),
-        ];
-        attributes.extend(one.port.map(|port| ("server.port", u64::from(port).into())));
-        if number > 0 {
-            attributes.push(("http.request.resend_count", (number as u64).into()));
-        }
-        if let Some(status) = one.status {
-            attributes.push(("http.response.status_code", u64::from(status).into()));
-        }
-        let error = match (one.error, one.status) {
-            (Some(error), _) => Some(error.into()),
-            (None, Some(status @ 400..)) => Some(status.to_string().into()),
-            (None, Some(_)) => None,
-            // Nobody waits for it any more.
-            (None, None) => Some(request.reason.unwrap_or("cancelled").into()),
-        };
-        let failed = error.is_some();
-        attributes.extend(error.map(|error: SpanValue| ("error.type", error)));
+    fn timed(&self, span: TraceSpan, start: Instant, end: Instant) -> TraceSpan {
         TraceSpan {
-            own: begun.own.with(one.span),
-            parent: Some(begun.own.span),
-            link: None,
-            kind: SpanKind::Client,
-            name: method.to_owned(),
-            start_us: self.time(one.began),
-            end_us: self.time(one.ended.unwrap_or_else(clock::now)),
-            attributes,
-            failed,
+            start_us: self.time_us(start),
+            end_us: self.time_us(end),
+            ..span
         }
     }
 
-    fn time(&self, at: Instant) -> u64 {
-        self.began_us + micros(self.began, at)
+    /// Microseconds since the Unix epoch.
+    pub(super) fn time_us(&self, at: Instant) -> u64 {
+        let since = at.saturating_duration_since(self.began).as_micros();
+        self.began_us + u64::try_from(since).unwrap_or(u64::MAX)
     }
 }
 
-/// How a call of gRPC ended, as OpenTelemetry names it.
-fn grpc_attributes(status: Option<GrpcStatus>) -> Vec<(&'static str, SpanValue)> {
-    let Some(status) = status else {
-        return Vec::new();
-    };
-    let system = ("rpc.system", "grpc".into());
-    let code = status.code().map(u64::from);
-    let code = code.map(|code| ("rpc.grpc.status_code", code.into()));
-    [system].into_iter().chain(code).collect()
-}
-
-/// What a decision was about: lists of the same order, one entry for each window.
+/// Adds the facts of a decision: lists of the same order, one entry for each window.
 fn describe(
-    attributes: &mut Vec<(&'static str, SpanValue)>,
+    attributes: &mut Attributes,
     charge: &Charge,
     decision: Option<&Decision>,
-    show: bool,
+    show_keys: bool,
 ) {
-    let names = charge
-        .iter()
-        .map(|item| SpanValue::from(&item.window.policy));
-    attributes.push(("tidegate.limits", SpanValue::Many(names.collect())));
-    let costs = charge.iter().map(|item| SpanValue::from(item.cost));
-    attributes.push(("tidegate.cost", SpanValue::Many(costs.collect())));
-    if show {
-        let keys = charge.iter().map(|item| key(item.tag));
-        attributes.push(("tidegate.keys", SpanValue::Many(keys.collect())));
+    let mut add = |name, values: Vec<SpanValue>| attributes.push((name, SpanValue::Many(values)));
+    let checks = || charge.iter();
+    let policies = checks().map(|check| SpanValue::from(&check.window.policy));
+    add("tidegate.limits", policies.collect());
+    let costs = checks().map(|check| SpanValue::from(check.cost));
+    add("tidegate.cost", costs.collect());
+    if show_keys {
+        let keys = checks().map(|check| short_hash(check.tag));
+        add("tidegate.keys", keys.collect());
     }
     let Some(decision) = decision else { return };
-    attributes.push(("tidegate.decided_at_us", decision.at_us.into()));
-    let verdicts = decision.verdicts.iter();
-    let left = verdicts.clone().map(|one| SpanValue::from(one.remaining));
-    attributes.push(("tidegate.remaining", SpanValue::Many(left.collect())));
+    let remaining = decision.verdicts.iter().map(|one| one.remaining.into());
+    add("tidegate.remaining", remaining.collect());
     if !decision.allowed {
-        let denying = charge
-            .iter()
-            .zip(verdicts)
-            .filter(|(_, one)| one.retry.denies());
-        let names = denying.map(|(item, _)| SpanValue::from(&item.window.policy));
-        attributes.push(("tidegate.denied_by", SpanValue::Many(names.collect())));
+        let denying = Decided { charge, decision }.denying();
+        let policies = denying.map(|result| SpanValue::from(&result.check.window.policy));
+        add("tidegate.denied_by", policies.collect());
     }
+    attributes.push(("tidegate.decided_at_us", decision.at_us.into()));
 }
 
-fn key(tag: KeyHash) -> SpanValue {
+fn short_hash(tag: KeyHash) -> SpanValue {
     let text = tag.text();
-    String::from_utf8_lossy(&text[..KEY_CHARACTERS])
-        .into_owned()
-        .into()
+    let text = String::from_utf8_lossy(&text[..KEY_CHARACTERS]);
+    text.into_owned().into()
 }
 
-/// Microseconds since the Unix epoch.
-struct SpanTimes {
-    start_us: u64,
-    end_us: u64,
-}
-
-fn inner(
-    begun: &Begun,
-    name: &str,
-    times: SpanTimes,
-    attributes: Vec<(&'static str, SpanValue)>,
-) -> TraceSpan {
+/// A span of the proxy's own work, without times.
+fn internal_span(begun: &Begun, name: &str, attributes: Attributes) -> TraceSpan {
     TraceSpan {
         own: begun.own.with(SpanId::made()),
         parent: Some(begun.own.span),
         link: None,
         kind: SpanKind::Internal,
         name: name.to_owned(),
-        start_us: times.start_us,
-        end_us: times.end_us,
+        start_us: 0,
+        end_us: 0,
         attributes,
         failed: false,
-    }
-}
-
-fn micros(from: Instant, to: Instant) -> u64 {
-    u64::try_from(to.saturating_duration_since(from).as_micros()).unwrap_or(u64::MAX)
-}
-
-/// Methods that nobody knows are one.
-fn method_of(request: &RequestEnd<'_>) -> &'static str {
-    let known = METHODS.get(usize::from(request.method));
-    known
-        .filter(|name| **name != "other")
-        .copied()
-        .unwrap_or("_OTHER")
-}
-
-fn version_of(version: Version) -> &'static str {
-    match version {
-        Version::HTTP_10 => "1.0",
-        Version::HTTP_2 => "2",
-        _ => "1.1",
     }
 }

@@ -1,6 +1,6 @@
 //! The readings of a decoded path: some upstreams change a path in ways that others do not.
 
-use super::{MAYBE_SEPARATOR, PathError};
+use super::{ABOVE_ROOT, HIDDEN_DOTS, MAYBE_SEPARATOR, Malformed, TOO_MANY_READINGS};
 
 /// What an upstream does with a path. Every upstream splits it at `/`, drops empty segments, and
 /// drops the text behind a `;`.
@@ -16,14 +16,12 @@ const CUTS: u8 = 4;
 /// It drops dots and spaces at the end of a segment, as Windows does.
 const TRIMS: u8 = 8;
 
-/// An escaped `;` in decoded paths.
 const ESCAPED_SEMICOLON: &str = "%3B";
-/// A space in decoded paths.
 const SPACE: &str = "%20";
 
 impl Habits {
     /// The habits that may change a path.
-    pub(super) fn seen_in(decoded: &str) -> Result<Habits, PathError> {
+    pub(super) fn seen_in(decoded: &str) -> Result<Habits, Malformed> {
         let mut seen = 0;
         for segment in decoded.split('/') {
             if segment == ".." {
@@ -44,7 +42,7 @@ impl Habits {
             }
         }
         match seen & (CLIMBS | SPLITS) == CLIMBS | SPLITS {
-            true => Err(PathError::TooManyReadings),
+            true => Err(TOO_MANY_READINGS),
             false => Ok(Habits(seen)),
         }
     }
@@ -64,7 +62,7 @@ impl Habits {
 }
 
 /// The reading of an upstream with these habits.
-pub(super) fn read(decoded: &str, habits: Habits) -> Result<String, PathError> {
+pub(super) fn read(decoded: &str, habits: Habits) -> Result<String, Malformed> {
     let mut text = String::with_capacity(decoded.len());
     for segment in decoded.split('/') {
         if !habits.has(SPLITS) {
@@ -81,8 +79,7 @@ pub(super) fn read(decoded: &str, habits: Habits) -> Result<String, PathError> {
     Ok(text)
 }
 
-/// Adds a piece of a segment.
-fn push(text: &mut String, piece: &str, segment: &str, habits: Habits) -> Result<(), PathError> {
+fn push(text: &mut String, piece: &str, segment: &str, habits: Habits) -> Result<(), Malformed> {
     let mut name = piece.split_once(';').map_or(piece, |(name, _)| name);
     if habits.has(CUTS) {
         name = name
@@ -91,10 +88,10 @@ fn push(text: &mut String, piece: &str, segment: &str, habits: Habits) -> Result
     }
     match name {
         "" => return Ok(()),
-        "." | ".." if name != segment => return Err(PathError::HiddenDots),
+        "." | ".." if name != segment => return Err(HIDDEN_DOTS),
         "." => return Ok(()),
         ".." if habits.has(CLIMBS) => {
-            let parent = text.rfind('/').ok_or(PathError::AboveRoot)?;
+            let parent = text.rfind('/').ok_or(ABOVE_ROOT)?;
             text.truncate(parent);
             return Ok(());
         }
@@ -102,11 +99,11 @@ fn push(text: &mut String, piece: &str, segment: &str, habits: Habits) -> Result
         _ if habits.has(TRIMS) => {
             let bare = trimmed(name);
             if bare.is_empty() && name.contains('.') && name.contains(SPACE) {
-                return Err(PathError::HiddenDots);
+                return Err(HIDDEN_DOTS);
             }
             // The order of the steps decides whether a `..` removes it or its parent.
             if bare.is_empty() && habits.has(CLIMBS) {
-                return Err(PathError::TooManyReadings);
+                return Err(TOO_MANY_READINGS);
             }
             name = bare;
         }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 
 use super::host_of;
+use super::rewrite::own_value;
 use super::template::{Template, TemplateError, TemplateFacts, TemplatePiece, TooLong, Variable};
 
 #[derive(Clone, Debug)]
@@ -23,22 +24,19 @@ impl Target {
         let Target::Respond(respond) = self else {
             return self.clone();
         };
-        let own = |value: &HeaderValue| HeaderValue::from_bytes(value.as_bytes()).ok();
         Target::Respond(Box::new(Respond {
             status: respond.status,
             body: Bytes::copy_from_slice(&respond.body),
-            content_type: respond.content_type.as_ref().and_then(own),
+            content_type: respond.content_type.as_ref().map(own_value),
         }))
     }
 }
 
-/// A fixed answer.
 #[derive(Clone, Debug)]
 pub struct Respond {
     /// 200 or above.
     pub status: StatusCode,
     pub body: Bytes,
-    /// `None` for an empty body.
     pub content_type: Option<HeaderValue>,
 }
 
@@ -53,18 +51,14 @@ pub struct Redirect {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RedirectError {
     Template(TemplateError),
-    /// It is neither a path nor a URL.
     Form,
-    /// A client could choose the host.
     Host,
-    /// A character that no URL has.
     Character(char),
 }
 
 /// A request cannot be redirected. The client is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RedirectFailure {
-    /// The location would be longer than a header's value may be.
     TooLong,
     /// The location needs the request's host, and the request names none.
     NoHost,
@@ -86,12 +80,10 @@ impl Redirect {
         Ok(Redirect { status, to })
     }
 
-    /// The template of the location.
     pub fn to(&self) -> &Template {
         &self.to
     }
 
-    /// The value of `Location` for a request.
     pub fn location(&self, facts: &TemplateFacts<'_>) -> Result<HeaderValue, RedirectFailure> {
         let place = self
             .to

@@ -7,10 +7,11 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use crate::path::Malformed;
+
 /// The longest host name, bytes (RFC 1035).
 pub const MAX_HOST_BYTES: usize = 253;
 
-/// The hosts of a route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HostPattern {
     Any,
@@ -19,46 +20,40 @@ pub enum HostPattern {
     Below(Box<str>),
 }
 
-/// A text that is not a host. In a request, the client is at fault: 400.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum HostError {
-    Empty,
-    /// Longer than [`MAX_HOST_BYTES`].
-    TooLong,
-    /// A character that no host name has: a space, a comma, `@`, `%`, anything not ASCII.
-    Character,
-    /// Two dots in a row, or one at the beginning.
-    EmptyLabel,
-    /// The port is not a number up to 65535.
-    Port,
-    /// The text in brackets is not an IPv6 address.
-    Ipv6,
-    /// In a pattern: `*` anywhere but in a leading `*.`.
-    Star,
-    /// In a pattern: a port.
-    PortInPattern,
-}
+// The reasons to refuse a host. In a request, the client is at fault: 400.
+const EMPTY: Malformed = Malformed("the host is missing");
+const TOO_LONG: Malformed = Malformed("the host is longer than 253 bytes");
+const CHARACTER: Malformed = Malformed(
+    "a host has ASCII letters, digits, `-`, `_`, `~` and dots only (other names are written in \
+     their `xn--` form)",
+);
+const EMPTY_LABEL: Malformed = Malformed("the host has an empty label between two dots");
+const PORT: Malformed = Malformed("the port is not a number up to 65535");
+const IPV6: Malformed = Malformed("an IPv6 address in brackets is expected");
+const STAR: Malformed =
+    Malformed("`*` stands for whole leading labels only, as in `*.example.com`");
+const PORT_IN_PATTERN: Malformed = Malformed("hosts are matched without port");
 
 impl HostPattern {
     /// Reads `example.com` or `*.example.com`. A route without `host` has [`HostPattern::Any`].
-    pub fn parse(text: &str) -> Result<Self, HostError> {
+    pub fn parse(text: &str) -> Result<Self, Malformed> {
         let (name, below) = match text.strip_prefix("*.") {
             Some(name) => (name, true),
             None => (text, false),
         };
         if name.contains('*') {
-            return Err(HostError::Star);
+            return Err(STAR);
         }
         let host = host_of(name)?;
         if split_port(name)?.1.is_some() {
-            return Err(HostError::PortInPattern);
+            return Err(PORT_IN_PATTERN);
         }
         if !below {
             return Ok(Self::Exact(host.into()));
         }
         // Nothing is below an address.
         if host.starts_with('[') || host.parse::<Ipv4Addr>().is_ok() {
-            return Err(HostError::Star);
+            return Err(STAR);
         }
         Ok(Self::Below(host.into()))
     }
@@ -77,7 +72,7 @@ impl HostPattern {
 
 /// Returns the one spelling of the host in a `Host` header or an authority: lower case, without
 /// port and trailing dot, IPv6 in brackets. Borrows a host that has this spelling already.
-pub fn host_of(authority: &str) -> Result<Cow<'_, str>, HostError> {
+pub fn host_of(authority: &str) -> Result<Cow<'_, str>, Malformed> {
     if let Some(host) = plain(authority) {
         return Ok(Cow::Borrowed(host));
     }
@@ -85,11 +80,11 @@ pub fn host_of(authority: &str) -> Result<Cow<'_, str>, HostError> {
 }
 
 /// Works for every host, and is slower than [`plain`].
-fn spelled(authority: &str) -> Result<Cow<'_, str>, HostError> {
+fn spelled(authority: &str) -> Result<Cow<'_, str>, Malformed> {
     let (name, _) = split_port(authority)?;
     if let Some(inner) = name.strip_prefix('[') {
-        let inner = inner.strip_suffix(']').ok_or(HostError::Ipv6)?;
-        let address: Ipv6Addr = inner.parse().map_err(|_| HostError::Ipv6)?;
+        let inner = inner.strip_suffix(']').ok_or(IPV6)?;
+        let address: Ipv6Addr = inner.parse().map_err(|_| IPV6)?;
         let text = format!("[{address}]");
         return Ok(if text == name {
             Cow::Borrowed(name)
@@ -99,16 +94,16 @@ fn spelled(authority: &str) -> Result<Cow<'_, str>, HostError> {
     }
     let name = name.strip_suffix('.').unwrap_or(name);
     if name.is_empty() {
-        return Err(HostError::Empty);
+        return Err(EMPTY);
     }
     if name.len() > MAX_HOST_BYTES {
-        return Err(HostError::TooLong);
+        return Err(TOO_LONG);
     }
     if !name.bytes().all(is_host_byte) {
-        return Err(HostError::Character);
+        return Err(CHARACTER);
     }
     if name.split('.').any(str::is_empty) {
-        return Err(HostError::EmptyLabel);
+        return Err(EMPTY_LABEL);
     }
     if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return Ok(Cow::Owned(name.to_ascii_lowercase()));
@@ -143,7 +138,7 @@ fn plain(authority: &str) -> Option<&str> {
 }
 
 /// Splits a port off, and checks it. The port may be empty (RFC 3986).
-fn split_port(authority: &str) -> Result<(&str, Option<&str>), HostError> {
+fn split_port(authority: &str) -> Result<(&str, Option<&str>), Malformed> {
     let end = match authority.rfind(']') {
         Some(bracket) if authority.starts_with('[') => bracket + 1,
         _ => authority.find(':').unwrap_or(authority.len()),
@@ -153,13 +148,13 @@ fn split_port(authority: &str) -> Result<(&str, Option<&str>), HostError> {
         return if rest.is_empty() {
             Ok((name, None))
         } else {
-            Err(HostError::Ipv6)
+            Err(IPV6)
         };
     };
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());
     if !digits || (!port.is_empty() && port.parse::<u16>().is_err()) {
         // `user:password@host` also ends here: the text behind its colon is not a port.
-        return Err(HostError::Port);
+        return Err(PORT);
     }
     Ok((name, Some(port)))
 }
@@ -179,26 +174,6 @@ impl fmt::Display for HostPattern {
         }
     }
 }
-
-impl fmt::Display for HostError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Empty => "the host is missing",
-            Self::TooLong => "the host is longer than 253 bytes",
-            Self::Character => {
-                "a host has ASCII letters, digits, `-`, `_`, `~` and dots only (other names are \
-                 written in their `xn--` form)"
-            }
-            Self::EmptyLabel => "the host has an empty label between two dots",
-            Self::Port => "the port is not a number up to 65535",
-            Self::Ipv6 => "an IPv6 address in brackets is expected",
-            Self::Star => "`*` stands for whole leading labels only, as in `*.example.com`",
-            Self::PortInPattern => "hosts are matched without port",
-        })
-    }
-}
-
-impl std::error::Error for HostError {}
 
 #[cfg(test)]
 mod tests {
@@ -244,35 +219,35 @@ mod tests {
     #[test]
     fn what_could_be_another_host_is_refused() {
         for (given, error) in [
-            ("", HostError::Empty),
-            (".", HostError::Empty),
-            (":80", HostError::Empty),
-            ("a b", HostError::Character),
-            ("a,b", HostError::Character),
-            ("user@host", HostError::Character),
-            ("user:pass@host", HostError::Port),
-            ("user:80@host", HostError::Port),
-            ("%65xample.com", HostError::Character),
-            ("b\u{fc}cher.example", HostError::Character),
-            ("a/b", HostError::Character),
-            ("a\0", HostError::Character),
-            ("a..b", HostError::EmptyLabel),
-            (".a", HostError::EmptyLabel),
-            ("a..", HostError::EmptyLabel),
-            ("a:x", HostError::Port),
-            ("a:+1", HostError::Port),
-            ("a:65536", HostError::Port),
-            ("a:1:2", HostError::Port),
-            ("::1", HostError::Port),
-            ("[::1", HostError::Port),
-            ("[::1]x", HostError::Ipv6),
-            ("[x]", HostError::Ipv6),
-            ("[fe80::1%25eth0]", HostError::Ipv6),
-            ("[]", HostError::Ipv6),
+            ("", EMPTY),
+            (".", EMPTY),
+            (":80", EMPTY),
+            ("a b", CHARACTER),
+            ("a,b", CHARACTER),
+            ("user@host", CHARACTER),
+            ("user:pass@host", PORT),
+            ("user:80@host", PORT),
+            ("%65xample.com", CHARACTER),
+            ("b\u{fc}cher.example", CHARACTER),
+            ("a/b", CHARACTER),
+            ("a\0", CHARACTER),
+            ("a..b", EMPTY_LABEL),
+            (".a", EMPTY_LABEL),
+            ("a..", EMPTY_LABEL),
+            ("a:x", PORT),
+            ("a:+1", PORT),
+            ("a:65536", PORT),
+            ("a:1:2", PORT),
+            ("::1", PORT),
+            ("[::1", PORT),
+            ("[::1]x", IPV6),
+            ("[x]", IPV6),
+            ("[fe80::1%25eth0]", IPV6),
+            ("[]", IPV6),
         ] {
             assert_eq!(host_of(given), Err(error), "{given}");
         }
-        assert_eq!(host_of(&"a".repeat(254)), Err(HostError::TooLong));
+        assert_eq!(host_of(&"a".repeat(254)), Err(TOO_LONG));
     }
 
     #[test]
@@ -291,15 +266,15 @@ mod tests {
     #[test]
     fn patterns_that_mean_nothing_are_refused() {
         for (given, error) in [
-            ("*", HostError::Star),
-            ("a.*.com", HostError::Star),
-            ("*a.com", HostError::Star),
-            ("*.*.com", HostError::Star),
-            ("*.127.0.0.1", HostError::Star),
-            ("*.", HostError::Empty),
-            ("", HostError::Empty),
-            ("example.com:80", HostError::PortInPattern),
-            ("*.example.com:80", HostError::PortInPattern),
+            ("*", STAR),
+            ("a.*.com", STAR),
+            ("*a.com", STAR),
+            ("*.*.com", STAR),
+            ("*.127.0.0.1", STAR),
+            ("*.", EMPTY),
+            ("", EMPTY),
+            ("example.com:80", PORT_IN_PATTERN),
+            ("*.example.com:80", PORT_IN_PATTERN),
         ] {
             assert_eq!(HostPattern::parse(given), Err(error), "{given}");
         }

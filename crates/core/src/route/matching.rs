@@ -6,10 +6,9 @@ use std::fmt;
 use http::{HeaderMap, HeaderName, Method};
 
 use super::Route;
-use super::regex::{MARK, Regex, RegexFault};
-use crate::path::Case;
+use super::regex::{MARK, Regex};
+use crate::path::{Case, Malformed};
 
-/// A header that a request must carry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderMatch {
     pub name: HeaderName,
@@ -27,7 +26,7 @@ pub enum ValueMatch {
 
 impl ValueMatch {
     /// Reads a value as the configuration writes it: `regex:..` is an expression.
-    pub fn parse(text: String) -> Result<ValueMatch, RegexFault> {
+    pub fn parse(text: String) -> Result<ValueMatch, Malformed> {
         match text.strip_prefix(MARK) {
             Some(expression) => Regex::parse(expression).map(ValueMatch::Regex),
             None => Ok(ValueMatch::Exactly(text)),
@@ -38,13 +37,11 @@ impl ValueMatch {
 /// A text that is not a method of a route. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MethodError {
-    /// It is empty or has characters that no method has.
     Token,
     /// It is not in upper case. Holds the upper-case form.
     Case(String),
 }
 
-/// Reads a method as a route names it: a token in upper case.
 pub fn method_of(text: &str) -> Result<Method, MethodError> {
     let method = Method::from_bytes(text.as_bytes()).map_err(|_| MethodError::Token)?;
     let upper = text.to_ascii_uppercase();
@@ -116,7 +113,6 @@ impl Route {
 }
 
 impl HeaderMatch {
-    /// Whether a request carries the header. One matching copy is enough.
     pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
         let mut values = headers.get_all(&self.name).iter();
         match &self.value {

@@ -5,12 +5,9 @@
 
 use std::cmp::Reverse;
 
-use http::HeaderName;
-
 use super::pattern::{Segment, segments};
-use super::{HostPattern, PathPattern, Route, RouteQuery, RouteTable};
+use super::{HeaderMatch, HostPattern, PathPattern, Route, RouteQuery, RouteTable};
 
-/// A route that nearly matches a request.
 #[derive(Clone, Debug)]
 pub struct Near<'t> {
     pub route: &'t Route,
@@ -25,11 +22,8 @@ pub enum Miss<'t> {
     /// The path differs from this segment on, counted from 0.
     Path(usize),
     Method,
-    /// The request does not have this header.
-    NoHeader(&'t HeaderName),
-    /// The request has this header with another value.
-    HeaderValue(&'t HeaderName),
-    /// The route matches, and the found route is more specific by this.
+    NoHeader(&'t HeaderMatch),
+    HeaderValue(&'t HeaderMatch),
     LessSpecific(Precedence),
 }
 
@@ -38,7 +32,6 @@ pub enum Miss<'t> {
 pub enum Precedence {
     Host,
     Path,
-    /// The route names the method.
     Method,
     Headers,
 }
@@ -82,8 +75,8 @@ impl Route {
         }
         for wanted in self.headers.iter().filter(|one| !one.is_in(query.headers)) {
             misses.push(match query.headers.contains_key(&wanted.name) {
-                true => Miss::HeaderValue(&wanted.name),
-                false => Miss::NoHeader(&wanted.name),
+                true => Miss::HeaderValue(wanted),
+                false => Miss::NoHeader(wanted),
             });
         }
         let is_path = |miss: &Miss<'_>| matches!(miss, Miss::Path(_));
@@ -149,26 +142,6 @@ impl Route {
 }
 
 impl PathPattern {
-    /// Counts the segments that match from the left, and says whether all match.
-    fn common(&self, path: &str) -> (usize, bool) {
-        if self.is_regex() {
-            return (0, self.matches_text(path));
-        }
-        let mut given = segments(path);
-        for (at, segment) in self.segments().iter().enumerate() {
-            let fits = match (segment, given.next()) {
-                (_, None) => false,
-                (Segment::Literal(own), Some(given)) => **own == *given,
-                (Segment::Param(_), Some(_)) => true,
-            };
-            if !fits {
-                return (at, false);
-            }
-        }
-        let own = self.segments().len();
-        (own, self.takes_rest() || given.next().is_none())
-    }
-
     /// Whether neither of two patterns for the same path has precedence.
     fn is_as_specific_as(&self, other: &PathPattern) -> bool {
         let literal = |segment: &Segment| matches!(segment, Segment::Literal(_));
@@ -184,7 +157,7 @@ impl PathPattern {
 
 #[cfg(test)]
 mod tests {
-    use http::{HeaderMap, HeaderValue, Method};
+    use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
     use super::*;
     use crate::config;

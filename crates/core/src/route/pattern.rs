@@ -5,13 +5,11 @@
 
 use std::fmt;
 
-use super::regex::{MARK, Regex, RegexFault};
-use crate::path::{CanonicalPath, Case, PathError, fold};
+use super::regex::{MARK, Regex};
+use crate::path::{ABOVE_ROOT, CanonicalPath, Case, Malformed, fold};
 
-/// Segments in one pattern, at most.
 pub const MAX_SEGMENTS: usize = 32;
 
-/// The paths of a route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PathPattern {
     segments: Vec<Segment>,
@@ -34,58 +32,37 @@ pub(super) enum Segment {
 pub struct PatternError {
     /// Bytes from the beginning of the text.
     pub at: usize,
-    pub fault: PatternFault,
+    pub fault: Malformed,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PatternFault {
-    /// It does not begin with `/`.
-    Relative,
-    /// Nothing stands between two slashes.
-    EmptySegment,
-    /// More than [`MAX_SEGMENTS`] segments.
-    TooDeep,
-    /// `*` is not the whole last segment.
-    Star,
-    /// `{` or `}` in a segment that is not one `{name}`.
-    Brace,
-    /// `:name`, `<name>` or `[name]`, as other programs write parameters. As plain text, the first
-    /// character must be escaped.
-    Foreign,
-    /// The name between the braces is empty or has other characters than letters, digits, `_`
-    /// and `-`.
-    ParamName,
-    /// Two `{param}`s of the same name.
-    ParamTwice,
-    /// `?` or `#`: a pattern sees the path only.
-    Query,
-    /// `;` or `%3B`: matching ignores the rest of the segment behind it.
-    Params,
-    /// A dot or a space at the end of a segment, which matching ignores.
-    End,
-    /// `.`, `..`, or an escaped `/` or `\`: paths are matched without them.
-    NotCanonical,
-    /// No request may have such a path.
-    Path(PathError),
-    /// The text behind `regex:`.
-    Regex(RegexFault),
-}
+// The faults of a pattern, besides those of paths and expressions.
+const NOT_ROOTED: Malformed = Malformed("a path begins with `/`");
+const EMPTY_SEGMENT: Malformed = Malformed("nothing stands between two slashes");
+const TOO_DEEP: Malformed = Malformed("a path pattern has at most 32 segments");
+const STAR: Malformed = Malformed("`*` can only be the whole last segment, as in `/search/*`");
+const BRACE: Malformed = Malformed("a parameter is a whole segment, as in `/users/{id}`");
+/// `:name`, `<name>` or `[name]`, as other programs write parameters. As plain text, the first
+/// character must be escaped.
+const FOREIGN: Malformed = Malformed("a parameter is written in braces, as in `/users/{id}`");
+const PARAM_NAME: Malformed = Malformed("a parameter's name has letters, digits, `_` and `-`");
+const PARAM_TWICE: Malformed = Malformed("this parameter has been named before");
+const QUERY: Malformed = Malformed("only the path is matched, without query and fragment");
+const PARAMS: Malformed = Malformed("`;` and what follows it in a segment is left out of matching");
+const END: Malformed =
+    Malformed("dots and spaces at the end of a segment are left out of matching");
+const NOT_CANONICAL: Malformed = Malformed("write the path without `.`, `..`, and escaped slashes");
 
 impl PathPattern {
-    /// Reads a pattern. A trailing slash is ignored, as in requests.
     pub fn parse(text: &str) -> Result<Self, PatternError> {
         if let Some(expression) = text.strip_prefix(MARK) {
-            let regex = Regex::parse(expression)
-                .map_err(|why| fault(MARK.len(), PatternFault::Regex(why)))?;
+            let regex = Regex::parse(expression).map_err(|why| fault(MARK.len(), why))?;
             return Ok(Self {
                 segments: Vec::new(),
                 rest: true,
                 regex: Some(regex),
             });
         }
-        let body = text
-            .strip_prefix('/')
-            .ok_or(fault(0, PatternFault::Relative))?;
+        let body = text.strip_prefix('/').ok_or(fault(0, NOT_ROOTED))?;
         let body = body
             .strip_suffix('/')
             .filter(|body| !body.is_empty())
@@ -102,7 +79,7 @@ impl PathPattern {
         for segment in body.split('/') {
             if pattern.rest {
                 // The star was not the last one.
-                return Err(fault(at - 2, PatternFault::Star));
+                return Err(fault(at - 2, STAR));
             }
             pattern
                 .push(segment)
@@ -125,7 +102,6 @@ impl PathPattern {
         path.readings().all(|path| self.matches_text(path))
     }
 
-    /// Makes the pattern match paths of this case.
     #[must_use]
     pub fn in_case(mut self, case: Case) -> Self {
         if case == Case::Insensitive {
@@ -139,7 +115,6 @@ impl PathPattern {
         self
     }
 
-    /// Whether both have the same literals in the same places.
     pub(super) fn has_literals_of(&self, other: &PathPattern) -> bool {
         let literals = |pattern: &PathPattern| -> Vec<Option<Box<str>>> {
             let literal = |segment: &Segment| match segment {
@@ -163,18 +138,26 @@ impl PathPattern {
 
     /// Whether the pattern matches one reading of a path.
     pub(super) fn matches_text(&self, path: &str) -> bool {
+        self.common(path).1
+    }
+
+    /// Counts the segments that match from the left, and says whether all match.
+    pub(super) fn common(&self, path: &str) -> (usize, bool) {
         if let Some(regex) = &self.regex {
-            return regex.is_in_path(path);
+            return (0, regex.is_in_path(path));
         }
         let mut given = segments(path);
-        for segment in &self.segments {
-            match (segment, given.next()) {
-                (_, None) => return false,
-                (Segment::Literal(literal), Some(given)) if **literal != *given => return false,
-                _ => {}
+        for (at, segment) in self.segments.iter().enumerate() {
+            let fits = match (segment, given.next()) {
+                (_, None) => false,
+                (Segment::Literal(own), Some(given)) => **own == *given,
+                (Segment::Param(_), Some(_)) => true,
+            };
+            if !fits {
+                return (at, false);
             }
         }
-        self.rest || given.next().is_none()
+        (self.segments.len(), self.rest || given.next().is_none())
     }
 
     /// The value of its `{name}` in a path that it matches.
@@ -242,12 +225,12 @@ impl PathPattern {
         self.rest
     }
 
-    fn push(&mut self, text: &str) -> Result<(), PatternFault> {
+    fn push(&mut self, text: &str) -> Result<(), Malformed> {
         if self.segments.len() == MAX_SEGMENTS {
-            return Err(PatternFault::TooDeep);
+            return Err(TOO_DEEP);
         }
         match text {
-            "" => return Err(PatternFault::EmptySegment),
+            "" => return Err(EMPTY_SEGMENT),
             "*" => {
                 self.rest = true;
                 return Ok(());
@@ -265,13 +248,13 @@ impl PathPattern {
         Ok(())
     }
 
-    fn param(&self, name: &str) -> Result<Box<str>, PatternFault> {
+    fn param(&self, name: &str) -> Result<Box<str>, Malformed> {
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
         if name.is_empty() || !name.bytes().all(fits) {
-            return Err(PatternFault::ParamName);
+            return Err(PARAM_NAME);
         }
         if self.params().any(|known| known == name) {
-            return Err(PatternFault::ParamTwice);
+            return Err(PARAM_TWICE);
         }
         Ok(name.into())
     }
@@ -282,39 +265,39 @@ pub(super) fn segments(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|segment| !segment.is_empty())
 }
 
-fn literal(text: &str) -> Result<Box<str>, PatternFault> {
+fn literal(text: &str) -> Result<Box<str>, Malformed> {
     for byte in text.bytes() {
         match byte {
-            b'*' => return Err(PatternFault::Star),
-            b'{' | b'}' => return Err(PatternFault::Brace),
-            b'?' | b'#' => return Err(PatternFault::Query),
-            b';' => return Err(PatternFault::Params),
+            b'*' => return Err(STAR),
+            b'{' | b'}' => return Err(BRACE),
+            b'?' | b'#' => return Err(QUERY),
+            b';' => return Err(PARAMS),
             _ => {}
         }
     }
     let within = |open: char, close: char| text.starts_with(open) && text.ends_with(close);
     if (text.starts_with(':') && text.len() > 1) || within('<', '>') || within('[', ']') {
-        return Err(PatternFault::Foreign);
+        return Err(FOREIGN);
     }
     if text.to_ascii_lowercase().contains("%3b") {
-        return Err(PatternFault::Params);
+        return Err(PARAMS);
     }
     let path = format!("/{text}");
-    let canonical = CanonicalPath::parse(&path).map_err(|error| match error {
-        PathError::AboveRoot => PatternFault::NotCanonical,
-        error => PatternFault::Path(error),
+    let canonical = CanonicalPath::parse(&path).map_err(|error| match error == ABOVE_ROOT {
+        true => NOT_CANONICAL,
+        false => error,
     })?;
     let segment = canonical.as_str().trim_start_matches('/');
     if segment.is_empty() || segment.contains('/') {
-        return Err(PatternFault::NotCanonical);
+        return Err(NOT_CANONICAL);
     }
     if !canonical.is_plain() {
-        return Err(PatternFault::End);
+        return Err(END);
     }
     Ok(segment.into())
 }
 
-fn fault(at: usize, fault: PatternFault) -> PatternError {
+fn fault(at: usize, fault: Malformed) -> PatternError {
     PatternError { at, fault }
 }
 
@@ -347,27 +330,6 @@ impl fmt::Display for PathPattern {
 impl fmt::Display for PatternError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.fault, f)
-    }
-}
-
-impl fmt::Display for PatternFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Relative => "a path begins with `/`",
-            Self::EmptySegment => "nothing stands between two slashes",
-            Self::TooDeep => "a path pattern has at most 32 segments",
-            Self::Star => "`*` can only be the whole last segment, as in `/search/*`",
-            Self::Brace => "a parameter is a whole segment, as in `/users/{id}`",
-            Self::Foreign => "a parameter is written in braces, as in `/users/{id}`",
-            Self::ParamName => "a parameter's name has letters, digits, `_` and `-`",
-            Self::ParamTwice => "this parameter has been named before",
-            Self::Query => "only the path is matched, without query and fragment",
-            Self::Params => "`;` and what follows it in a segment is left out of matching",
-            Self::End => "dots and spaces at the end of a segment are left out of matching",
-            Self::NotCanonical => "write the path without `.`, `..`, and escaped slashes",
-            Self::Path(error) => return error.fmt(f),
-            Self::Regex(why) => return why.fmt(f),
-        })
     }
 }
 
@@ -423,46 +385,43 @@ mod tests {
     #[test]
     fn mistakes_are_told_with_their_place() {
         for (text, at, expected) in [
-            ("", 0, PatternFault::Relative),
-            ("login", 0, PatternFault::Relative),
-            ("*", 0, PatternFault::Relative),
-            ("/a//b", 3, PatternFault::EmptySegment),
-            ("//", 1, PatternFault::EmptySegment),
-            ("/*/a", 1, PatternFault::Star),
-            ("/a/*/b", 3, PatternFault::Star),
-            ("/a*", 1, PatternFault::Star),
-            ("/**", 1, PatternFault::Star),
-            ("/a/x{id}", 3, PatternFault::Brace),
-            ("/a/{id", 3, PatternFault::Brace),
-            ("/a/{}", 3, PatternFault::ParamName),
-            ("/a/:id", 3, PatternFault::Foreign),
-            ("/a/<id>/b", 3, PatternFault::Foreign),
-            ("/a/[id]", 3, PatternFault::Foreign),
-            ("/a/{i d}", 3, PatternFault::ParamName),
-            ("/a/{a}{b}", 3, PatternFault::ParamName),
-            ("/{id}/{id}", 6, PatternFault::ParamTwice),
-            ("/a?b", 1, PatternFault::Query),
-            ("/a#b", 1, PatternFault::Query),
-            ("/a;b", 1, PatternFault::Params),
-            ("/a/x%3by", 3, PatternFault::Params),
-            ("/a./b", 1, PatternFault::End),
-            ("/a/b%20", 3, PatternFault::End),
-            ("/a/b. ", 3, PatternFault::End),
-            ("/a/...", 3, PatternFault::NotCanonical),
-            ("/a/../b", 3, PatternFault::NotCanonical),
-            ("/a/./b", 3, PatternFault::NotCanonical),
-            ("/a%2fb", 1, PatternFault::NotCanonical),
-            ("/a\\b", 1, PatternFault::NotCanonical),
-            ("/a/%2", 3, PatternFault::Path(PathError::Escape)),
+            ("", 0, NOT_ROOTED),
+            ("login", 0, NOT_ROOTED),
+            ("*", 0, NOT_ROOTED),
+            ("/a//b", 3, EMPTY_SEGMENT),
+            ("//", 1, EMPTY_SEGMENT),
+            ("/*/a", 1, STAR),
+            ("/a/*/b", 3, STAR),
+            ("/a*", 1, STAR),
+            ("/**", 1, STAR),
+            ("/a/x{id}", 3, BRACE),
+            ("/a/{id", 3, BRACE),
+            ("/a/{}", 3, PARAM_NAME),
+            ("/a/:id", 3, FOREIGN),
+            ("/a/<id>/b", 3, FOREIGN),
+            ("/a/[id]", 3, FOREIGN),
+            ("/a/{i d}", 3, PARAM_NAME),
+            ("/a/{a}{b}", 3, PARAM_NAME),
+            ("/{id}/{id}", 6, PARAM_TWICE),
+            ("/a?b", 1, QUERY),
+            ("/a#b", 1, QUERY),
+            ("/a;b", 1, PARAMS),
+            ("/a/x%3by", 3, PARAMS),
+            ("/a./b", 1, END),
+            ("/a/b%20", 3, END),
+            ("/a/b. ", 3, END),
+            ("/a/...", 3, NOT_CANONICAL),
+            ("/a/../b", 3, NOT_CANONICAL),
+            ("/a/./b", 3, NOT_CANONICAL),
+            ("/a%2fb", 1, NOT_CANONICAL),
+            ("/a\\b", 1, NOT_CANONICAL),
+            ("/a/%2", 3, crate::path::ESCAPE),
         ] {
             let error = PathPattern::parse(text).unwrap_err();
             assert_eq!((error.at, error.fault), (at, expected), "{text}");
         }
         let deep = "/a".repeat(MAX_SEGMENTS + 1);
-        assert_eq!(
-            PathPattern::parse(&deep).unwrap_err().fault,
-            PatternFault::TooDeep
-        );
+        assert_eq!(PathPattern::parse(&deep).unwrap_err().fault, TOO_DEEP);
         assert!(PathPattern::parse(&"/a".repeat(MAX_SEGMENTS)).is_ok());
     }
 

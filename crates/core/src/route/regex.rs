@@ -4,12 +4,12 @@
 //! no backreferences.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use regex::bytes;
 
-/// The prefix of a regular expression in the configuration.
+use crate::path::{Malformed, unescape};
+
 pub(super) const MARK: &str = "regex:";
 /// Bytes of an expression, at most.
 const MAX_BYTES: usize = 4096;
@@ -23,32 +23,28 @@ pub struct Regex {
     compiled: Box<bytes::Regex>,
 }
 
-/// A text that is not an expression. The configuration's author is at fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RegexFault {
-    /// Longer than 4096 bytes.
-    TooLong,
-    /// Needs more than 1 MiB compiled.
-    TooBig,
-    LookAround,
-    Syntax,
-}
+// The reasons to refuse an expression.
+const TOO_LONG: Malformed = Malformed("a regular expression has at most 4096 bytes");
+const TOO_BIG: Malformed = Malformed("this regular expression needs more than 1 MiB of memory");
+const LOOK_AROUND: Malformed =
+    Malformed("regular expressions have no look-around: no `(?!..)`, `(?=..)`");
+const SYNTAX: Malformed = Malformed("not a regular expression in the syntax of RE2");
 
 impl Regex {
     /// Reads an expression, without its prefix.
-    pub fn parse(text: &str) -> Result<Self, RegexFault> {
+    pub fn parse(text: &str) -> Result<Self, Malformed> {
         if text.len() > MAX_BYTES {
-            return Err(RegexFault::TooLong);
+            return Err(TOO_LONG);
         }
         let compiled = compiled(text, false).map_err(|error| match error {
-            regex::Error::CompiledTooBig(_) => RegexFault::TooBig,
+            regex::Error::CompiledTooBig(_) => TOO_BIG,
             _ if ["(?=", "(?!", "(?<=", "(?<!"]
                 .iter()
                 .any(|one| text.contains(one)) =>
             {
-                RegexFault::LookAround
+                LOOK_AROUND
             }
-            _ => RegexFault::Syntax,
+            _ => SYNTAX,
         })?;
         Ok(Self {
             text: text.into(),
@@ -56,7 +52,6 @@ impl Regex {
         })
     }
 
-    /// Makes the expression ignore letter case.
     pub(super) fn in_any_case(self) -> Self {
         match compiled(&self.text, true) {
             Ok(folded) => Self {
@@ -68,7 +63,6 @@ impl Regex {
         }
     }
 
-    /// The text without its prefix.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -99,7 +93,6 @@ impl Regex {
         prefix
     }
 
-    /// Whether the expression is found in a header's value.
     pub fn is_in(&self, value: &[u8]) -> bool {
         self.compiled.is_match(value)
     }
@@ -133,30 +126,21 @@ fn compiled(text: &str, any_case: bool) -> Result<bytes::Regex, regex::Error> {
         .build()
 }
 
-/// Decodes the escapes of a canonical path.
 fn decoded(path: &str) -> Cow<'_, [u8]> {
-    let bytes = path.as_bytes();
-    if !bytes.contains(&b'%') {
-        return Cow::Borrowed(bytes);
+    if !path.contains('%') {
+        return Cow::Borrowed(path.as_bytes());
     }
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut rest = bytes;
-    while let Some((&byte, behind)) = rest.split_first() {
-        let digit = |at: usize| {
-            behind
-                .get(at)
-                .and_then(|byte| char::from(*byte).to_digit(16))
-        };
-        rest = match (byte, digit(0), digit(1)) {
-            (b'%', Some(high), Some(low)) => {
-                out.push((high * 16 + low) as u8);
-                &behind[2..]
+    let mut out = Vec::with_capacity(path.len());
+    let mut bytes = path.bytes();
+    while let Some(byte) = bytes.next() {
+        let mut rest = bytes.clone();
+        match (byte == b'%').then(|| unescape(rest.next(), rest.next())) {
+            Some(Ok(escaped)) => {
+                out.push(escaped);
+                bytes = rest;
             }
-            _ => {
-                out.push(byte);
-                behind
-            }
-        };
+            _ => out.push(byte),
+        }
     }
     Cow::Owned(out)
 }
@@ -174,19 +158,6 @@ impl Hash for Regex {
         self.text.hash(state);
     }
 }
-
-impl fmt::Display for RegexFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::TooLong => "a regular expression has at most 4096 bytes",
-            Self::TooBig => "this regular expression needs more than 1 MiB of memory",
-            Self::LookAround => "regular expressions have no look-around: no `(?!..)`, `(?=..)`",
-            Self::Syntax => "not a regular expression in the syntax of RE2",
-        })
-    }
-}
-
-impl std::error::Error for RegexFault {}
 
 #[cfg(test)]
 mod tests {
@@ -235,12 +206,12 @@ mod tests {
     #[test]
     fn what_is_no_expression_is_refused() {
         for (text, fault) in [
-            ("(", RegexFault::Syntax),
-            (r"/\.(?!well-known)", RegexFault::LookAround),
-            ("(a{1000}){1000}", RegexFault::TooBig),
+            ("(", SYNTAX),
+            (r"/\.(?!well-known)", LOOK_AROUND),
+            ("(a{1000}){1000}", TOO_BIG),
         ] {
             assert_eq!(Regex::parse(text), Err(fault), "{text}");
         }
-        assert_eq!(Regex::parse(&"a".repeat(4097)), Err(RegexFault::TooLong));
+        assert_eq!(Regex::parse(&"a".repeat(4097)), Err(TOO_LONG));
     }
 }

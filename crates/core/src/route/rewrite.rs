@@ -23,29 +23,23 @@ pub struct HeaderChange {
 pub enum Action {
     /// Replaces all values; removes the header if the new value is empty.
     Set(HeaderText),
-    /// Adds a value to the existing ones.
     Add(HeaderText),
     Remove,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeaderText {
-    /// The same for every request.
     Fixed(HeaderValue),
-    /// Made for each request.
     Made(Template),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Requests to the upstream.
     Up,
-    /// Responses to the client.
     Down,
 }
 
 impl HeaderChange {
-    /// Checks that a route may change this header.
     pub fn may_touch(name: &HeaderName, direction: Direction) -> Result<(), &'static str> {
         let frames = matches!(
             *name,
@@ -101,13 +95,15 @@ impl HeaderText {
 
     fn own(&self) -> HeaderText {
         match self {
-            HeaderText::Fixed(value) => {
-                let own = HeaderValue::from_bytes(value.as_bytes());
-                HeaderText::Fixed(own.unwrap_or_else(|_| value.clone()))
-            }
+            HeaderText::Fixed(value) => HeaderText::Fixed(own_value(value)),
             HeaderText::Made(template) => HeaderText::Made(template.clone()),
         }
     }
+}
+
+/// A copy without shared memory, for another worker.
+pub(super) fn own_value(value: &HeaderValue) -> HeaderValue {
+    HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
 }
 
 /// The first segments of a path: `/api`.
@@ -123,7 +119,7 @@ pub struct Prefix {
 impl Prefix {
     /// Reads a prefix. A slash at its end is ignored.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
-        let path = CanonicalPath::parse(text).map_err(|error| error.detail())?;
+        let path = CanonicalPath::parse(text).map_err(|error| error.0)?;
         if !path.is_plain() || text.contains([';', '{', '}', '*', '?', '#']) {
             return Err("a prefix is plain segments, such as `/api`");
         }
@@ -138,7 +134,6 @@ impl Prefix {
         })
     }
 
-    /// Makes the prefix match paths of this case.
     #[must_use]
     pub fn in_case(mut self, case: Case) -> Self {
         if case == Case::Insensitive {
@@ -148,7 +143,6 @@ impl Prefix {
         self
     }
 
-    /// The canonical spelling.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -157,14 +151,11 @@ impl Prefix {
         &self.header
     }
 
-    /// Copies the prefix for another worker, without shared memory.
     #[must_use]
     pub fn own(&self) -> Self {
-        let header = HeaderValue::from_bytes(self.header.as_bytes());
         Self {
-            text: self.text.clone(),
-            case: self.case,
-            header: header.unwrap_or_else(|_| self.header.clone()),
+            header: own_value(&self.header),
+            ..self.clone()
         }
     }
 

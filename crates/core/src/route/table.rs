@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::trie::{Texts, Trie, TrieNode};
 use super::{HostPattern, Route, RouteMatch, RouteQuery};
-use crate::path::{CanonicalPath, Case, PathError};
+use crate::path::{CanonicalPath, Case, Malformed};
 
 /// Two routes that match the same requests equally well, by their index in the given list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,7 +78,7 @@ impl RouteTable {
 
     /// Reads a request's path as [`RouteTable::find`] needs it. Fails for a path that no request
     /// may have.
-    pub fn read_path<'p>(&self, raw: &'p str) -> Result<CanonicalPath<'p>, PathError> {
+    pub fn read_path<'p>(&self, raw: &'p str) -> Result<CanonicalPath<'p>, Malformed> {
         let path = CanonicalPath::parse(raw)?;
         Ok(match self.case {
             Case::Sensitive => path,
@@ -121,7 +121,6 @@ impl RouteTable {
         })
     }
 
-    /// The first reading of a request's path.
     #[inline]
     fn first<'p>(&self, query: &RouteQuery<'p>) -> PathReading<'p> {
         let exact = query.path.as_str();
@@ -132,7 +131,6 @@ impl RouteTable {
         PathReading { walked, exact }
     }
 
-    /// Every route, in the given order.
     pub fn iter(&self) -> impl Iterator<Item = &Route> {
         self.routes.iter()
     }
@@ -184,21 +182,17 @@ impl RouteTable {
     }
 }
 
-/// One reading of a request's path.
 #[derive(Clone, Copy)]
 struct PathReading<'p> {
     /// In the case of the tries.
     walked: &'p str,
-    /// With its letter case.
     exact: &'p str,
 }
 
-/// One walk down one trie.
 struct TrieWalk<'t, 'a, 'p> {
     table: &'t RouteTable,
     trie: &'t Trie,
     query: &'a RouteQuery<'p>,
-    /// The path with its letter case.
     exact: &'p str,
     values: SmallVec<[&'p str; 4]>,
 }

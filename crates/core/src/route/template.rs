@@ -35,24 +35,19 @@ pub(super) enum TemplatePiece {
 pub(super) enum Variable {
     /// The client's address, which limits count by.
     ClientIp,
-    /// The address of the connection.
     PeerIp,
-    /// The host without port.
     Host,
     /// The canonical path, with the trailing slash of the request.
     Path,
     /// The part of the path that the route's `/*` matches, without the slash before it.
     Rest,
-    /// The path and the query.
     Uri,
     /// The query as it was sent, without its `?`.
     Query,
     Method,
     Route,
     RequestId,
-    /// `http` or `https`.
     Scheme,
-    /// The subject of the client's certificate.
     TlsSubject,
     /// All lines of a header, joined.
     Header(HeaderName),
@@ -64,43 +59,30 @@ pub(super) enum Variable {
     PathParam(Box<str>),
 }
 
-/// The values of one request's variables.
 #[derive(Clone, Copy, Debug)]
 pub struct TemplateFacts<'r> {
-    /// The client's address, which limits count by.
     pub client: IpAddr,
-    /// The address of the connection.
     pub peer: IpAddr,
-    /// The host without port; empty if HTTP/1.0 names none.
     pub host: &'r str,
     pub path: &'r CanonicalPath<'r>,
     pub target: &'r Uri,
     pub method: &'r Method,
-    /// The headers as the client sent them.
     pub headers: &'r HeaderMap,
     pub route: &'r Route,
     pub request_id: &'r str,
-    /// `http` or `https`.
     pub scheme: &'r str,
-    /// The subject of the client's certificate.
     pub tls_subject: Option<&'r str>,
 }
 
 /// A text that is not a template. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TemplateError {
-    /// A `{` without its `}`.
     Open,
-    /// A `}` without its `{`.
     Close,
     Unknown(String),
-    /// No header, parameter or cookie can have this name.
     Name(String),
-    /// A header's value cannot hold control characters.
     Control,
-    /// More text than [`MAX_TEXT`].
     TooLong,
-    /// More variables than [`MAX_VARIABLES`].
     TooMany,
 }
 
@@ -111,7 +93,6 @@ pub struct TooLong;
 /// The part of a URL that a variable stands in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum UrlPart {
-    /// Everything before the query.
     Path,
     Query,
 }
@@ -220,7 +201,6 @@ impl Template {
         Ok(url)
     }
 
-    /// The text of a template without variables.
     pub fn fixed(&self) -> Option<&str> {
         match self.pieces.as_slice() {
             [] => Some(""),

@@ -37,7 +37,6 @@ impl Hasher for Fnv {
     }
 }
 
-/// The routes of one host pattern, as a trie of path segments.
 #[derive(Debug)]
 pub(super) struct Trie {
     /// The first is the root.
@@ -50,15 +49,12 @@ pub(super) struct Trie {
     expressions: Vec<u32>,
 }
 
-/// One segment of patterns, and the segments that may follow.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct TrieNode {
     /// The literal segment that leads here; empty for the root and for parameters.
     label: SegmentLabel,
-    /// Children by their labels.
     literals: Children,
-    /// The child for any segment.
     pub(super) param: Option<NonZeroU32>,
     /// Routes whose pattern ends here, those with more specific headers first.
     here: Slot,
@@ -83,7 +79,6 @@ enum Children {
     #[default]
     Nothing,
     One(NonZeroU32),
-    /// In this table.
     Table(u32),
 }
 
@@ -93,7 +88,6 @@ enum Slot {
     #[default]
     Nothing,
     One(u32),
-    /// In this list.
     List(u32),
 }
 
@@ -218,14 +212,12 @@ impl Trie {
         number.expect("the root is there already")
     }
 
-    /// Sorts the routes of every slot.
     pub(super) fn sort_by_key<K: Ord>(&mut self, key: impl Fn(usize) -> K) {
         for list in &mut self.lists {
             list.sort_by_cached_key(|index| key(*index as usize));
         }
     }
 
-    /// Routes whose path is a regular expression.
     pub(super) fn expressions(&self) -> &[u32] {
         &self.expressions
     }
@@ -238,7 +230,6 @@ impl Trie {
         &self.nodes[place(number)]
     }
 
-    /// The child with exactly this label.
     #[inline]
     pub(super) fn literal(&self, node: &TrieNode, segment: &str) -> Option<NonZeroU32> {
         let segment = segment.as_bytes();
@@ -253,12 +244,10 @@ impl Trie {
         }
     }
 
-    /// Routes whose pattern ends at a node.
     pub(super) fn here<'t>(&'t self, node: &'t TrieNode) -> &'t [u32] {
         self.routes(&node.here)
     }
 
-    /// Routes whose pattern ends at a node in `/*`.
     pub(super) fn rest<'t>(&'t self, node: &'t TrieNode) -> &'t [u32] {
         self.routes(&node.rest)
     }

@@ -33,11 +33,9 @@ const SHADOW_PERIOD: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct AccessLog {
     target: LogTarget,
-    /// The file that was opened, if the target is one.
     file: Option<FileId>,
     format: LogFormat,
     sample_allowed: f64,
-    /// `None` if the log is off.
     writer: Option<WriterThread<Vec<u8>>>,
     dropped: Arc<AtomicU64>,
     shadow: ShadowSummary,
@@ -77,12 +75,10 @@ impl AccessLog {
         same == (target, format, sample_allowed) && self.file == FileId::find(target)
     }
 
-    /// Lines that were dropped.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// A buffer for one worker.
     pub fn buffer(self: &Arc<Self>) -> Buffer {
         Buffer(Arc::new(WorkerBuffer {
             log: Arc::clone(self),
@@ -110,7 +106,6 @@ pub struct Buffer(Arc<WorkerBuffer>);
 #[derive(Debug)]
 struct WorkerBuffer {
     log: Arc<AccessLog>,
-    /// Requests that were allowed while a share of them is logged.
     sampled: AtomicU64,
     bytes: Mutex<Vec<u8>>,
 }
@@ -121,12 +116,10 @@ impl Buffer {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether there is no other clone, so that no more lines can come.
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 
-    /// Whether no line is ever written.
     pub fn is_off(&self) -> bool {
         self.0.log.writer.is_none()
     }
@@ -149,7 +142,6 @@ impl Buffer {
         }
     }
 
-    /// Adds one line.
     pub fn record(&self, entry: &AccessEntry<'_>) {
         let mut bytes = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         match self.0.log.format {
@@ -217,7 +209,6 @@ impl Default for ShadowSummary {
 }
 
 impl ShadowSummary {
-    /// Notes one decision.
     pub fn note(&self, limit: &Arc<str>, role: Role, denied: bool) {
         let mut period = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = period.limits.entry((Arc::clone(limit), role)).or_default();

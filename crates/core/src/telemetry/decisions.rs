@@ -37,13 +37,10 @@ const GATHER: Duration = Duration::from_millis(5);
 /// Lines that may wait to be written. Further ones are dropped and counted.
 const QUEUE_LINES: usize = 65_536;
 
-/// Bytes that are written at once.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// The source of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The store: Redis, or the embedded one.
     Store,
     /// This process alone, during an outage of the store.
     Local,
@@ -53,15 +50,12 @@ pub enum Source {
     Lease,
 }
 
-/// A file that replaces the one that is written to.
 type NextFile = Arc<Mutex<Option<Box<dyn Write + Send>>>>;
 
 /// A line of the log. The order of the fields is the order of lines.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct DecisionLine {
-    /// The time of the store, microseconds.
     at_us: u64,
-    /// The order of arrival.
     number: u64,
     arrived: Instant,
     text: Vec<u8>,
@@ -70,7 +64,6 @@ struct DecisionLine {
 /// The log. Dropping it writes the lines that wait.
 pub struct DecisionLog {
     path: Option<PathBuf>,
-    /// The file that was opened last.
     file: Mutex<Option<FileId>>,
     next: NextFile,
     arrivals: AtomicU64,
@@ -79,7 +72,6 @@ pub struct DecisionLog {
 }
 
 impl DecisionLog {
-    /// Opens the file for appending and starts its writer.
     pub fn open(path: &Path) -> io::Result<DecisionLog> {
         let target = LogTarget::File(path.to_owned());
         let file = super::open(&target)?;
@@ -128,7 +120,6 @@ impl DecisionLog {
         })
     }
 
-    /// Lines that were dropped.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
@@ -230,7 +221,6 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
     out
 }
 
-/// Sorts the lines that wait, and writes them.
 struct LineSorter {
     waiting: BinaryHeap<Reverse<DecisionLine>>,
     out: LineWriter,

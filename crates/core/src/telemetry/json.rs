@@ -9,7 +9,6 @@ pub fn string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
 }
 
-/// Appends `text` as a JSON string without its quotes.
 pub fn escaped(out: &mut Vec<u8>, text: &str) {
     let mut plain = 0;
     let bytes = text.as_bytes();
@@ -34,13 +33,11 @@ pub fn escaped(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&bytes[plain..]);
 }
 
-/// Appends `"name":`.
 pub fn name(out: &mut Vec<u8>, name: &str) {
     string(out, name);
     out.push(b':');
 }
 
-/// Appends an integer.
 pub fn number(out: &mut Vec<u8>, number: impl itoa::Integer) {
     out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }

@@ -63,10 +63,8 @@ impl<T> Drop for WriterThread<T> {
     }
 }
 
-/// Writes the lines of one log.
 pub(super) struct LineWriter {
     out: Box<dyn Write + Send>,
-    /// The name of the log in diagnostics.
     log: &'static str,
     lost: Arc<AtomicU64>,
     /// Whether the last write failed. Only the first failure is logged.
@@ -91,7 +89,6 @@ impl LineWriter {
         }
     }
 
-    /// Writes to `out` from now on.
     pub(super) fn reopen(&mut self, out: Box<dyn Write + Send>) {
         (self.out, self.torn, self.failed) = (out, false, false);
     }
@@ -148,7 +145,6 @@ fn end_line(out: &mut dyn Write, torn: &mut bool) -> io::Result<()> {
     Ok(())
 }
 
-/// The number of lines in a text.
 pub(super) fn count(text: &[u8]) -> u64 {
     text.iter().filter(|&&byte| byte == b'\n').count() as u64
 }

@@ -25,6 +25,7 @@ pub use grpc::{GRPC_STATUSES, GrpcStatus};
 
 use super::access::Outcome;
 use super::watched::{DenialBuffer, Trail};
+use crate::limit::Role;
 use cells::add_counters;
 
 /// The name of the cells for requests without a route. No route can have this name.
@@ -48,19 +49,14 @@ pub struct Meter {
 
 type NamedCells<T> = Vec<(Arc<str>, Arc<T>)>;
 
-/// Why a request got no answer of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unanswered {
-    /// Its head could not be read.
     Unreadable,
-    /// The client left before the answer.
     ClientLeft,
-    /// The program panicked.
     Panic,
 }
 
 impl Unanswered {
-    /// The labels, in the order of the variants.
     pub const WORDS: [&str; 3] = ["unreadable", "client_left", "panic"];
 }
 
@@ -80,13 +76,10 @@ struct MeterTotals {
     forwarded: WorkerCounter,
     unanswered: [WorkerCounter; Unanswered::WORDS.len()],
     decisions: [Histogram; SOURCES.len()],
-    /// Decisions that might have been timed.
     turns: WorkerCounter,
-    /// Failures of the store by kind. They are rare.
     store_errors: Mutex<BTreeMap<&'static str, u64>>,
 }
 
-/// Counts the end of one gRPC call.
 #[derive(Clone, Debug)]
 pub struct GrpcCounter {
     route: Arc<RouteCells>,
@@ -104,20 +97,16 @@ impl GrpcCounter {
     }
 }
 
-/// The counters of all workers.
 #[derive(Clone, Debug, Default)]
 pub struct Sum {
     pub routes: BTreeMap<Arc<str>, RouteSum>,
     pub limits: BTreeMap<Arc<str>, LimitSum>,
-    /// The decisions that the candidate rates of the limits would make.
     pub candidates: BTreeMap<Arc<str>, LimitSum>,
     /// Allowed, unlimited, denied, rejected.
     pub outcomes: [u64; 4],
     /// Requests that were answered with 5xx, and calls of gRPC that failed in the same way.
     pub errors: u64,
-    /// The durations of decisions, by source.
     pub decisions: [Durations; SOURCES.len()],
-    /// Decisions that the store failed to make, by kind of error.
     pub store_errors: BTreeMap<&'static str, u64>,
 }
 
@@ -167,12 +156,10 @@ impl Meter {
         }
     }
 
-    /// The trail of decisions, if an operator can watch.
     pub fn trail(&self) -> Option<&Trail> {
         self.watched.as_ref().map(|watched| &watched.trail)
     }
 
-    /// The last denials, if an operator can watch.
     pub fn denials(&self) -> Option<&DenialBuffer> {
         self.watched.as_ref().map(|watched| &watched.denials)
     }
@@ -204,12 +191,10 @@ impl Meter {
         self.totals.outcomes[outcome as usize].add(1);
     }
 
-    /// Counts a request with forwarding headers from a peer that is not trusted.
     pub fn count_untrusted_forwarding(&self) {
         self.totals.forwarded.add(1);
     }
 
-    /// Requests with forwarding headers from peers that are not trusted.
     pub fn untrusted_forwarding(&self) -> u64 {
         self.totals.forwarded.get()
     }
@@ -218,39 +203,37 @@ impl Meter {
         self.totals.unanswered[why as usize].add(1);
     }
 
-    /// Requests without an answer, in the order of [`Unanswered::WORDS`].
     pub fn all_unanswered(&self) -> [u64; Unanswered::WORDS.len()] {
         self.totals.unanswered.each_ref().map(WorkerCounter::get)
     }
 
-    /// Counts a decision of the limit with this number.
     pub fn count_decision(&self, limit: usize, verdict: LimitVerdict, source: usize) {
         count(&self.limits, limit, verdict, source);
     }
 
-    /// Counts what a limit in shadow mode would have decided.
-    pub fn count_shadow_decision(&self, limit: usize, allowed: bool) {
-        count(&self.limits, limit, LimitVerdict::of_trial(allowed), 0);
+    /// Counts a decision in shadow mode: of a limit, or of its candidate rates.
+    pub fn count_shadow_decision(&self, role: Role, limit: usize, allowed: bool) {
+        let cells = match role {
+            Role::Candidate => &self.candidates,
+            Role::Enforced | Role::Shadow => &self.limits,
+        };
+        let verdict = match allowed {
+            true => LimitVerdict::Allowed,
+            false => LimitVerdict::ShadowDenied,
+        };
+        count(cells, limit, verdict, 0);
     }
 
-    /// Counts what the candidate of a limit would have decided.
-    pub fn count_candidate_decision(&self, limit: usize, allowed: bool) {
-        count(&self.candidates, limit, LimitVerdict::of_trial(allowed), 0);
-    }
-
-    /// Whether to time the next decision that is made without waiting.
     pub fn is_next_timed(&self) -> bool {
         let turn = self.totals.turns.get();
         self.totals.turns.add(1);
         turn.is_multiple_of(TIMED_ONE_IN)
     }
 
-    /// Notes how long a decision by this source took.
     pub fn observe_decision(&self, source: usize, took: Duration) {
         self.totals.decisions[source % SOURCES.len()].observe(took, &DECISION_BOUNDS);
     }
 
-    /// Counts a decision that the store failed to make.
     #[cold]
     pub fn store_failed(&self, kind: &'static str) {
         let errors = &self.totals.store_errors;

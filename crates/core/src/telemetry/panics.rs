@@ -20,7 +20,6 @@ pub const REST: Duration = Duration::from_millis(50);
 
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// The number of panics since the process started.
 pub fn panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
 }
@@ -40,7 +39,6 @@ pub async fn endure<F: Future<Output = ()>>(part: impl Fn() -> F) {
     while contained(part()).await.is_none() {}
 }
 
-/// Like [`endure`], in a task.
 pub fn spawn_enduring<F>(part: impl Fn() -> F + Send + 'static) -> JoinHandle<()>
 where
     F: Future<Output = ()> + Send + 'static,

@@ -7,9 +7,12 @@
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use tokio::sync::Notify;
 
+use crate::clock;
+use crate::config::ServerAddress;
 use crate::trace::{SpanId, TraceContext};
 
 /// One part of the work on a request.
@@ -29,7 +32,6 @@ pub struct TraceSpan {
     pub failed: bool,
 }
 
-/// The kind of a span, as OpenTelemetry defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanKind {
     Internal,
@@ -37,11 +39,9 @@ pub enum SpanKind {
     Client,
 }
 
-/// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SpanValue {
     Text(Cow<'static, str>),
-    /// A name of the configuration.
     Name(Arc<str>),
     Number(i64),
     Many(Vec<SpanValue>),
@@ -84,17 +84,13 @@ pub struct SpanQueues {
 /// Spans by what became of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpanCounts {
-    /// The collector took them.
     pub exported: u64,
-    /// Their queue was full.
     pub dropped: u64,
     /// The collector could not be reached, its answer was wrong, or the exporter panicked.
     pub failed: u64,
-    /// The collector refused them.
     pub refused: u64,
 }
 
-/// The queue of one worker.
 #[derive(Debug)]
 pub struct SpanQueue {
     filled: Arc<Notify>,
@@ -111,7 +107,6 @@ pub struct QueueBounds {
 }
 
 impl SpanQueues {
-    /// Adds a queue for a worker.
     pub fn queue(&self) -> Arc<SpanQueue> {
         let queue = Arc::new(SpanQueue {
             filled: Arc::clone(&self.filled),
@@ -122,12 +117,10 @@ impl SpanQueues {
         queue
     }
 
-    /// Waits until a queue has a batch.
     pub async fn filled(&self) {
         self.filled.notified().await;
     }
 
-    /// Takes the spans out of all queues.
     pub fn take(&self) -> Vec<TraceSpan> {
         let mut all = Vec::new();
         for queue in self.queues().iter() {
@@ -178,6 +171,78 @@ impl SpanQueue {
 
     fn spans(&self) -> MutexGuard<'_, Vec<TraceSpan>> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The attempts to send one traced request. Each attempt is a span, and `traceparent` tells the
+/// server its id.
+#[derive(Debug)]
+pub struct AttemptLog {
+    parent: TraceContext,
+    attempts: Mutex<Vec<RecordedAttempt>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct RecordedAttempt {
+    pub span: SpanId,
+    /// The server's name or address, or the path of its socket.
+    pub address: String,
+    pub port: Option<u16>,
+    pub began: Instant,
+    pub ended: Option<Instant>,
+    pub status: Option<u16>,
+    pub error: Option<&'static str>,
+}
+
+impl AttemptLog {
+    pub fn new(parent: TraceContext) -> Arc<AttemptLog> {
+        Arc::new(AttemptLog {
+            parent,
+            attempts: Mutex::default(),
+        })
+    }
+
+    pub fn take(&self) -> Vec<RecordedAttempt> {
+        std::mem::take(&mut *self.lock())
+    }
+
+    /// Records the start of an attempt and returns its trace context. An attempt that is still open
+    /// goes on: an idle connection that turned out to be closed does not count.
+    pub fn begin(&self, server: &ServerAddress) -> TraceContext {
+        let mut attempts = self.lock();
+        if let Some(last) = attempts.last().filter(|last| last.ended.is_none()) {
+            return self.parent.with(last.span);
+        }
+        let (address, port) = match server {
+            ServerAddress::Unix(path) => (path.display().to_string(), None),
+            ServerAddress::Http(host, port)
+            | ServerAddress::Https(host, port)
+            | ServerAddress::H2c(host, port) => (host.clone(), Some(*port)),
+        };
+        let span = SpanId::made();
+        attempts.push(RecordedAttempt {
+            span,
+            address,
+            port,
+            began: clock::now(),
+            ended: None,
+            status: None,
+            error: None,
+        });
+        self.parent.with(span)
+    }
+
+    /// Records the end of the last attempt: a status or the label of an error.
+    pub fn end(&self, outcome: Result<u16, &'static str>) {
+        if let Some(last) = self.lock().last_mut() {
+            last.ended = Some(clock::now());
+            last.status = outcome.ok();
+            last.error = outcome.err();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<RecordedAttempt>> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

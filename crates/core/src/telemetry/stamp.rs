@@ -74,7 +74,6 @@ pub fn common(unix_us: u64) -> [u8; 26] {
     text
 }
 
-/// Fills `digits` with the last digits of `number`.
 fn put(digits: &mut [u8], mut number: u64) {
     for digit in digits.iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;

@@ -19,7 +19,6 @@ use crate::limit::{CheckResult, Decided, KeyHash, Retry};
 const TRAIL_ENTRIES: u64 = 8192;
 /// Denials that are buffered. Further ones are only counted.
 const BUFFERED_DENIALS: usize = 32;
-/// Rates of one denial that are kept.
 pub const MOST_RATES: usize = 4;
 /// Bytes of a path that are kept.
 const MAX_PATH: usize = 256;
@@ -27,19 +26,15 @@ const MAX_PATH: usize = 256;
 const DENIED: u64 = 1 << 32;
 const AGAIN: u64 = 1 << 33;
 
-/// The decision of one limit about one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrailEntry {
-    /// The hash of the client's key.
     pub tag: [u8; 16],
-    /// The number of the limit.
     pub limit: u32,
     pub denied: bool,
     /// Whether this is another rate of the limit in the entry before, about the same request.
     pub again: bool,
     /// Units of the rate that the client has left.
     pub remaining: u32,
-    /// Units of the rate.
     pub units: u32,
 }
 
@@ -47,7 +42,6 @@ pub struct TrailEntry {
 /// reader that is late misses entries, and learns how many.
 pub struct Trail {
     slots: Box<[[AtomicU64; 4]]>,
-    /// How many entries were written.
     head: AtomicU64,
     /// How many of them were read or missed. Only the reader changes it.
     tail: AtomicU64,
@@ -126,7 +120,6 @@ impl std::fmt::Debug for Trail {
     }
 }
 
-/// A denied request, as operators see it.
 #[derive(Clone, Debug)]
 pub struct ObservedDenial {
     /// Microseconds since the Unix epoch.
@@ -135,10 +128,8 @@ pub struct ObservedDenial {
     pub limit: String,
     pub route: String,
     pub method: Method,
-    /// The path without the query.
     pub path: String,
     pub client: IpAddr,
-    /// The hash of the key.
     pub tag: KeyHash,
     /// `Retry-After`, seconds; `None` if no wait helps or it is unknown.
     pub retry_after: Option<u64>,
@@ -149,7 +140,6 @@ pub struct ObservedDenial {
     pub shadow: bool,
 }
 
-/// The request that was denied.
 #[derive(Clone, Copy, Debug)]
 pub struct DeniedRequest<'r> {
     pub client: IpAddr,
@@ -195,17 +185,13 @@ pub struct DeniedRate {
     pub policy: String,
     /// The parts of the key, as the configuration has them.
     pub key: String,
-    /// The hash of the key.
     pub tag: KeyHash,
     /// The rate in force, as a configuration has it: that of the limit, a tier or an override.
     pub rate: String,
-    /// Units that the rate allows.
     pub units: u64,
     /// Units that were counted before the request.
     pub used: u64,
-    /// Units that were left.
     pub remaining: u64,
-    /// Units that the request needed.
     pub cost: u64,
     /// Whole seconds until the request could pass, rounded up; `None` if no wait helps or it is
     /// unknown.
@@ -234,7 +220,6 @@ impl DeniedRate {
     }
 }
 
-/// The last denials, until the admin takes them.
 #[derive(Debug, Default)]
 pub struct DenialBuffer(Mutex<TakenDenials>);
 
@@ -242,7 +227,6 @@ pub struct DenialBuffer(Mutex<TakenDenials>);
 #[derive(Debug, Default)]
 pub struct TakenDenials {
     pub denials: Vec<ObservedDenial>,
-    /// Denials for which there was no space.
     pub dropped: u64,
 }
 
@@ -262,7 +246,6 @@ impl DenialBuffer {
     }
 }
 
-/// The first bytes of a path that are kept.
 pub fn truncate_path(path: &str) -> String {
     let mut end = path.len().min(MAX_PATH);
     while !path.is_char_boundary(end) {

@@ -1,6 +1,5 @@
-//! Which requests are not passed on, although hyper could read their heads.
-//!
-//! Pure. It must never let through what two readers could understand differently.
+//! Checks of readable heads. Pure. A head that two readers could understand differently must never
+//! pass.
 
 use std::borrow::Cow;
 
@@ -9,72 +8,64 @@ use http::{HeaderValue, Method, Request, StatusCode, Uri, Version};
 
 use crate::route::host_of;
 
-/// Why a request is not passed on, although its head could be read. The client is at fault, except
-/// for a loop.
+/// Why a readable head is refused. The client is at fault, except for a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestFault {
-    /// `CONNECT` and `TRACE` mean something else at a gateway, or reveal what was added on the way.
+    /// `CONNECT` has another meaning at a gateway, and `TRACE` would reveal added headers.
     Method,
     /// A target that is neither a path nor an `http` URL (nor `*` with `OPTIONS`).
     Target,
-    /// `Host` is missing, there twice, or no host.
+    /// `Host` is missing, repeated or malformed.
     Host,
     /// `Host` and `:authority` differ.
     TwoHosts,
-    /// A Transfer-Encoding that is malformed, or does not end in `chunked`, once.
+    /// It is malformed, or does not end in one `chunked`.
     TransferEncoding,
-    /// More than one `Authorization` line: which of them counts depends on the reader.
+    /// More than one line, of which readers could choose different ones.
     Authorization,
-    /// A transfer coding that is none of ours (RFC 9112 section 6.1).
+    /// A transfer coding other than `chunked` (RFC 9112 section 6.1).
     UnknownCoding,
     /// A Content-Length without a number.
     Length,
     /// An expectation other than `100-continue`.
     Expect,
-    /// More options in `Connection` than anybody needs.
+    /// `Connection` has too many options.
     ConnectionOptions,
-    /// It has been here before: the upstream sends requests back to us.
+    /// The upstream sends requests back to this proxy.
     Loop,
 }
 
 impl RequestFault {
-    /// The status that tells a client of it.
-    pub fn status(self) -> StatusCode {
+    /// The status for the client, and a sentence.
+    pub(crate) fn message(self) -> (StatusCode, &'static str) {
+        const BAD: StatusCode = StatusCode::BAD_REQUEST;
         match self {
-            RequestFault::Method => StatusCode::METHOD_NOT_ALLOWED,
-            RequestFault::Expect => StatusCode::EXPECTATION_FAILED,
-            RequestFault::Loop => StatusCode::LOOP_DETECTED,
-            RequestFault::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
-            RequestFault::Target
-            | RequestFault::Host
-            | RequestFault::TwoHosts
-            | RequestFault::TransferEncoding
-            | RequestFault::Authorization
-            | RequestFault::Length
-            | RequestFault::ConnectionOptions => StatusCode::BAD_REQUEST,
-        }
-    }
-
-    /// A sentence for the client.
-    pub fn detail(self) -> &'static str {
-        match self {
-            RequestFault::Method => "this method is not served",
-            RequestFault::Target => "the request target has a form that is not served",
-            RequestFault::Host => "the Host header is missing, repeated or malformed",
-            RequestFault::TwoHosts => "the Host header and the request target differ",
-            RequestFault::TransferEncoding => "the Transfer-Encoding header is malformed",
-            RequestFault::UnknownCoding => "only the transfer coding chunked is understood",
-            RequestFault::Length => "the Content-Length header is malformed",
-            RequestFault::Authorization => "the request has more than one Authorization header",
-            RequestFault::Expect => "the only expectation understood is 100-continue",
-            RequestFault::ConnectionOptions => "the Connection header has too many options",
-            RequestFault::Loop => "the request has come back to this proxy",
+            Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "this method is not served"),
+            Self::Target => (BAD, "the request target has a form that is not served"),
+            Self::Host => (BAD, "the Host header is missing, repeated or malformed"),
+            Self::TwoHosts => (BAD, "the Host header and the request target differ"),
+            Self::TransferEncoding => (BAD, "the Transfer-Encoding header is malformed"),
+            Self::UnknownCoding => (
+                StatusCode::NOT_IMPLEMENTED,
+                "only the transfer coding chunked is understood",
+            ),
+            Self::Length => (BAD, "the Content-Length header is malformed"),
+            Self::Authorization => (BAD, "the request has more than one Authorization header"),
+            Self::Expect => (
+                StatusCode::EXPECTATION_FAILED,
+                "the only expectation understood is 100-continue",
+            ),
+            Self::ConnectionOptions => (BAD, "the Connection header has too many options"),
+            Self::Loop => (
+                StatusCode::LOOP_DETECTED,
+                "the request has come back to this proxy",
+            ),
         }
     }
 }
 
-/// Refuses what hyper lets pass although two readers could understand it differently. Returns the
-/// host that is asked for as [`host_of`] spells it; it is empty if HTTP/1.0 names none.
+/// Checks the head, and returns its host as [`host_of`] spells it. The host is empty if HTTP/1.0
+/// names none.
 pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFault> {
     if matches!(*request.method(), Method::CONNECT | Method::TRACE) {
         return Err(RequestFault::Method);
@@ -103,7 +94,7 @@ pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFau
         (Some(host), Some(target)) if request.version() >= Version::HTTP_2 => {
             same_host(host, target, request.uri())
         }
-        // The target wins (RFC 9112 section 3.2.2), and what it lies beside must be a host.
+        // The target wins (RFC 9112 section 3.2.2), but `Host` must be a host.
         (Some(host), Some(target)) => match host_of(host) {
             Ok(_) => host_of(target).map_err(|_| RequestFault::Target),
             Err(_) => Err(RequestFault::Host),
@@ -118,8 +109,8 @@ pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFau
     }
 }
 
-/// Names the host of a target in absolute form in `Host`, for whoever looks there: over HTTP/1 the
-/// target wins (RFC 9112 section 3.2.2). A head that is refused for its `Host` stays as it is.
+/// Copies the host of an absolute target into `Host`: over HTTP/1 the target wins (RFC 9112 section
+/// 3.2.2). A malformed `Host` stays, so that the head is refused for it.
 pub fn prefer_target<B>(request: &mut Request<B>) {
     if request.uri().authority().is_some() && request.version() < Version::HTTP_2 {
         replace_host(request);
@@ -140,16 +131,16 @@ fn replace_host<B>(request: &mut Request<B>) {
     }
 }
 
-/// Judges a line of Transfer-Encoding behind others, which were judged `before`.
+/// Checks a line of Transfer-Encoding. `before` is the result of the lines before it.
 pub fn check_coding(
     line: &[u8],
     before: Option<Result<(), RequestFault>>,
 ) -> Result<(), RequestFault> {
-    let mut judged = before;
+    let mut checked = before;
     for coding in line.split(|&byte| byte == b',') {
         let name = coding.trim_ascii();
         let is_chunked = name.eq_ignore_ascii_case(b"chunked");
-        judged = Some(match judged {
+        checked = Some(match checked {
             // Malformed, or chunked is not the last one.
             Some(Ok(()) | Err(RequestFault::TransferEncoding)) => {
                 Err(RequestFault::TransferEncoding)
@@ -159,16 +150,16 @@ pub fn check_coding(
             _ => Err(RequestFault::TransferEncoding),
         });
     }
-    judged.unwrap_or(Err(RequestFault::TransferEncoding))
+    checked.unwrap_or(Err(RequestFault::TransferEncoding))
 }
 
-/// Whether this is the name of a transfer coding, which may have parameters.
+/// Whether this is a transfer coding, which may have parameters.
 fn is_coding(text: &[u8]) -> bool {
     let name = text.split(|&byte| byte == b';').next().unwrap_or_default();
     let name = name.trim_ascii();
     let has_parameters = name.len() < text.len();
     let is_token = !name.is_empty() && name.iter().all(|&byte| is_token_byte(byte));
-    // Chunked has none, and must not look as if another coding were meant.
+    // `chunked` has no parameters.
     is_token && !(has_parameters && name.eq_ignore_ascii_case(b"chunked"))
 }
 
@@ -319,7 +310,7 @@ mod tests {
             let mut request = request("/a", &[("host", "a")]);
             *request.method_mut() = method;
             let fault = check_framing(&request).unwrap_err();
-            assert_eq!(fault.status(), StatusCode::METHOD_NOT_ALLOWED);
+            assert_eq!(fault.message().0, StatusCode::METHOD_NOT_ALLOWED);
         }
     }
 
@@ -351,7 +342,11 @@ mod tests {
             &["gzip;q=1", "Chunked"],
         ] {
             let fault = with(unknown).unwrap();
-            assert_eq!(fault.status(), StatusCode::NOT_IMPLEMENTED, "{unknown:?}");
+            assert_eq!(
+                fault.message().0,
+                StatusCode::NOT_IMPLEMENTED,
+                "{unknown:?}"
+            );
         }
         assert_eq!(
             fault("/", &[("host", "a"), ("content-length", "")]),
@@ -366,6 +361,6 @@ mod tests {
             None
         );
         let unknown = fault("/", &[("host", "a"), ("expect", "a-miracle")]).unwrap();
-        assert_eq!(unknown.status(), StatusCode::EXPECTATION_FAILED);
+        assert_eq!(unknown.message().0, StatusCode::EXPECTATION_FAILED);
     }
 }

@@ -1,7 +1,5 @@
-//! What belongs to one hop of a message's way and is taken off before the next.
-//!
-//! A client names headers of its own connection in `Connection`; it must never name one away that
-//! somebody else has set.
+//! Hop-by-hop headers, which are removed before the next hop. `Connection` must never remove a
+//! header that another proxy has set.
 
 use http::StatusCode;
 use http::header::{
@@ -12,28 +10,25 @@ use smallvec::SmallVec;
 
 use super::RequestFault;
 
-/// Options in a `Connection` header; each costs a look into the map.
+/// Options of `Connection`, each of which costs a lookup.
 const MAX_CONNECTION_OPTIONS: usize = 32;
 
-/// What one look over a head finds: what is to be removed, and what is there.
+/// The findings of one scan of a head.
 #[derive(Default)]
 pub(super) struct HopFields {
     connection: bool,
     pub(super) host: bool,
     pub(super) upgrade: bool,
-    /// Whether a proxy has passed it on.
     pub(super) via: bool,
-    /// Whether the client takes trailers.
     pub(super) te_trailers: bool,
-    /// Whether a sender who may not speak for others tries to.
+    /// Whether an untrusted sender names another client.
     pub(super) forged: bool,
-    /// Nearly always empty.
+    /// The headers to remove; nearly always none.
     names: SmallVec<[HeaderName; 4]>,
 }
 
 impl HopFields {
-    /// In a request. `trusted` says whether its sender may speak for others. Whether it may become
-    /// a tunnel is still to be seen.
+    /// Scans a request. A `trusted` sender may name another client.
     pub(super) fn in_request(headers: &HeaderMap, trusted: bool) -> HopFields {
         let mut seen = HopFields::default();
         for (name, value) in headers {
@@ -64,9 +59,8 @@ impl HopFields {
         seen
     }
 
-    /// In a response.
     pub(super) fn in_response(headers: &HeaderMap, status: StatusCode) -> HopFields {
-        // 426 tells the client what to upgrade to; 101 what it has been upgraded to.
+        // 426 and 101 name a protocol in `Upgrade`.
         let upgrades = matches!(
             status,
             StatusCode::SWITCHING_PROTOCOLS | StatusCode::UPGRADE_REQUIRED
@@ -86,7 +80,7 @@ impl HopFields {
         seen
     }
 
-    /// Removes what was found, and the headers that `Connection` names.
+    /// Removes the found headers, and those that `Connection` names.
     pub(super) fn remove(&self, headers: &mut HeaderMap) -> Result<(), RequestFault> {
         if self.connection {
             let mut named = SmallVec::<[HeaderName; 4]>::new();
@@ -111,8 +105,7 @@ impl HopFields {
     }
 }
 
-/// HTTP/2 may bring each cookie in a line of its own, HTTP/1.1 must have one line (RFC 9113,
-/// section 8.2.3).
+/// Joins cookies in one line, as HTTP/1.1 requires (RFC 9113 section 8.2.3).
 pub(super) fn join_cookies(headers: &mut HeaderMap) {
     let mut lines = headers.get_all(COOKIE).iter();
     let (Some(first), Some(second)) = (lines.next(), lines.next()) else {
@@ -137,8 +130,8 @@ fn asks_trailers(te: &HeaderValue) -> bool {
     })
 }
 
-/// Headers that concern one connection, for which the `http` crate has no constants; and `Proxy`,
-/// which CGI programs would take for their own setting.
+/// Headers of one connection without a constant in `http`; and `Proxy`, which CGI programs would
+/// take for a setting.
 fn is_connection_only(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),
@@ -146,7 +139,7 @@ fn is_connection_only(name: &HeaderName) -> bool {
     )
 }
 
-/// Names in which clients could speak as a proxy; also with the `_` that many servers take for `-`.
+/// Names that only proxies may set; also with `_` for `-`, as many servers read them.
 fn is_forged(name: &HeaderName) -> bool {
     let name = name.as_str().as_bytes();
     let same = |prefix: &[u8]| {
@@ -160,7 +153,7 @@ fn is_forged(name: &HeaderName) -> bool {
         && (same(b"x-forwarded-") || (name.len() == 9 && same(b"x-real-ip")))
 }
 
-/// Whether two different names are one to servers that take `_` for `-`.
+/// Whether two different names are equal for servers that read `_` as `-`.
 pub(in crate::exchange) fn are_twins(one: &HeaderName, other: &HeaderName) -> bool {
     let folded = |name: &'_ HeaderName| {
         let bytes = name.as_str().bytes();
@@ -172,8 +165,7 @@ pub(in crate::exchange) fn are_twins(one: &HeaderName, other: &HeaderName) -> bo
     one != other && one.as_str().len() == other.as_str().len() && folded(one) == folded(other)
 }
 
-/// Whether `Connection` may have this header removed. Those that carry the message or say who
-/// somebody is stay: a client could otherwise strip what a proxy before us, or we, have set.
+/// Whether `Connection` may remove this header. Headers that frame a message or name a client stay.
 fn is_removable(name: &HeaderName) -> bool {
     use http::header as h;
     let stays = matches!(

@@ -1,4 +1,4 @@
-//! A path's beginning that its upstream does not see, and the header that tells it.
+//! The prefix that a route strips from a path, or puts before it.
 
 use http::uri::{PathAndQuery, Uri};
 use http::{HeaderName, Request};
@@ -9,8 +9,8 @@ use crate::route::Prefix;
 
 const X_FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 
-/// Takes `prefix` off a request in origin form. What is left is what was counted, or the request
-/// is refused.
+/// Strips `prefix` from a request in origin form. It refuses a request whose rest an upstream could
+/// read as another path than the counted one.
 pub fn strip<B>(
     request: &mut Request<B>,
     prefix: &Prefix,
@@ -35,8 +35,7 @@ pub fn strip<B>(
     Ok(())
 }
 
-/// Puts `prefix` before a request's path, what was taken off before that gone; `sent_slash` is
-/// whether the client's path ended in a slash.
+/// Puts `prefix` before a path. `sent_slash` says whether the client's path ended in a slash.
 pub fn prepend<B>(
     request: &mut Request<B>,
     prefix: &Prefix,

@@ -13,21 +13,17 @@ use crate::trace::TraceId;
 /// Characters of the hash of a key, enough to distinguish keys in a log.
 const KEY_CHARACTERS: usize = 8;
 
-/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every limit allowed it.
     Allowed,
     /// No limit was asked.
     Unlimited,
-    /// A limit refused it.
     Denied,
     /// The proxy answered it for another reason.
     Rejected,
 }
 
 impl Outcome {
-    /// The word in the log.
     pub fn word(self) -> &'static str {
         match self {
             Outcome::Allowed => "allowed",
@@ -42,7 +38,6 @@ impl Outcome {
 /// limits.
 pub const TRUNCATED: &str = "truncated";
 
-/// An upstream's answer that ended too early.
 #[derive(Clone, Copy, Debug)]
 pub struct MissingBytes {
     /// The length of the body that the head announced, bytes.
@@ -52,30 +47,21 @@ pub struct MissingBytes {
 /// One request, as far as it is known when its answer ends.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessEntry<'a> {
-    /// When the request arrived, microseconds since the Unix epoch.
     pub unix_us: u64,
-    /// From the head of the request to the end of the answer.
     pub duration: Duration,
-    /// The client's address, through trusted proxies.
     pub client: IpAddr,
     pub method: &'a http::Method,
     /// The path as it was sent, without the query.
     pub path: &'a str,
     pub status: u16,
-    /// Bytes of the answer's body.
     pub bytes: u64,
-    /// Set if the answer ended too early.
     pub truncated: Option<MissingBytes>,
     pub route: Option<&'a str>,
     pub outcome: Outcome,
-    /// The limits that denied it, each with its key if that is shown.
     pub denied_by: &'a [(Arc<str>, Option<DeniedKey>)],
-    /// The limits in shadow mode that would have denied it.
     pub would_deny: &'a [Arc<str>],
-    /// Why the proxy answered itself.
     pub reason: Option<&'static str>,
     pub grpc_status: Option<GrpcStatus>,
-    /// The id that the client got.
     pub request_id: Option<&'a str>,
     pub trace_id: Option<TraceId>,
 }

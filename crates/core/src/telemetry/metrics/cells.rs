@@ -29,7 +29,6 @@ impl WorkerCounter {
     }
 }
 
-/// Adds counters to sums, one by one.
 pub(super) fn add_counters(sums: &mut [u64], counters: &[WorkerCounter]) {
     for (sum, counter) in sums.iter_mut().zip(counters) {
         *sum += counter.get();
@@ -115,32 +114,25 @@ impl Histogram {
     }
 }
 
-/// The sum of several histograms.
 #[derive(Clone, Debug, Default)]
 pub struct Durations {
-    /// Durations by class; the last class is above all bounds.
     pub classes: [u64; 15],
-    /// All durations together, microseconds.
     pub sum_us: u64,
 }
 
-/// An answer to a client, as it is counted.
 #[derive(Clone, Copy, Debug)]
 pub struct CountedAnswer {
-    /// An index into [`METHODS`].
     pub method: u8,
     pub status: u16,
     pub took: Duration,
 }
 
-/// The counters of one route on one worker.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct RouteCells {
     /// The first request of a method allocates its counters: few routes get all methods.
     methods: [OnceLock<Box<Codes>>; METHODS.len()],
     duration: Histogram,
-    /// Calls of gRPC by their own status.
     pub grpc: GrpcCells,
 }
 
@@ -162,13 +154,11 @@ impl RouteCells {
     }
 }
 
-/// The counters of one route, of all workers.
 #[derive(Clone, Debug, Default)]
 pub struct RouteSum {
     /// Answers by method and code. `None` for a method without requests.
     pub methods: [Option<Box<[u64; CODES.len()]>>; METHODS.len()],
     pub duration: Durations,
-    /// Calls of gRPC by their own status.
     pub grpc: GrpcSum,
 }
 
@@ -178,7 +168,6 @@ impl RouteSum {
         codes.map(|counts| counts.iter().sum::<u64>()).sum()
     }
 
-    /// Answers with 5xx.
     pub fn errors(&self) -> u64 {
         let codes = self.methods.iter().flatten();
         let counts = codes.flat_map(|counts| counts.iter().zip(&CODES));
@@ -187,34 +176,22 @@ impl RouteSum {
     }
 }
 
-/// The decision of a limit about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitVerdict {
     Allowed,
     Denied,
-    /// A limit in shadow mode would have denied the request.
     ShadowDenied,
     /// The request or its client is exempt from the limit.
     Bypassed,
 }
 
 impl LimitVerdict {
-    /// The labels, in the order of the variants.
     pub const WORDS: [&str; 4] = ["allowed", "denied", "shadow_denied", "bypassed"];
-
-    /// The verdict of a limit in shadow mode.
-    pub(super) fn of_trial(allowed: bool) -> LimitVerdict {
-        match allowed {
-            true => LimitVerdict::Allowed,
-            false => LimitVerdict::ShadowDenied,
-        }
-    }
 }
 
 /// The sources of decisions, in the order in which they are counted.
 pub const SOURCES: [&str; 4] = ["store", "local", "cache", "lease"];
 
-/// The counters of one limit on one worker.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct LimitCells([[WorkerCounter; SOURCES.len()]; LimitVerdict::WORDS.len()]);
@@ -223,7 +200,6 @@ pub struct LimitCells([[WorkerCounter; SOURCES.len()]; LimitVerdict::WORDS.len()
 pub type LimitSum = [[u64; SOURCES.len()]; LimitVerdict::WORDS.len()];
 
 impl LimitCells {
-    /// Counts a decision. `source` is an index into [`SOURCES`].
     pub fn count(&self, verdict: LimitVerdict, source: usize) {
         self.0[verdict as usize][source % SOURCES.len()].add(1);
     }
@@ -236,21 +212,16 @@ impl LimitCells {
 /// The reasons for another attempt at an upstream, in the order in which they are counted.
 pub const RETRIES: [&str; 4] = ["unsent", "closed", "timeout", "status"];
 
-/// The counters of one upstream on one worker.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct UpstreamCells {
-    /// The answers to all attempts.
     pub codes: Codes,
-    /// Attempts without an answer.
     pub failures: WorkerCounter,
     /// Further attempts, by [`RETRIES`].
     pub retries: [WorkerCounter; RETRIES.len()],
-    /// Answers to calls of gRPC, by their own status.
     pub grpc: GrpcCells,
 }
 
-/// The counters of one upstream, of all workers.
 #[derive(Clone, Debug)]
 pub struct UpstreamSum {
     pub codes: [u64; CODES.len()],
@@ -279,10 +250,8 @@ impl UpstreamCells {
     }
 }
 
-/// The counters of one server on one worker.
 #[derive(Debug, Default)]
 pub struct ServerCells {
-    /// Attempts.
     pub requests: WorkerCounter,
     /// Attempts without a usable answer, or with an answer that says that the server failed: a 5xx,
     /// the same in gRPC, or a status that `eject` names.
@@ -292,7 +261,6 @@ pub struct ServerCells {
 }
 
 impl ServerCells {
-    /// Adds the counts of `old`.
     pub fn go_on(&self, old: &ServerCells) {
         self.requests.add(old.requests.get());
         self.failures.add(old.failures.get());
@@ -338,13 +306,11 @@ const fn index() -> [u8; 500] {
     table
 }
 
-/// The index of a status in [`CODES`]. A number that is no status of HTTP counts as 5xx.
 pub fn code_of(status: u16) -> usize {
     let index = INDEX.get(usize::from(status).wrapping_sub(100));
     index.map_or(CODES.len() - 1, |index| usize::from(*index))
 }
 
-/// The index of a method in [`METHODS`].
 pub fn method_of(method: &Method) -> u8 {
     match *method {
         Method::GET => 0,

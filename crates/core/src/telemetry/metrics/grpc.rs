@@ -15,15 +15,12 @@ pub const GRPC_STATUSES: [&str; 19] = [
     "other", "none",
 ];
 
-/// The index of the first status that gRPC does not define.
 const OTHER: usize = 17;
 const NONE: usize = 18;
 
-/// How one call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrpcStatus {
     Code(u16),
-    /// The answer ended, or broke off, without a status.
     Missing,
 }
 
@@ -31,7 +28,6 @@ impl GrpcStatus {
     /// The client left before the end of the answer.
     pub const CANCELLED: GrpcStatus = GrpcStatus::Code(1);
 
-    /// The status in the head or in the trailers of an answer.
     pub fn of(fields: &HeaderMap) -> Option<GrpcStatus> {
         let value = fields.get("grpc-status")?.to_str().ok()?;
         value.trim().parse().ok().map(GrpcStatus::Code)
@@ -76,7 +72,6 @@ impl GrpcStatus {
         }
     }
 
-    /// The index in [`GRPC_STATUSES`].
     pub fn index(self) -> usize {
         match self {
             GrpcStatus::Code(code) => usize::from(code).min(OTHER),
@@ -112,7 +107,6 @@ pub fn is_in_body(fields: &HeaderMap) -> bool {
     content_type.is_some_and(|text| text.as_bytes().starts_with(b"application/grpc-web"))
 }
 
-/// How many of these calls failed.
 pub fn failures(counts: &[u64; GRPC_STATUSES.len()]) -> u64 {
     let statuses = (0..OTHER as u16)
         .map(GrpcStatus::Code)

@@ -36,12 +36,10 @@ impl TextFormat {
     }
 }
 
-/// The type of a family of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricType {
     /// Only grows. The names of its samples end in `_total`.
     Counter,
-    /// A current value.
     Gauge,
     /// Labels that describe the process. The name of its sample ends in `_info`.
     Info,
@@ -59,17 +57,14 @@ impl MetricType {
     }
 }
 
-/// A text that is being written.
 #[derive(Debug)]
 pub struct MetricsText {
     format: TextFormat,
     out: String,
-    /// The current family, without its ending.
     family: &'static str,
     kind: MetricType,
 }
 
-/// The labels of a sample: names and values. Values are escaped.
 pub type Labels<'l> = &'l [(&'static str, &'l str)];
 
 impl MetricsText {
@@ -97,19 +92,16 @@ impl MetricsText {
         self.add(format_args!("# TYPE {name}{ending} {word}\n"));
     }
 
-    /// A family with one sample.
     pub fn gauge(&mut self, name: &'static str, help: &str, value: impl Display) {
         self.family(MetricType::Gauge, name, help);
         self.sample(&[], value);
     }
 
-    /// A family with one sample.
     pub fn counter(&mut self, name: &'static str, help: &str, value: impl Display) {
         self.family(MetricType::Counter, name, help);
         self.sample(&[], value);
     }
 
-    /// One sample of the family.
     pub fn sample(&mut self, labels: Labels<'_>, value: impl Display) {
         self.line(self.kind.ending(), labels, None, value);
     }
@@ -167,7 +159,6 @@ pub fn seconds(us: u64) -> String {
     }
 }
 
-/// The value of a label, escaped.
 struct Escaped<'e>(&'e str);
 
 impl Display for Escaped<'_> {

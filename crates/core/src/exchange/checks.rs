@@ -1,0 +1,131 @@
+//! The limit checks of a request: the route's limits, exemptions, and the overrides and blocks of
+//! operators.
+
+use std::sync::Arc;
+
+use super::admit::Admission;
+use super::rejection::{BLOCK_POLICY, Blocked, Rejection};
+use super::router::affinity;
+use super::stages::{LimitQuery, Stages};
+use crate::config::LogKeys;
+use crate::limit::key::{Derived, Facts, HashSecret, Part};
+use crate::limit::{Asker, KeyHash, Limit};
+use crate::route::is_preflight;
+use crate::store::overrides::OverrideSnapshot;
+
+impl Stages {
+    /// Adds the checks of the route's limits to `admission`.
+    pub(super) fn add_checks(
+        &self,
+        query: &LimitQuery<'_, '_, '_>,
+        admission: &mut Admission,
+    ) -> Result<(), Rejection> {
+        let LimitQuery {
+            head, found, facts, ..
+        } = *query;
+        let limiter = &self.limiter;
+        let key = limiter.hash_key();
+        admission.generation = key.generation;
+        admission.affinity = affinity(found.route, facts);
+        let limits = &found.route.limits;
+        let free = limits.is_empty() || is_preflight(head.method, head.headers);
+        let is_bypassed = (free && query.overrides.is_none())
+            || self
+                .router
+                .bypass_of(facts, head.client, found.route.case)
+                .is_some();
+        if let Some(overrides) = query.overrides.filter(|_| !is_bypassed) {
+            self.refuse_blocked(overrides, facts, &key.key)?;
+        }
+        if free || is_bypassed {
+            limiter.count_bypassed(limits);
+            return Ok(());
+        }
+        let cost = found.route.cost.units(head.headers, head.is_trusted);
+        for limit in limits {
+            let exempt = limit.exempt.has(head.client, &limit.key, facts);
+            match limit.key.derive(facts, limit.missing, &key.key) {
+                Derived::Hash(tag) => {
+                    let mut windows = limit.windows_of(facts.tier);
+                    if let Some(overrides) = query.overrides {
+                        // A block also holds for an exempt client.
+                        self.refuse_key(overrides, tag, || limit.key.spell(facts, limit.missing))?;
+                        windows = overrides.windows(&limit.name, tag).unwrap_or(windows);
+                    }
+                    if exempt {
+                        limiter.count_bypassed(std::slice::from_ref(limit));
+                    } else {
+                        let asker = self.asker(limit, query);
+                        admission.add(limit, windows, tag, limit.units(cost), asker);
+                    }
+                }
+                Derived::Skip => {}
+                _ if exempt => limiter.count_bypassed(std::slice::from_ref(limit)),
+                Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
+                Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
+                Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
+            }
+        }
+        Ok(())
+    }
+
+    /// What logs may say of the client: its key in the clear if `[log] keys` is `plain`, and its
+    /// trace if decisions are logged.
+    #[inline]
+    fn asker(&self, limit: &Limit, query: &LimitQuery<'_, '_, '_>) -> Option<Arc<Asker>> {
+        let is_plain = self.log_keys == LogKeys::Plain;
+        if !is_plain && query.trace.is_none() {
+            return None;
+        }
+        let spelled = is_plain.then(|| limit.key.spell(query.facts, limit.missing));
+        Some(Arc::new(Asker {
+            key: spelled.flatten().map(Arc::from),
+            trace: query.trace,
+        }))
+    }
+
+    /// Refuses a client whose address or API key is blocked, whatever its limits count by.
+    fn refuse_blocked(
+        &self,
+        overrides: &OverrideSnapshot,
+        facts: &Facts<'_>,
+        secret: &HashSecret,
+    ) -> Result<(), Rejection> {
+        if !overrides.has_blocks() {
+            return Ok(());
+        }
+        self.refuse_key(overrides, facts.ip_tag(secret), || Part::Ip.spell(facts))?;
+        // A blocked key stays blocked after its removal from the list of known keys.
+        let mut refused = Ok(());
+        let is_clear = facts.each_api_key(secret, |tag| {
+            if refused.is_ok() {
+                refused = self.refuse_key(overrides, tag, || Part::ApiKey.spell(facts));
+            }
+        });
+        refused?;
+        // A blocked key could hide behind another one.
+        match is_clear {
+            true => Ok(()),
+            false => Err(Rejection::AmbiguousKey(BLOCK_POLICY.into())),
+        }
+    }
+
+    /// Refuses a blocked key. `spell` writes the key in the clear, for logs that show it.
+    fn refuse_key(
+        &self,
+        overrides: &OverrideSnapshot,
+        tag: KeyHash,
+        spell: impl FnOnce() -> Option<String>,
+    ) -> Result<(), Rejection> {
+        let Some(block) = overrides.block_of(tag) else {
+            return Ok(());
+        };
+        let is_plain = self.log_keys == LogKeys::Plain;
+        let plain = is_plain.then(spell).flatten();
+        Err(Rejection::Blocked(Box::new(Blocked {
+            tag,
+            plain: plain.map(Arc::from),
+            left_us: block.left_us,
+        })))
+    }
+}

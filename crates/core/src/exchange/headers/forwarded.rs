@@ -1,0 +1,284 @@
+//! The headers that name the client to an upstream: `X-Forwarded-*`, `X-Real-IP`, `Forwarded`.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+use http::Version;
+use http::header::{Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, VIA};
+
+use super::via_of;
+use crate::request_head::Scheme;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// One client connection as these headers name it. Values are formatted once, not per request.
+#[derive(Debug)]
+pub struct Peer {
+    pub(super) trusted: bool,
+    pub(super) scheme: Scheme,
+    /// `2001:db8::1`
+    pub(super) address: HeaderValue,
+    /// `for="[2001:db8::1]"` (RFC 7239)
+    node: String,
+    /// The values of the last request, which the next one nearly always needs too.
+    last: Mutex<Option<HostValues>>,
+}
+
+/// The values for requests to one host.
+#[derive(Debug)]
+struct HostValues {
+    host: HeaderValue,
+    /// An element of `Forwarded`.
+    element: HeaderValue,
+    /// All lines for requests of this version.
+    lines: Option<(Version, PrerenderedHeaders)>,
+}
+
+impl Peer {
+    /// A `trusted` peer may name its client.
+    pub fn new(ip: IpAddr, trusted: bool, scheme: Scheme) -> Peer {
+        let ip = ip.to_canonical();
+        let address = value(ip.to_string());
+        let node = match ip {
+            IpAddr::V4(ip) => format!("for={ip}"),
+            IpAddr::V6(ip) => format!("for=\"[{ip}]\""),
+        };
+        Peer {
+            trusted,
+            scheme,
+            address,
+            node,
+            last: Mutex::new(None),
+        }
+    }
+
+    /// The element of `Forwarded` for this hop.
+    pub(super) fn forwarded(&self, host: Option<&HeaderValue>) -> HeaderValue {
+        let Some(host) = host else {
+            return value(format!("{};proto={}", self.node, self.scheme.as_str()));
+        };
+        self.at(host, |last| last.element.clone())
+    }
+
+    /// The lines for a request to `host`.
+    pub(super) fn lines(&self, version: Version, host: &HeaderValue) -> PrerenderedHeaders {
+        self.at(host, |last| match &last.lines {
+            Some((known, lines)) if *known == version => lines.clone(),
+            _ => {
+                let mut map = HeaderMap::new();
+                let element = last.element.clone();
+                replace_names(&mut map, self, Some(host.clone()), element);
+                map.insert(VIA, via_of(version));
+                let lines = PrerenderedHeaders::new(&map);
+                last.lines = Some((version, lines.clone()));
+                lines
+            }
+        })
+    }
+
+    /// Frees memory, because the connection is idle.
+    pub fn rest(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn at<R>(&self, host: &HeaderValue, read: impl FnOnce(&mut HostValues) -> R) -> R {
+        // One request at a time: the lock is never contended.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *last {
+            Some(last) if last.host == host => read(last),
+            other => read(other.insert(HostValues {
+                // A copy, because the request's value keeps the whole read buffer.
+                host: HeaderValue::from_bytes(host.as_bytes()).unwrap_or_else(|_| host.clone()),
+                element: self.element(host),
+                lines: None,
+            })),
+        }
+    }
+
+    fn element(&self, host: &HeaderValue) -> HeaderValue {
+        let mut text = self.node.clone();
+        if let Ok(host) = host.to_str() {
+            let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+            if host.bytes().all(is_token) && !host.is_empty() {
+                let _ = write!(text, ";host={host}");
+            } else {
+                let _ = write!(text, ";host=\"{host}\"");
+            }
+        }
+        text.push_str(";proto=");
+        text.push_str(self.scheme.as_str());
+        value(text)
+    }
+}
+
+/// A header can hold all characters of addresses and hosts.
+fn value(text: String) -> HeaderValue {
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("unknown"))
+}
+
+/// The scheme of the client's own request. A trusted proxy names it.
+pub fn scheme(headers: &HeaderMap, peer: &Peer) -> &'static str {
+    let proto = headers.get(X_FORWARDED_PROTO).filter(|_| peer.trusted);
+    match proto.map(|proto| proto.as_bytes().to_ascii_lowercase()) {
+        Some(proto) if proto == b"https" => Scheme::Https.as_str(),
+        Some(proto) if proto == b"http" => Scheme::Http.as_str(),
+        _ => peer.scheme.as_str(),
+    }
+}
+
+/// Names the client. It replaces the values of an untrusted peer, and appends to those of a trusted
+/// proxy.
+pub(super) fn name_client(headers: &mut HeaderMap, peer: &Peer) {
+    let host = headers.get(HOST).cloned();
+    let forwarded = peer.forwarded(host.as_ref());
+    if !peer.trusted {
+        return replace_names(headers, peer, host, forwarded);
+    }
+    let proto = HeaderValue::from_static(peer.scheme.as_str());
+    append(headers, X_FORWARDED_FOR, peer.address.clone());
+    append(headers, FORWARDED, forwarded);
+    headers.entry(X_FORWARDED_PROTO).or_insert(proto);
+    if let Some(host) = host {
+        headers.entry(X_FORWARDED_HOST).or_insert(host);
+    }
+}
+
+fn replace_names(
+    headers: &mut HeaderMap,
+    peer: &Peer,
+    host: Option<HeaderValue>,
+    forwarded: HeaderValue,
+) {
+    headers.insert(X_REAL_IP, peer.address.clone());
+    headers.insert(X_FORWARDED_FOR, peer.address.clone());
+    headers.insert(FORWARDED, forwarded);
+    let proto = HeaderValue::from_static(peer.scheme.as_str());
+    headers.insert(X_FORWARDED_PROTO, proto);
+    match host {
+        Some(host) => headers.insert(X_FORWARDED_HOST, host),
+        None => headers.remove(X_FORWARDED_HOST),
+    };
+}
+
+/// Appends to a list in one line, because not every reader looks for a second line.
+pub(super) fn append(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
+    match headers.entry(name) {
+        Entry::Vacant(entry) => {
+            entry.insert(value);
+        }
+        Entry::Occupied(mut entry) => {
+            let mut line = Vec::new();
+            for known in entry.iter() {
+                line.extend_from_slice(known.as_bytes());
+                line.extend_from_slice(b", ");
+            }
+            line.extend_from_slice(value.as_bytes());
+            // Valid values, joined by valid characters, are a valid value.
+            entry.insert(HeaderValue::try_from(line).unwrap_or(value));
+        }
+    }
+}
+
+/// Header lines of HTTP/1.1 that are rendered once and sent with many requests of one client. The
+/// map of such a request contains none of their names.
+#[derive(Clone, Debug)]
+pub struct PrerenderedHeaders(Bytes);
+
+impl PrerenderedHeaders {
+    pub fn new(headers: &HeaderMap) -> PrerenderedHeaders {
+        let mut lines = Vec::new();
+        for (name, value) in headers {
+            put_line(&mut lines, name, value.as_bytes());
+        }
+        PrerenderedHeaders(lines.into_boxed_slice().into())
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub fn insert_into(&self, headers: &mut HeaderMap) {
+        for line in self.0.split(|&byte| byte == b'\n') {
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            let Some(colon) = line.iter().position(|&byte| byte == b':') else {
+                continue;
+            };
+            let name = HeaderName::from_bytes(&line[..colon]);
+            let value = HeaderValue::from_bytes(line[colon + 1..].trim_ascii());
+            if let (Ok(name), Ok(value)) = (name, value) {
+                headers.insert(name, value);
+            }
+        }
+    }
+}
+
+/// Writes one line of a head or of trailers.
+#[inline]
+pub fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
+    out.extend_from_slice(name.as_str().as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn element(ip: &str, host: &'static str) -> HeaderValue {
+        Peer::new(ip.parse().unwrap(), false, Scheme::Http)
+            .forwarded(Some(&HeaderValue::from_static(host)))
+    }
+
+    #[test]
+    fn elements_are_quoted_where_rfc_7239_wants_it() {
+        assert_eq!(
+            element("192.0.2.1", "a.example"),
+            "for=192.0.2.1;host=a.example;proto=http"
+        );
+        assert_eq!(
+            element("2001:db8::1", "a:8080"),
+            "for=\"[2001:db8::1]\";host=\"a:8080\";proto=http"
+        );
+    }
+
+    #[test]
+    fn a_mapped_address_is_the_one_it_stands_for() {
+        let peer = Peer::new("::ffff:192.0.2.1".parse().unwrap(), false, Scheme::Http);
+        assert_eq!(peer.address, "192.0.2.1");
+    }
+
+    #[test]
+    fn another_host_gets_another_element() {
+        let peer = Peer::new("192.0.2.1".parse().unwrap(), false, Scheme::Http);
+        let one = peer.forwarded(Some(&HeaderValue::from_static("one")));
+        let two = peer.forwarded(Some(&HeaderValue::from_static("two")));
+        let none = peer.forwarded(None);
+        assert_eq!(one, "for=192.0.2.1;host=one;proto=http");
+        assert_eq!(two, "for=192.0.2.1;host=two;proto=http");
+        assert_eq!(none, "for=192.0.2.1;proto=http");
+    }
+
+    #[test]
+    fn what_was_worded_is_in_the_map_again_however_often_it_joins() {
+        let lines = [("x-real-ip", "2001:db8::1"), ("via", "1.1 a: b")];
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        let prerendered = PrerenderedHeaders::new(&headers);
+        let worded: &[u8] = b"x-real-ip: 2001:db8::1\r\nvia: 1.1 a: b\r\n";
+        assert_eq!(prerendered.as_bytes(), worded);
+        let mut joined = HeaderMap::new();
+        joined.insert("host", HeaderValue::from_static("a"));
+        prerendered.insert_into(&mut joined);
+        prerendered.insert_into(&mut joined);
+        headers.insert("host", HeaderValue::from_static("a"));
+        assert_eq!(joined, headers);
+    }
+}
