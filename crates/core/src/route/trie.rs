@@ -38,7 +38,7 @@ impl Hasher for Fnv {
 }
 
 /// The routes of one host pattern, as a trie of path segments.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Trie {
     /// The first is the root.
     nodes: Vec<TrieNode>,
@@ -51,7 +51,7 @@ pub(super) struct Trie {
 }
 
 /// One segment of patterns, and the segments that may follow.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 #[repr(align(64))]
 pub(super) struct TrieNode {
     /// The literal segment that leads here; empty for the root and for parameters.
@@ -71,7 +71,7 @@ const _: () = assert!(size_of::<TrieNode>() == 64);
 /// Labels up to this many bytes are stored in their node.
 const SHORT: usize = 30;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum SegmentLabel {
     Short(u8, [u8; SHORT]),
     Long(Box<str>),
