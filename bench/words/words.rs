@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use tidegate::clock::Micros;
-use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, StoreKind, StoreSettings};
+use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, Secret, StoreKind, StoreSettings};
 use tidegate::limit::headers::{HeaderSettings, RateLimitStatus, ResetForm, write};
 use tidegate::limit::key::{ApiKeySources, ApiKeys, Facts, HashSecret};
 use tidegate::limit::{
@@ -217,7 +217,7 @@ fn memory() -> Memory {
         timeout: Duration::from_millis(25),
         on_error: OnError::Local,
         fleet: Fleet::Fixed(1),
-        hash_key: Some([7; 32]),
+        hash_key: Some(Secret([7; 32])),
         max_keys: 1000,
         max_memory: 1 << 20,
     };

@@ -194,9 +194,8 @@ fn run(
 fn hash_secret(config: &Config) -> Result<HashSecret, String> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|error| error.to_string())?;
-    Ok(HashSecret::from_bytes(
-        config.store.hash_key.unwrap_or(bytes),
-    ))
+    let configured = config.store.hash_key.as_ref().map(|secret| secret.0);
+    Ok(HashSecret::from_bytes(configured.unwrap_or(bytes)))
 }
 
 /// The progress of a replay: one line on a terminal, and nothing elsewhere.

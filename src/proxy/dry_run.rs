@@ -12,7 +12,7 @@ use http::{Request, Response};
 use super::Arrival;
 use super::forward::prepare;
 use super::limiter::StoreHandle;
-use crate::config::{Config, LogFormat, LogTarget, StoreKind};
+use crate::config::{Config, LogFormat, LogTarget, Secret, StoreKind};
 use crate::limit::key::Facts;
 use crate::limit::{Charge, Decided, Decision, KeyHash, Retry};
 use crate::route::{RouteMatch, Target, is_preflight};
@@ -84,7 +84,7 @@ impl DryRun {
     pub(crate) fn new(config: &Config, hash_key: Option<[u8; 32]>) -> io::Result<DryRun> {
         let mut config = config.fresh_copy();
         config.store.kind = StoreKind::Memory;
-        config.store.hash_key = hash_key.or(config.store.hash_key);
+        config.store.hash_key = hash_key.map(Secret).or(config.store.hash_key);
         config.store.max_keys = 64;
         let counts = StoreHandle::open_store(&config.store, None)?.open();
         let log = Arc::new(AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0)?);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use tidegate_core::clock;
-use tidegate_core::config::{self, LogFormat, LogTarget, StoreKind};
+use tidegate_core::config::{self, Config, LogFormat, LogTarget, StoreKind};
 use tidegate_core::exchange::admit::Admission;
 use tidegate_core::exchange::limiter::StoreHandle;
 use tidegate_core::exchange::shadow::ShadowChecks;
@@ -51,8 +51,7 @@ impl Limiter {
         Limiter::open(limits, warnings.to_string())
     }
 
-    pub(crate) fn open(limits: config::Limits, warnings: String) -> Result<Limiter, LimitsError> {
-        let config = limits.into_config();
+    pub(crate) fn open(config: Config, warnings: String) -> Result<Limiter, LimitsError> {
         if !matches!(config.store.kind, StoreKind::Memory) && Handle::try_current().is_err() {
             return Err(LimitsError::Store(std::io::Error::other(
                 "limits counted in Redis need a tokio runtime",

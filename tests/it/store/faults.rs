@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tidegate::clock::now;
-use tidegate::config::StoreSettings;
+use tidegate::config::{Secret, StoreSettings};
 use tidegate::limit::{Charge, Decision, Limit};
 use tidegate::store::{Backing, ServerTrouble, Store, StoreError};
 
@@ -549,7 +549,7 @@ fn an_address_without_a_server_is_known_to_be_away_at_once() {
     on_a_worker(async {
         let server = RedisServer::down();
         let mut settings = server.settings();
-        settings.hash_key = Some([7; 32]);
+        settings.hash_key = Some(Secret([7; 32]));
         let store = super::open(&settings).await;
         let limit = limit("nowhere", log_rule(10, Duration::from_secs(60)));
         let generation = store.hash_key().generation;

@@ -9,10 +9,7 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 
-use super::Listen;
-use super::reader::Located;
-use super::section::Section;
-use super::values::TextForm;
+use super::*;
 use crate::route::host_of;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -270,12 +267,11 @@ impl Section<'_> {
     /// The addresses to listen on. Without addresses the proxy must have `[tls]`.
     pub(super) fn listen_addresses(&mut self, key: &'static str) -> Vec<Located<Listen>> {
         let default = self.default_text(key).to_owned();
-        let texts = self.texts(key).unwrap_or_else(|| {
-            let default = Located::new(default, &self.span);
-            Located::new(vec![default], &self.span)
-        });
-        if texts.value.is_empty() && !self.has("tls") {
-            self.out_of_range(key, &texts, "one or more addresses");
+        let texts = self
+            .texts(key)
+            .unwrap_or_else(|| vec![Located::new(default, &self.span)]);
+        if texts.is_empty() && !self.has("tls") {
+            self.out_of_range(key, "one or more addresses");
         }
         let read = |text: &str| {
             Ok::<_, &'static str>(match listen(text)? {

@@ -6,12 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use toml::de::DeValue;
 
-use super::Config;
-use super::diagnostic::{Code, Diagnostic, TextSpan};
-use super::files::list_lines;
-use super::reader::{Located, ValueKind, values};
-use super::section::{self, Section};
-use super::values::TextForm;
+use super::*;
 use crate::limit::Limit;
 use crate::limit::key::{
     ApiKeySource, ApiKeySources, ApiKeys, HashSecret, KeyDigest, KnownKey, KnownKeys, MAX_CHOICES,
@@ -24,8 +19,6 @@ const MAX_KEYS: usize = 1_000_000;
 const MAX_LINE: usize = 4096;
 /// Characters of a name.
 const MAX_WORD: usize = 64;
-/// Wrong lines of one file that are reported, at most.
-pub(super) const MAX_REPORTED: usize = 5;
 /// The prefix of a key's SHA-256.
 const HASHED: &str = "sha256:";
 
@@ -79,12 +72,13 @@ pub(super) fn read(mut section: Section<'_>) -> RawKeys {
         ("trust", UnknownKey::Trust),
     ];
     let unknown = section.optional_word("unknown", &words);
+    let unknown_span = section.value_span("unknown");
     section.finish();
     RawKeys {
         from,
         known,
-        unknown_span: unknown.as_ref().map(|word| word.span.clone()),
-        unknown: unknown.map_or(UnknownKey::Missing, |word| word.value),
+        unknown_span: unknown.map(|_| unknown_span),
+        unknown: unknown.unwrap_or(UnknownKey::Missing),
     }
 }
 
@@ -175,27 +169,16 @@ impl KeyList {
         &mut self,
         section: &Section<'_>,
         setting: &'static str,
-        path: &Located<String>,
+        path: &str,
         form: LineForm,
     ) {
         self.is_named = true;
-        let Some(text) = section.list_file(setting, path) else {
-            return;
-        };
-        let mut wrong = 0;
-        for (number, line) in list_lines(&text) {
-            let read = key_line(line, form);
-            if let Err(why) = read.and_then(|(key, line)| self.add(key, line)) {
-                section.unusable_line(setting, &path.span, number, why);
-                wrong += 1;
-            }
-            if wrong == MAX_REPORTED {
-                return;
-            }
-            if self.lines.len() > MAX_KEYS {
-                section.out_of_range(setting, path, &format!("at most {MAX_KEYS} keys"));
-                return;
-            }
+        section.for_each_line(setting, path, |line| match key_line(line, form)? {
+            (key, line) if self.lines.len() <= MAX_KEYS => self.add(key, line),
+            _ => Ok(()),
+        });
+        if self.lines.len() > MAX_KEYS {
+            section.out_of_range(setting, &format!("at most {MAX_KEYS} keys"));
         }
     }
 

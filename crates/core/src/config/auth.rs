@@ -3,12 +3,8 @@
 use std::time::Duration;
 
 use super::api_key::{KeyList, LineForm};
-use super::diagnostic::{Code, Diagnostic};
-use super::habits::nearest;
 use super::limits::{self, SectionsPresent};
-use super::reader::{Located, ValueKind, values};
-use super::section::Section;
-use super::values::TextForm;
+use super::*;
 use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtRules};
 use crate::limit::key::{Alternatives, Key, Part};
 use crate::limit::tier::Tiers;
@@ -16,7 +12,6 @@ use crate::limit::tier::Tiers;
 /// Bytes of a good secret, at least: the length of the hash (RFC 7518, section 3.2).
 const GOOD_SECRET: usize = 32;
 
-/// Reads `[auth]`, which has only `jwt`.
 pub(super) fn read(mut auth: Section<'_>) -> Option<JwtRules> {
     let is_given = auth.has("jwt");
     let section = auth.section("jwt");
@@ -38,12 +33,14 @@ fn jwt(mut section: Section<'_>, is_given: bool) -> Option<JwtRules> {
         section.missing("jwks_file", "jwks_file = \"/etc/tidegate/jwks.json\"");
     }
     if named && shared {
-        let message = format!("`{}` has `jwks_file` and `secret_file`", section.name());
-        Diagnostic::new(Code::Contradiction, message)
-            .at(&section.key_span("secret_file"), "")
-            .at(&section.key_span("jwks_file"), "")
-            .help("keep one: tokens are signed either by a key pair or by a shared secret")
-            .report_to(section.reader);
+        contradiction(format!(
+            "`{}` has `jwks_file` and `secret_file`",
+            section.name()
+        ))
+        .at(&section.key_span("secret_file"), "")
+        .at(&section.key_span("jwks_file"), "")
+        .help("keep one: tokens are signed either by a key pair or by a shared secret")
+        .report_to(section.reader);
     }
     let keys = match (jwks, secret) {
         (Some(path), _) => section.key_set("jwks_file", &path)?,
@@ -64,26 +61,25 @@ fn jwt(mut section: Section<'_>, is_given: bool) -> Option<JwtRules> {
 }
 
 impl Section<'_> {
-    /// The keys of a JSON Web Key Set.
-    fn key_set(&self, key: &str, path: &Located<String>) -> Option<Vec<JwtKey>> {
+    fn key_set(&self, key: &str, path: &str) -> Option<Vec<JwtKey>> {
         let text = self.list_file(key, path)?;
         JwtKey::set(text.as_bytes())
-            .inspect_err(|error| self.unusable_file(key, &path.span, &error.to_string()))
+            .inspect_err(|error| self.unusable_file(key, &error.to_string()))
             .ok()
     }
 }
 
-fn shared_key(section: &Section<'_>, secret: &Located<Vec<u8>>) -> JwtKey {
-    if secret.value.len() < GOOD_SECRET {
+fn shared_key(section: &Section<'_>, secret: &[u8]) -> JwtKey {
+    if secret.len() < GOOD_SECRET {
         Diagnostic::new(Code::ShortSecret, "a short secret signs the tokens")
             .at(
-                &secret.span,
+                &section.value_span("secret_file"),
                 "shorter than 32 bytes: whoever has a token can guess it",
             )
             .help("make one: `head -c 48 /dev/urandom | base64 > FILE`")
             .report_to(section.reader);
     }
-    JwtKey::secret(&secret.value)
+    JwtKey::secret(secret)
 }
 
 /// Reads `algorithms`. The default is every algorithm for keys of this kind.
@@ -102,7 +98,7 @@ fn algorithms(section: &mut Section<'_>, by_pairs: bool) -> Vec<JwtAlgorithm> {
             .collect();
     };
     let mut found = Vec::new();
-    for text in texts.value {
+    for text in texts {
         let mut known = JwtAlgorithm::ALL.iter();
         let known = known.find(|(name, _)| *name == text.value);
         let Some((name, algorithm)) = known else {
@@ -117,12 +113,9 @@ fn algorithms(section: &mut Section<'_>, by_pairs: bool) -> Vec<JwtAlgorithm> {
                 ),
                 false => ("secret_file", "is for key pairs"),
             };
-            Diagnostic::new(
-                Code::Contradiction,
-                format!("`{name}` does not go with `{kind}`"),
-            )
-            .at(&text.span, why)
-            .report_to(section.reader);
+            contradiction(format!("`{name}` does not go with `{kind}`"))
+                .at(&text.span, why)
+                .report_to(section.reader);
         }
         found.push(*algorithm);
     }
@@ -132,10 +125,10 @@ fn algorithms(section: &mut Section<'_>, by_pairs: bool) -> Vec<JwtAlgorithm> {
 fn unknown_algorithm(section: &Section<'_>, text: &Located<String>) {
     let names = JwtAlgorithm::ALL.map(|(name, _)| name);
     let message = format!("`{}` is not an algorithm for tokens", text.value);
-    let near = nearest(&text.value, names).filter(|_| text.value != "none");
-    let help = match near {
-        Some(near) => format!("did you mean `{near}`?"),
-        None => format!("there are {}", names.join(", ")),
+    let otherwise = format!("there are {}", names.join(", "));
+    let help = match text.value.as_str() {
+        "none" => otherwise,
+        text => did_you_mean(text, names, otherwise),
     };
     Diagnostic::new(Code::UnknownWord, message)
         .at(&text.span, "")
@@ -143,15 +136,14 @@ fn unknown_algorithm(section: &Section<'_>, text: &Located<String>) {
         .report_to(section.reader);
 }
 
-/// Reads texts, none of them empty.
 fn words(section: &mut Section<'_>, key: &'static str) -> Vec<String> {
     let Some(texts) = section.texts(key) else {
         return Vec::new();
     };
-    if texts.value.is_empty() || texts.value.iter().any(|text| text.value.is_empty()) {
-        section.out_of_range(key, &texts, "one or more texts; leave it out for any");
+    if texts.is_empty() || texts.iter().any(|text| text.value.is_empty()) {
+        section.out_of_range(key, "one or more texts; leave it out for any");
     }
-    values(texts.value)
+    values(texts)
 }
 
 /// Reads `[tier]`. Adds the keys of its `keys_file` to `keys`: their lines may name tiers as well.
@@ -161,19 +153,19 @@ pub(super) fn read_tier(
     keys: &mut KeyList,
 ) -> Option<Tiers> {
     let mut section = top.section("tier");
-    let from = section.text("from");
+    let from = section.located_text("from");
     let file = section.text("keys_file");
-    let default = section.text("default");
+    let default = section.located_text("default");
     if let Some(default) = &default {
         section.check_name(default, "a tier");
     }
     if present.tier && !section.has("keys_file") && !keys.is_named() {
         section.require("from", "from = \"jwt:plan\"");
     }
-    if let (Some(from), Some(file)) = (&from, &file) {
-        Diagnostic::new(Code::Contradiction, "`tier` has `from` and `keys_file`")
-            .at(&file.span, "")
-            .at(&from.span, "")
+    if from.is_some() && file.is_some() {
+        contradiction("`tier` has `from` and `keys_file`")
+            .at(&section.value_span("keys_file"), "")
+            .at(&section.value_span("from"), "")
             .help("keep one: a client has one tier")
             .report_to(section.reader);
     }
@@ -210,6 +202,6 @@ fn tier_source(
             .help("use `jwt:CLAIM`, `header:NAME` (from trusted proxies) or `keys_file`")
             .report_to(section.reader);
     }
-    limits::check_sections(section, &parts, present);
+    limits::check_sections(section, &parts.value, &parts.span, present);
     Some(parts.value)
 }

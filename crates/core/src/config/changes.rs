@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 
 use super::reference::document_as_json;
+use super::routes::unique_name;
 use super::{Config, StoreKind, StoreSettings};
 use crate::limit::{Limit, Window};
 
@@ -20,7 +21,6 @@ const MAX_VALUE_CHARS: usize = 120;
 /// Lists whose order has a meaning: they are shown whole.
 const ORDERED: [&str; 3] = ["key", "rate", "from"];
 
-/// The differences of `new`, one in a line.
 pub fn changes(old: &Config, new: &Config) -> Vec<String> {
     let before = document_as_json(&old.sources.text);
     let after = document_as_json(&new.sources.text);
@@ -38,7 +38,6 @@ pub fn changes(old: &Config, new: &Config) -> Vec<String> {
     lines
 }
 
-/// The differences between two files.
 pub(super) fn between(before: &Value, after: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     let both = ValueChange::of(Some(before), Some(after));
@@ -58,7 +57,6 @@ pub(super) fn between(before: &Value, after: &Value) -> Vec<String> {
     lines
 }
 
-/// One value in both files, as far as they have it.
 #[derive(Clone, Copy)]
 struct ValueChange<'v> {
     before: Option<&'v Value>,
@@ -140,7 +138,6 @@ fn as_list(value: Option<&Value>) -> &[Value] {
     }
 }
 
-/// Compares sections with chosen names, such as `[limit.NAME]`.
 fn compare_sections(what: &str, change: ValueChange<'_>, lines: &mut Vec<String>) {
     // `upstream` may be a URL in one of the files.
     for (value, word) in [(change.before, "removed"), (change.after, "added")] {
@@ -158,27 +155,21 @@ fn compare_sections(what: &str, change: ValueChange<'_>, lines: &mut Vec<String>
     }
 }
 
-/// Compares the routes that have the same name in both files.
 fn compare_routes(change: ValueChange<'_>, lines: &mut Vec<String>) {
-    let (before, after) = (routes_by_name(change.before), routes_by_name(change.after));
-    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    for name in names {
-        match (before.get(name), after.get(name)) {
+    let [before, after] = [change.before, change.after].map(routes_by_name);
+    let both = ValueChange::of(Some(&before), Some(&after));
+    for (name, change) in both.members() {
+        match (change.before, change.after) {
             (Some(_), None) => lines.push(format!("route removed: {name}")),
-            (None, Some(new)) => {
-                lines.push(format!("route added: {name}: {}", short_text(new)));
-            }
-            (before, after) => {
-                let change = ValueChange::of(before.copied(), after.copied());
-                compare_settings(&format!("route {name}"), change, lines);
-            }
+            (None, Some(new)) => lines.push(format!("route added: {name}: {}", short_text(new))),
+            _ => compare_settings(&format!("route {name}"), change, lines),
         }
     }
 }
 
 /// Routes by their names, or by methods, host and path. Equal names are numbered.
-fn routes_by_name(value: Option<&Value>) -> BTreeMap<String, &Value> {
-    let mut named = BTreeMap::new();
+fn routes_by_name(value: Option<&Value>) -> Value {
+    let mut named = Map::new();
     for route in as_list(value).iter().filter(|route| route.is_object()) {
         let word = |key: &str| route.get(key).map(short_text);
         let derived = || {
@@ -187,19 +178,14 @@ fn routes_by_name(value: Option<&Value>) -> BTreeMap<String, &Value> {
             let path = word("path").unwrap_or_else(|| "/*".to_owned());
             format!("{}{host}{path}", methods.unwrap_or_default())
         };
-        let name = word("name").unwrap_or_else(derived);
-        let mut unique = name.clone();
-        let mut number = 1;
-        while named.contains_key(&unique) {
-            number += 1;
-            unique = format!("{name} #{number}");
-        }
-        named.insert(unique, route);
+        let name = unique_name(word("name").unwrap_or_else(derived), |name| {
+            named.contains_key(name)
+        });
+        named.insert(name, route.clone());
     }
-    named
+    Value::Object(named)
 }
 
-/// Compares the settings of one section.
 fn compare_settings(title: &str, change: ValueChange<'_>, lines: &mut Vec<String>) {
     for (key, change) in change.members() {
         compare_setting(title, key, change, lines);
@@ -254,7 +240,6 @@ fn singular(key: &str) -> &str {
     }
 }
 
-/// Compares lists: the members that were removed, changed or added.
 fn compare_lists(what: &str, change: ValueChange<'_>, lines: &mut Vec<String>) {
     let (before, after) = (as_list(change.before), as_list(change.after));
     if before == after {
@@ -287,7 +272,6 @@ fn is_same_server(one: &Value, other: &Value) -> bool {
     url(one).is_some() && url(one) == url(other)
 }
 
-/// A value on one line, cut if it is long.
 fn short_text(value: &Value) -> String {
     let whole = one_line(value);
     if whole.chars().count() <= MAX_VALUE_CHARS {
@@ -331,7 +315,7 @@ fn is_other_store(old: &StoreSettings, new: &StoreSettings) -> bool {
         StoreKind::Memory => None,
         StoreKind::Redis(redis) => Some((redis.topology.clone(), redis.database)),
     };
-    let names = |store: &StoreSettings| (store.prefix.clone(), store.hash_key);
+    let names = |store: &StoreSettings| (store.prefix.clone(), store.hash_key.clone());
     let in_process = place(old).is_none() && place(new).is_none();
     let is_renamed = match in_process {
         true => old.hash_key != new.hash_key,
@@ -367,7 +351,6 @@ fn windows(limit: &Limit) -> impl Iterator<Item = &Window> {
     limit.windows.iter().chain(tiers).map(|window| &**window)
 }
 
-/// Reports files that both configurations name and whose content differs.
 fn report_changed_files(old: &Config, new: &Config, lines: &mut Vec<String>) {
     let files = old.sources.files.iter();
     let before: BTreeMap<_, _> = files.map(|file| (&file.path, &file.digest)).collect();

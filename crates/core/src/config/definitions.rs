@@ -4,36 +4,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::advice;
-use super::diagnostic::{Code, Diagnostic, TextSpan};
-use super::habits::nearest;
-use super::limits::{Concurrent, RawLimit};
-use super::reader::{ConfigReader, Located};
+use super::limits::DefinedLimit;
 use super::upstream::DefinedUpstream;
-use super::{Balance, UpstreamSettings, address};
-use crate::limit::key::{Alternatives, Part};
-use crate::limit::{Algorithm, Key, Limit, Missing, OnError, Rate, Rule, Tier, Window};
+use super::*;
+use crate::limit::{Key, OnError};
 use crate::path::Case;
 use crate::route;
 
 /// The name of the route that the top-level `upstream` makes, and of the limit for routes that name
 /// none.
 pub(super) const DEFAULT: &str = "default";
-
-/// A limit and its places in the file.
-pub(super) struct DefinedLimit {
-    pub(super) name: Located<String>,
-    /// `None` if it is unlimited for all clients.
-    pub(super) limit: Option<Arc<Limit>>,
-    /// The place of its `rate` or `concurrent`.
-    pub(super) rate_span: TextSpan,
-    /// Every rule that is enforced for some client, those of the limit's own windows first.
-    pub(super) rules: Vec<Located<Rule>>,
-    pub(super) key: Located<Key>,
-    pub(super) missing: Missing,
-    pub(super) on_error: Option<Located<OnError>>,
-    pub(super) is_used: bool,
-}
 
 /// Settings of other sections that hold where a limit or a route does not set its own.
 #[derive(Clone, Copy)]
@@ -45,7 +25,6 @@ pub(super) struct Inherited {
     pub(super) case: Option<Case>,
 }
 
-/// The limits and upstreams of a file.
 pub(super) struct Definitions<'r> {
     pub(super) reader: &'r ConfigReader<'r>,
     pub(super) inherited: Inherited,
@@ -70,7 +49,7 @@ impl<'r> Definitions<'r> {
     pub(super) fn new(
         reader: &'r ConfigReader<'r>,
         inherited: Inherited,
-        limits: Vec<RawLimit>,
+        limits: Vec<DefinedLimit>,
         upstreams: Vec<DefinedUpstream>,
     ) -> Definitions<'r> {
         let mut definitions = Definitions {
@@ -94,11 +73,10 @@ impl<'r> Definitions<'r> {
         definitions
     }
 
-    /// Checks a limit and adds it; returns its index.
-    pub(super) fn add_limit(&mut self, raw: RawLimit) -> usize {
+    pub(super) fn add_limit(&mut self, mut defined: DefinedLimit) -> usize {
         let index = self.limits.len();
-        self.limits_by_name.insert(raw.name.value.clone(), index);
-        let mut defined = define_limit(self.reader, raw, self.inherited.on_error);
+        self.limits_by_name
+            .insert(defined.name.value.clone(), index);
         if let Some(limit) = &mut defined.limit {
             Arc::make_mut(limit).number = self.numbered;
             self.numbered += 1;
@@ -123,7 +101,6 @@ impl<'r> Definitions<'r> {
         self.limits_by_name.contains_key(name)
     }
 
-    /// Limits with sections.
     pub(super) fn limits_with_sections(&self) -> &[DefinedLimit] {
         &self.limits[..self.sections]
     }
@@ -171,7 +148,7 @@ impl<'r> Definitions<'r> {
                 let diagnostic = Diagnostic::new(Code::BadUrl, "`upstream` is not a server's URL")
                     .at_error(&text.span, &error);
                 let help = diagnostic.help.clone();
-                let help = help.or_else(|| advice::for_text(Code::BadUrl, &text.value));
+                let help = help.or_else(|| habits::advice_for(Code::BadUrl, &text.value));
                 self.reader.report(diagnostic.maybe_help(help));
                 return None;
             }
@@ -193,145 +170,11 @@ impl<'r> Definitions<'r> {
             return;
         }
         let names = self.upstreams.iter().map(|one| &*one.settings.name);
-        let help = match nearest(&text.value, names) {
-            Some(near) => format!("did you mean `{near}`?"),
-            None => format!("define it: `[upstream.{}]`, or write a URL", text.value),
-        };
-        Diagnostic::new(
-            Code::UnknownUpstream,
-            format!("no upstream is called `{}`", text.value),
-        )
-        .at(&text.span, "")
-        .help(help)
-        .report_to(self.reader);
-    }
-}
-
-/// Checks a limit and compiles it.
-fn define_limit(reader: &ConfigReader<'_>, raw: RawLimit, on_error: OnError) -> DefinedLimit {
-    let compile = |rates: &[Located<Rate>]| -> Vec<Located<Rule>> {
-        let rules = rates.iter().map(|rate| compile_rule(reader, &raw, rate));
-        rules.collect()
-    };
-    let mut rules = compile(&raw.rates.value);
-    rules.extend(raw.concurrent.iter().map(concurrent_rule));
-    let own = bare_rules(&rules);
-    let mut tiers = Vec::new();
-    for tier in &raw.tiers {
-        let tier_rules = compile(&tier.rates);
-        tiers.push(Tier {
-            name: tier.name.value.as_str().into(),
-            windows: Window::all(&raw.name.value, &bare_rules(&tier_rules)),
-        });
-        rules.extend(tier_rules);
-    }
-    let candidate = compile(raw.candidate.as_slice());
-    check_cost(reader, &raw, &rules);
-    let key = match raw.key {
-        Some(key) => key,
-        None => Located::new(by_address(), &raw.name.span),
-    };
-    let limit = Limit {
-        tiers,
-        candidate: (candidate.iter())
-            .map(|rule| Arc::new(Window::candidate(&raw.name.value, rule.value)))
-            .collect(),
-        shadow: raw.shadow,
-        missing: raw.missing,
-        on_error: raw.on_error.as_ref().map_or(on_error, |word| word.value),
-        cost: raw.cost,
-        each: raw.each,
-        exempt: raw.exempt,
-        lease_us: raw.lease.map_or(0, |lease| lease.value),
-        slot: raw.slot.map(Arc::from),
-        ..Limit::new(&raw.name.value, &own, key.value.clone())
-    };
-    let has_rules = !rules.is_empty() || !limit.candidate.is_empty();
-    DefinedLimit {
-        rate_span: match raw.concurrent {
-            Some(concurrent) => concurrent.span,
-            None => raw.rates.span,
-        },
-        name: raw.name,
-        limit: has_rules.then(|| Arc::new(limit)),
-        rules,
-        key,
-        missing: raw.missing,
-        on_error: raw.on_error,
-        is_used: false,
-    }
-}
-
-/// The default key of limits and routes.
-fn by_address() -> Key {
-    Key {
-        parts: vec![Alternatives(vec![Part::Ip])],
-    }
-}
-
-fn bare_rules(rules: &[Located<Rule>]) -> Vec<Rule> {
-    rules.iter().map(|rule| rule.value).collect()
-}
-
-fn concurrent_rule(concurrent: &Located<Concurrent>) -> Located<Rule> {
-    let rule = Rule {
-        algorithm: Algorithm::Slots,
-        units: concurrent.value.units,
-        window_us: concurrent.value.hold_us,
-        precision_us: 1,
-    };
-    Located::new(rule, &concurrent.span)
-}
-
-/// The rule that the store enforces for a rate. Without `algorithm` and `precision` the size of the
-/// rate decides. With `algorithm = "log"` alone the rule is exact.
-fn compile_rule(reader: &ConfigReader<'_>, raw: &RawLimit, rate: &Located<Rate>) -> Located<Rule> {
-    let algorithm = raw.algorithm.as_ref().map(|word| word.value);
-    let precision = raw.precision.as_ref().map(|length| length.value);
-    let rule = match (algorithm, precision) {
-        (None, None) => Rule::by_size(rate.value),
-        (Some(Algorithm::Counter), _) => Rule {
-            algorithm: Algorithm::Counter,
-            ..Rule::log(rate.value, 1)
-        },
-        (_, precision) => Rule::log(rate.value, precision.unwrap_or(1)),
-    };
-    let rule = Located::new(rule, &rate.span);
-    check_exactness(reader, raw, &rule);
-    rule
-}
-
-/// The counter compares products in doubles: they must stay exact (`docs/limits.md`).
-fn check_exactness(reader: &ConfigReader<'_>, raw: &RawLimit, rule: &Located<Rule>) {
-    const EXACT: u64 = 1 << 53;
-    let Rule {
-        units, window_us, ..
-    } = rule.value;
-    let product = units.checked_mul(window_us);
-    let product = product.and_then(|half| half.checked_mul(2));
-    let is_counter = rule.value.algorithm == Algorithm::Counter;
-    if !is_counter || product.is_some_and(|product| product < EXACT) {
-        return;
-    }
-    let message = "too many units over too long a window for `algorithm = \"counter\"`";
-    let most = (EXACT - 1) / 2 / window_us;
-    let mut diagnostic = Diagnostic::new(Code::LimitTooLarge, message)
-        .at(&rule.span, format!("at most {most} in this window"))
-        .help("use a shorter window, or `algorithm = \"log\"`");
-    if let Some(word) = &raw.algorithm {
-        diagnostic = diagnostic.at(&word.span, "");
-    }
-    reader.report(diagnostic);
-}
-
-fn check_cost(reader: &ConfigReader<'_>, raw: &RawLimit, rules: &[Located<Rule>]) {
-    let cost = raw.cost;
-    for rule in rules.iter().filter(|rule| cost > rule.value.units) {
-        let message = format!("`limit.{}` can never allow a request", raw.name.value);
-        let label = format!("each request costs {cost} here");
-        Diagnostic::new(Code::CostAboveLimit, message)
-            .help("lower the `cost`, or raise the `rate`")
-            .at(&rule.span, label)
-            .report_to(reader);
+        let otherwise = format!("define it: `[upstream.{}]`, or write a URL", text.value);
+        let message = format!("no upstream is called `{}`", text.value);
+        Diagnostic::new(Code::UnknownUpstream, message)
+            .at(&text.span, "")
+            .help(did_you_mean(&text.value, names, otherwise))
+            .report_to(self.reader);
     }
 }

@@ -1,35 +1,31 @@
-//! `[deny]` and `[headers]`: what clients see of their limits.
+//! `[deny]` and `[headers]`: what clients see of their limits. `[[bypass]]`: requests that are
+//! never charged.
 
-use http::StatusCode;
-use http::header::HeaderName;
+use std::net::IpAddr;
 
-use super::diagnostic::Code;
-use super::reader::ValueKind;
-use super::section::Section;
-use super::values::{TextForm, header_name};
+use http::{HeaderName, StatusCode};
+use ipnet::IpNet;
+
+use super::route::path_pattern;
+use super::*;
 use crate::limit::headers::{HeaderSettings, ResetForm};
-use crate::route::{Direction, HeaderChange};
+use crate::limit::key::{Facts, same_secret};
+use crate::path::{CanonicalPath, Case};
+use crate::route::{Direction, HeaderChange, PathPattern};
 
 /// `[deny]`
 #[derive(Clone, Debug)]
 pub struct DenySettings {
-    /// The status of a denial.
     pub status: StatusCode,
-    /// The page about the limits, sent as the problem's `docs` member and as a `Link`.
     pub docs_url: Option<String>,
-    /// Body templates by media type, instead of the built-in ones. `{limit}`, `{retry_after}`
-    /// and `{request_id}` are filled in.
     pub body: Vec<(BodyKind, String)>,
 }
 
-/// The media types of denials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyKind {
     /// `application/problem+json`
     Json,
-    /// `text/html`
     Html,
-    /// `text/plain`
     Text,
 }
 
@@ -43,13 +39,13 @@ pub(super) fn read(mut section: Section<'_>) -> DenySettings {
         ("text", BodyKind::Text),
     ];
     let body = kinds.into_iter();
-    let body = body.filter_map(|(key, kind)| Some((kind, templates.text(key)?.value)));
+    let body = body.filter_map(|(key, kind)| Some((kind, templates.text(key)?)));
     let body = body.collect();
     templates.finish();
     section.finish();
     DenySettings {
         status: StatusCode::from_u16(status).unwrap_or(StatusCode::TOO_MANY_REQUESTS),
-        docs_url: docs_url.map(|url| url.value),
+        docs_url,
         body,
     }
 }
@@ -78,7 +74,6 @@ pub(super) fn read_headers(mut section: Section<'_>) -> (HeaderSettings, Option<
     (settings, request_id)
 }
 
-/// Reads `request_id`: a header's name, or `false`.
 fn request_id(section: &mut Section<'_>) -> Option<HeaderName> {
     if !section.reader.surroundings.forwards {
         return None;
@@ -88,10 +83,93 @@ fn request_id(section: &mut Section<'_>) -> Option<HeaderName> {
     if value.is_some_and(|value| value.get_ref().as_bool() == Some(false)) {
         return None;
     }
-    let name = section.parse("request_id", TextForm::HEADER_NAME, |text| {
+    section.parse("request_id", TextForm::HEADER_NAME, |text| {
         let name = header_name(text)?;
         HeaderChange::may_touch(&name, Direction::Up)?;
         HeaderChange::may_touch(&name, Direction::Down).map(|()| name)
-    });
-    name.map(|name| name.value)
+    })
+}
+
+/// A rule for requests that are forwarded without a charge. It has at least one condition, and all
+/// its conditions must hold.
+#[derive(Clone, Debug)]
+pub struct Bypass {
+    pub ip: Vec<IpNet>,
+    pub path: Option<PathPattern>,
+    /// The same for requests of routes that ignore letter case.
+    pub folded_path: Option<PathPattern>,
+    /// A header with exactly this value (compared in constant time).
+    pub header: Option<(HeaderName, Secret<Vec<u8>>)>,
+    /// An API key with exactly this value (compared in constant time).
+    pub key: Option<Secret<Vec<u8>>>,
+}
+
+impl Bypass {
+    /// Whether every condition holds for a request. `client` is its full address, and `case` is
+    /// that of its route.
+    pub fn covers(&self, facts: &Facts<'_>, client: IpAddr, case: Case) -> bool {
+        let header = || {
+            self.header.as_ref().is_none_or(|(name, secret)| {
+                let value = facts.headers.get(name);
+                value.is_some_and(|value| same_secret(value.as_bytes(), secret))
+            })
+        };
+        let key = || {
+            let secret = self.key.as_ref();
+            secret.is_none_or(|secret| facts.carries_api_key(secret))
+        };
+        self.fits(facts.path, client, case) && header() && key()
+    }
+
+    /// Whether the conditions on path and address hold. A route of `case` has canonicalized the
+    /// path.
+    pub fn fits(&self, path: &CanonicalPath<'_>, client: IpAddr, case: Case) -> bool {
+        let ip = self.ip.is_empty() || self.ip.iter().any(|net| net.contains(&client));
+        let pattern = match case {
+            Case::Sensitive => &self.path,
+            Case::Insensitive => &self.folded_path,
+        };
+        let pattern = pattern.as_ref().filter(|_| ip);
+        ip && pattern.is_none_or(|pattern| pattern.matches(path))
+    }
+}
+
+/// Reads `[[bypass]]`. Returns `None` if no condition could be read.
+pub(super) fn read_bypass(mut section: Section<'_>) -> Option<Bypass> {
+    let texts = section.counted_texts("ip", 1..=usize::MAX, "one or more; leave `ip` out for any");
+    let ip = section.parse_all("ip", texts, TextForm::NETWORK, address::network);
+    let path = section.located_text("path");
+    let path = path.and_then(|text| path_pattern(&section, text));
+    let name = section.parse("header", TextForm::HEADER_NAME, header_name);
+    let value = section.secret(Some("value"), "value_file");
+    let key = section.secret(Some("key"), "key_file");
+    if section.has("value") || section.has("value_file") {
+        section.require("header", "header = \"x-bypass\"");
+    } else if section.has("header") {
+        section.missing("value_file", "value_file = \"/run/secrets/bypass\"");
+    }
+    let conditions = ["ip", "path", "header", "key", "key_file"];
+    if !conditions.iter().any(|key| section.has(key)) {
+        section.missing("ip", "ip = \"10.0.0.0/8\"");
+    }
+    let secrets = [&value, &key].into_iter().flatten();
+    for _ in secrets.filter(|secret| secret.is_empty()) {
+        contradiction("an empty secret lets everybody pass")
+            .at(&section.span, "")
+            .report_to(section.reader);
+    }
+    section.finish();
+    let header = name.zip(value);
+    let bypass = Bypass {
+        ip: values(ip),
+        folded_path: path.clone().map(|path| path.in_case(Case::Insensitive)),
+        path,
+        header: header.map(|(name, value)| (name, Secret(value))),
+        key: key.map(Secret),
+    };
+    let has_condition = !bypass.ip.is_empty()
+        || bypass.path.is_some()
+        || bypass.header.is_some()
+        || bypass.key.is_some();
+    has_condition.then_some(bypass)
 }

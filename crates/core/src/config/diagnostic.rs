@@ -6,10 +6,8 @@
 use std::fmt;
 use std::ops::Range;
 
-/// A range of bytes in the source.
 pub type TextSpan = Range<usize>;
 
-/// The text that a configuration was read from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceText {
     /// A file's path, or `command line`.
@@ -28,7 +26,6 @@ pub enum Severity {
     Note,
 }
 
-/// A place in the source with a text about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FindingLabel {
     pub span: TextSpan,
@@ -41,18 +38,14 @@ pub struct FindingLabel {
 pub struct Diagnostic {
     /// Its kind, which `tidegate help CODE` explains.
     pub code: Code,
-    /// One line.
     pub message: String,
     /// The place of the finding, then related places.
     pub labels: Vec<FindingLabel>,
-    /// The text to write instead.
     pub help: Option<String>,
-    /// The reason, or more to know.
     pub note: Option<String>,
 }
 
 impl Diagnostic {
-    /// A finding without a place yet.
     pub fn new(code: Code, message: impl Into<String>) -> Diagnostic {
         Diagnostic {
             code,
@@ -107,6 +100,16 @@ impl Diagnostic {
     }
 }
 
+/// Settings that exclude or need each other.
+pub(super) fn contradiction(message: impl Into<String>) -> Diagnostic {
+    Diagnostic::new(Code::Contradiction, message)
+}
+
+/// The same thing said twice.
+pub(super) fn duplicate(message: impl Into<String>) -> Diagnostic {
+    Diagnostic::new(Code::Duplicate, message)
+}
+
 /// The findings of one source, in the source's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics {
@@ -118,7 +121,6 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// The number of findings of one severity.
     pub fn count(&self, severity: Severity) -> usize {
         self.list
             .iter()
@@ -139,11 +141,11 @@ impl Diagnostics {
 
 /// Declares the codes once: the enum, its spelling and the list of all.
 macro_rules! codes {
-    ($($(#[$doc:meta])+ $name:ident = $text:literal,)+) => {
+    ($($name:ident = $text:literal,)+) => {
         /// The kinds of findings: `T1..` are errors, `T2..` warnings, `T3..` notes. A code keeps
         /// its meaning for ever; `docs/diagnostics.md` explains each with an example.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum Code { $($(#[$doc])+ $name,)+ }
+        pub enum Code { $($name,)+ }
 
         impl Code {
             /// Every code, ascending.
@@ -158,95 +160,50 @@ macro_rules! codes {
 }
 
 codes! {
-    /// The file cannot be read.
     Unreadable = "T100",
-    /// A key that means nothing here.
     UnknownKey = "T101",
-    /// Not TOML.
     Syntax = "T102",
-    /// A string where a number belongs, and the like.
     WrongType = "T103",
-    /// Something necessary is not said.
     MissingKey = "T104",
-    /// A number, time or size out of its range.
     OutOfRange = "T105",
-    /// Not one of the words that are possible here.
     UnknownWord = "T106",
-    /// `${VAR}` that is not set, or is misspelt.
     Variable = "T107",
-    /// A file that the configuration names and that cannot be used.
     SecretFile = "T108",
-    /// A rate that cannot be read.
     BadRate = "T109",
-    /// A time or size that cannot be read.
     BadQuantity = "T110",
-    /// A key part that does not exist.
     BadKey = "T111",
-    /// A name that breaks the rules for names.
     BadName = "T112",
-    /// An address to listen on, or a network, that cannot be read.
     BadAddress = "T113",
-    /// A URL that cannot be used.
     BadUrl = "T114",
-    /// A path or host pattern that cannot be read.
     BadPattern = "T115",
-    /// A header, method or media type that HTTP does not allow.
     BadHttp = "T116",
-    /// A limit that no section defines.
     UnknownLimit = "T117",
-    /// An upstream that no section defines.
     UnknownUpstream = "T118",
-    /// The same thing said twice.
     Duplicate = "T119",
-    /// Two routes that match the same requests.
     RouteConflict = "T120",
-    /// A cost that its limit can never grant.
     CostAboveLimit = "T121",
-    /// A limit whose arithmetic would not be exact.
     LimitTooLarge = "T122",
-    /// A path parameter that a route's path does not have.
     NoSuchParameter = "T123",
-    /// Settings that exclude or need each other.
     Contradiction = "T124",
-    /// A text whose `{variables}` cannot be filled in.
     BadTemplate = "T125",
-    /// An admin address that others can reach, and no token.
     OpenAdmin = "T126",
-    /// A limit that can never deny.
     NeverDenies = "T201",
-    /// The whole internet is trusted to say who the client is.
     TrustsEveryone = "T202",
-    /// Clients choose the key they are counted by.
     ClientChosenKey = "T203",
-    /// The upstream is this proxy.
     OwnUpstream = "T204",
-    /// A login that is not limited while the store is away.
     OpenLogin = "T205",
-    /// A limit that no route uses.
     UnusedLimit = "T206",
-    /// An upstream that no route uses.
     UnusedUpstream = "T207",
-    /// A log that takes megabytes for each key.
     LargeLog = "T208",
-    /// A tier in a header that is believed from nobody.
     NobodyBelieved = "T209",
-    /// A shared secret that can be guessed by whoever has a token.
     ShortSecret = "T210",
-    /// Nobody is left whom it limits.
     SparesEveryone = "T211",
-    /// An upstream's certificate that nobody looks at.
     UnverifiedTls = "T215",
-    /// Limits count by API keys, and nothing says which keys are known.
     UntoldKeys = "T216",
-    /// A route is limited only by what its clients can invent.
     InventableKey = "T217",
-    /// A certificate of ours that clients refuse today.
     Untimely = "T220",
-    /// A shared store, and a number that says that nobody shares it.
     LoneFleet = "T230",
-    /// A file without limits.
     NothingLimited = "T301",
-    /// Limits that another letter case in a path gets around.
     LetterCase = "T302",
 }
 

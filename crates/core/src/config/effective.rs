@@ -8,13 +8,12 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use super::changes;
-use super::interpolate::interpolate;
 use super::reference::{
     document_as_json, has_chosen_names, joined_path, section, sections_within, settings,
     value_as_json,
 };
+use super::values::interpolate;
 
-/// Stands for a secret.
 const HIDDEN: &str = "***";
 /// Sections without defaults of their own: an upstream may leave them out.
 const OPTIONAL: [&str; 2] = ["upstream.NAME.tls", "upstream.NAME.servers"];
@@ -41,50 +40,46 @@ pub fn marks(
     token: &[u8],
 ) -> BTreeMap<String, String> {
     let key = blake3::derive_key("tidegate: marks of secrets", token);
-    let mut marks = BTreeMap::new();
-    let both = Disclosure {
-        open: &with_secrets(text, env),
-        hidden: &effective(text, env),
-    };
-    for_each_secret(both, "", &mut |place, secret| {
+    let mut open = BTreeMap::new();
+    let mut hidden = BTreeMap::new();
+    collect_texts(&with_secrets(text, env), String::new(), &mut open);
+    collect_texts(&effective(text, env), String::new(), &mut hidden);
+    // Where the texts differ, there is a secret.
+    open.retain(|place, text| hidden.get(place).is_some_and(|hidden| hidden != text));
+    for (place, secret) in &mut open {
         let hash = blake3::keyed_hash(&key, format!("{place}\n{secret}").as_bytes());
-        marks.insert(place.to_owned(), hash.to_hex()[..16].to_owned());
-    });
-    marks
+        *secret = hash.to_hex()[..16].to_owned();
+    }
+    open
 }
 
-/// The same value with and without its secrets.
-#[derive(Clone, Copy)]
-struct Disclosure<'v> {
-    open: &'v Value,
-    hidden: &'v Value,
-}
-
-/// Calls `each` with the place and the text of each secret: there the two values differ.
-fn for_each_secret(both: Disclosure<'_>, place: &str, each: &mut dyn FnMut(&str, &str)) {
-    match (both.open, both.hidden) {
-        (Value::Object(open), Value::Object(hidden)) => {
-            for (key, open) in open {
-                if let Some(hidden) = hidden.get(key) {
-                    let both = Disclosure { open, hidden };
-                    for_each_secret(both, &joined_path(place, key), each);
-                }
+/// Collects all texts in a value by their places.
+fn collect_texts(value: &Value, place: String, found: &mut BTreeMap<String, String>) {
+    match value {
+        Value::Object(table) => {
+            for (key, value) in table {
+                collect_texts(value, joined_path(&place, key), found);
             }
         }
-        (Value::Array(open), Value::Array(hidden)) => {
-            for (nth, (open, hidden)) in open.iter().zip(hidden).enumerate() {
-                let both = Disclosure { open, hidden };
-                for_each_secret(both, &format!("{place}[{nth}]"), each);
+        Value::Array(values) => {
+            for (nth, value) in values.iter().enumerate() {
+                collect_texts(value, format!("{place}[{nth}]"), found);
             }
         }
-        (Value::String(secret), Value::String(hidden)) if secret != hidden => each(place, secret),
+        Value::String(text) => {
+            found.insert(place, text.clone());
+        }
         _ => {}
     }
 }
 
 fn with_secrets(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Value {
     let mut top = document_as_json(text);
-    fill_in_variables(&mut top, env);
+    for_each_text(&mut top, &mut |text| {
+        if let Ok(filled) = interpolate(text, env).map(Cow::into_owned) {
+            *text = filled;
+        }
+    });
     if let Value::Object(top) = &mut top {
         add_defaults("", top);
         inherit(top);
@@ -95,14 +90,6 @@ fn with_secrets(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Value {
 /// The differences between two effective configurations, as a reload logs them.
 pub fn differences(old: &Value, new: &Value) -> Vec<String> {
     changes::between(old, new)
-}
-
-fn fill_in_variables(value: &mut Value, env: &dyn Fn(&str) -> Option<String>) {
-    for_each_text(value, &mut |text| {
-        if let Ok(filled) = interpolate(text, env).map(Cow::into_owned) {
-            *text = filled;
-        }
-    });
 }
 
 fn for_each_text(value: &mut Value, change: &mut dyn FnMut(&mut String)) {
@@ -117,7 +104,6 @@ fn for_each_text(value: &mut Value, change: &mut dyn FnMut(&mut String)) {
     }
 }
 
-/// Adds every default to a section and to the sections within. Removes notes.
 fn add_defaults(path: &str, table: &mut Map<String, Value>) {
     table.retain(|key, _| !key.starts_with("x-"));
     for setting in settings().iter().filter(|setting| setting.section == path) {
@@ -160,7 +146,6 @@ fn add_defaults(path: &str, table: &mut Map<String, Value>) {
     }
 }
 
-/// The tables of one kind: `[limit.NAME]` or `[[route]]`.
 fn tables<'t>(
     top: &'t mut Map<String, Value>,
     key: &str,
@@ -173,7 +158,6 @@ fn tables<'t>(
     tables.into_iter().filter_map(Value::as_object_mut)
 }
 
-/// Adds the defaults that follow from another setting.
 fn inherit(top: &mut Map<String, Value>) {
     let on_error = top["store"]["on_error"].clone();
     for limit in tables(top, "limit") {
@@ -252,11 +236,9 @@ pub fn toml(effective: &Value) -> String {
 struct Heading {
     /// The name in the reference, with `NAME` for a chosen name.
     path: String,
-    /// The name in the file.
     name: String,
 }
 
-/// Writes the settings of a section, and then the sections within.
 fn write_section(out: &mut String, heading: &Heading, table: &Map<String, Value>) {
     let (path, name) = (heading.path.as_str(), heading.name.as_str());
     let own = settings().iter().filter(|setting| setting.section == path);

@@ -5,10 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rustls::sign::CertifiedKey;
 
-use super::diagnostic::{Code, Diagnostic, TextSpan};
 use super::pem::{self, IdentityFiles, PemFile};
-use super::reader::Located;
-use super::section::Section;
+use super::*;
 
 /// Bytes of a secret's file, at most.
 const MAX_SECRET: usize = 64 << 10;
@@ -16,6 +14,8 @@ const MAX_SECRET: usize = 64 << 10;
 const MAX_PEM: usize = 4 << 20;
 /// Bytes of a file that lists things, at most.
 const MAX_LIST: usize = 128 << 20;
+/// Wrong lines of one list that are reported, at most.
+const MAX_REPORTED: usize = 5;
 
 /// The text of a configuration, and the files that the text names.
 ///
@@ -36,10 +36,8 @@ impl fmt::Debug for SourceFiles {
     }
 }
 
-/// A file that the configuration names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedFile {
-    /// Its path in the configuration.
     pub path: PathBuf,
     /// The digest of its content; `None` if it could not be read.
     pub digest: Option<[u8; 32]>,
@@ -55,7 +53,6 @@ impl NamedFile {
     }
 }
 
-/// A certificate with its key, read and checked.
 pub(super) struct CheckedIdentity {
     pub(super) files: IdentityFiles,
     pub(super) certified: CertifiedKey,
@@ -68,19 +65,20 @@ impl Section<'_> {
         &mut self,
         key: Option<&'static str>,
         file_key: &'static str,
-    ) -> Option<Located<Vec<u8>>> {
+    ) -> Option<Vec<u8>> {
         let given = key.and_then(|key| self.text(key));
-        let given = given.map(|text| text.map(String::into_bytes));
         let Some(path) = self.text(file_key) else {
-            return given;
+            return given.map(String::into_bytes);
         };
-        if let (Some(key), Some(given)) = (key, &given) {
-            let message = format!("`{}` has both `{key}` and `{file_key}`", self.name());
-            Diagnostic::new(Code::Contradiction, message)
-                .at(&path.span, "")
-                .at(&given.span, "")
-                .help("keep the file: it leaves the secret out of this one")
-                .report_to(self.reader);
+        if let Some(key) = key.filter(|_| given.is_some()) {
+            contradiction(format!(
+                "`{}` has both `{key}` and `{file_key}`",
+                self.name()
+            ))
+            .at(&self.value_span(file_key), "")
+            .at(&self.value_span(key), "")
+            .help("keep the file: it leaves the secret out of this one")
+            .report_to(self.reader);
         }
         self.content(file_key, &path, MAX_SECRET)
     }
@@ -91,35 +89,31 @@ impl Section<'_> {
         file_key: &'static str,
         at_least: usize,
         what: &str,
-    ) -> Option<Located<Vec<u8>>> {
+    ) -> Option<Vec<u8>> {
         let secret = self.secret(None, file_key)?;
-        if secret.value.len() < at_least {
+        if secret.len() < at_least {
             let why = format!(
                 "shorter than {at_least} bytes: such a {what} can be guessed; \
                  make one: `head -c 32 /dev/urandom | base64 > FILE`"
             );
-            self.unusable_file(file_key, &secret.span, &why);
+            self.unusable_file(file_key, &why);
         }
         Some(secret)
     }
 
-    /// Certificates or a key, in the file that `key` names.
-    pub(super) fn pem_file(&mut self, key: &'static str) -> Option<Located<PemFile>> {
+    fn pem_file(&mut self, key: &'static str) -> Option<PemFile> {
         let path = self.text(key)?;
-        let content = self.content(key, &path, MAX_PEM)?.value;
-        Some(path.map(|path| PemFile {
-            path: self.path(path),
-            content,
-        }))
+        let content = self.content(key, &path, MAX_PEM)?;
+        let path = self.path(path);
+        Some(PemFile { path, content })
     }
 
-    /// The certificates of authorities, in the file that `key` names.
-    pub(super) fn authorities(&mut self, key: &'static str) -> Option<Located<PemFile>> {
+    pub(super) fn authorities(&mut self, key: &'static str) -> Option<PemFile> {
         let file = self.pem_file(key)?;
-        match pem::authorities(&file.value.content) {
+        match pem::authorities(&file.content) {
             Ok(_) => Some(file),
             Err(why) => {
-                self.unusable_file(key, &file.span, why);
+                self.unusable_file(key, why);
                 None
             }
         }
@@ -142,31 +136,22 @@ impl Section<'_> {
             self.require("key", key_example);
         }
         let (cert, key) = cert.zip(key)?;
-        match pem::identity(&cert.value.content, &key.value.content) {
+        match pem::identity(&cert.content, &key.content) {
             Ok(certified) => Some(CheckedIdentity {
                 certified,
-                cert_span: cert.span,
-                files: IdentityFiles {
-                    cert: cert.value,
-                    key: key.value,
-                },
+                cert_span: self.value_span("cert"),
+                files: IdentityFiles { cert, key },
             }),
             Err((part, why)) => {
-                let file = if part == "cert" { &cert } else { &key };
-                self.unusable_file(part, &file.span, why);
+                self.unusable_file(part, why);
                 None
             }
         }
     }
 
     /// A file without its last newline. An empty file is reported.
-    fn content(
-        &self,
-        key: &str,
-        path: &Located<String>,
-        max_bytes: usize,
-    ) -> Option<Located<Vec<u8>>> {
-        let bytes = self.bounded_file(&path.value, max_bytes).and_then(|bytes| {
+    fn content(&self, key: &str, path: &str, max_bytes: usize) -> Option<Vec<u8>> {
+        let bytes = self.bounded_file(path, max_bytes).and_then(|bytes| {
             let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
             let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
             match bytes.is_empty() {
@@ -174,49 +159,53 @@ impl Section<'_> {
                 false => Ok(bytes.to_vec()),
             }
         });
-        let bytes = self.usable(key, path, bytes)?;
-        Some(Located::new(bytes, &path.span))
+        self.usable(key, path, bytes)
     }
 
-    /// The content of a file. Reports why it cannot be used.
-    fn usable<T>(
-        &self,
-        key: &str,
-        path: &Located<String>,
-        content: Result<T, String>,
-    ) -> Option<T> {
+    fn usable<T>(&self, key: &str, path: &str, content: Result<T, String>) -> Option<T> {
         let report = |why: &String| {
-            let is_relative = Path::new(&path.value).is_relative();
+            let is_relative = Path::new(path).is_relative();
             let help = match why.starts_with("No such file") && is_relative {
                 true => "; paths are relative to the folder of the file that names them",
                 false => "",
             };
-            self.unusable_file(key, &path.span, &format!("{why}{help}"));
+            self.unusable_file(key, &format!("{why}{help}"));
         };
         content.inspect_err(report).ok()
     }
 
     /// Reports a file that cannot be used. The part of the reason after a `;` becomes the help.
-    pub(super) fn unusable_file(&self, key: &str, span: &TextSpan, why: &str) {
+    pub(super) fn unusable_file(&self, key: &str, why: &str) {
         let message = format!("the file of `{}` cannot be used", self.full_key(key));
         Diagnostic::new(Code::SecretFile, message)
-            .at_error(span, &why)
+            .at_error(&self.value_span(key), &why)
             .report_to(self.reader);
     }
 
-    /// Reports a line that cannot be used. The line may hold a secret: only its number is shown.
-    pub(super) fn unusable_line(&self, key: &str, path: &TextSpan, line: usize, why: &str) {
-        self.unusable_file(key, path, &format!("line {line}: {why}"));
+    /// Reads a list of the file that `key` names, line by line, until a line cannot be used
+    /// [`MAX_REPORTED`] times. A line may hold a secret: reports show only its number.
+    pub(super) fn for_each_line<E: fmt::Display>(
+        &self,
+        key: &str,
+        path: &str,
+        mut read: impl FnMut(&str) -> Result<(), E>,
+    ) {
+        let text = self.list_file(key, path).unwrap_or_default();
+        let lines = text.strip_prefix('\u{feff}').unwrap_or(&text).lines();
+        let lines = lines.map(str::trim).enumerate();
+        let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let wrong = lines.filter_map(|(index, line)| Some((index + 1, read(line).err()?)));
+        for (number, why) in wrong.take(MAX_REPORTED) {
+            self.unusable_file(key, &format!("line {number}: {why}"));
+        }
     }
 
-    /// Resolves a path of the file.
     pub(super) fn path(&self, written: impl AsRef<Path>) -> PathBuf {
         self.reader.surroundings.path(written)
     }
 
-    /// The path that `key` sets.
     pub(super) fn path_of(&mut self, key: &'static str) -> Option<PathBuf> {
-        self.text(key).map(|path| self.path(path.value))
+        self.text(key).map(|path| self.path(path))
     }
 
     fn bounded_file(&self, path: &str, max_bytes: usize) -> Result<Vec<u8>, String> {
@@ -229,19 +218,10 @@ impl Section<'_> {
         }
     }
 
-    /// The text of a file that lists things, one on a line.
-    pub(super) fn list_file(&self, key: &str, path: &Located<String>) -> Option<String> {
-        let text = self
-            .bounded_file(&path.value, MAX_LIST)
-            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned()));
+    pub(super) fn list_file(&self, key: &str, path: &str) -> Option<String> {
+        let bytes = self.bounded_file(path, MAX_LIST);
+        let text =
+            bytes.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned()));
         self.usable(key, path, text)
     }
-}
-
-/// The lines of a list with their numbers, without empty lines and comments (`#`).
-pub(super) fn list_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let lines = text.lines().map(str::trim);
-    let numbered = lines.enumerate().map(|(index, line)| (index + 1, line));
-    numbered.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
 }

@@ -3,11 +3,10 @@
 //! The flags become a small document that is parsed as a file is. Findings about the document are
 //! then reworded for the flags. A password in `--redis` is never shown again.
 
-use super::Config;
 use super::changes::without_password;
 use super::diagnostic::{Code, Diagnostic, Diagnostics, SourceText, TextSpan};
 use super::effective::toml_string;
-use super::load::parse;
+use super::load::{Loaded, parse};
 
 /// The flags of `tidegate run` in place of a file.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +27,12 @@ pub struct FlagConfig {
 struct Flag<'f> {
     key: &'static str,
     name: &'static str,
-    value: &'f str,
+    /// `None` if it was not given.
+    value: Option<&'f str>,
+}
+
+fn flag<'f>(key: &'static str, name: &'static str, value: Option<&'f str>) -> Flag<'f> {
+    Flag { key, name, value }
 }
 
 /// The place of a flag's value in the document and on the command line.
@@ -38,52 +42,39 @@ struct FlagSpan {
 }
 
 /// The configuration of these flags, with warnings; its error is every mistake.
-pub fn from_flags(flags: &FlagConfig) -> Result<(Config, Diagnostics), Diagnostics> {
+pub fn from_flags(flags: &FlagConfig) -> Loaded {
     let given = [
-        ("upstream", "--to", Some(&flags.to)),
-        ("listen", "--listen", flags.listen.as_ref()),
-        ("store.url", "--redis", flags.redis.as_ref()),
-        ("limit.default.rate", "--limit", flags.limit.as_ref()),
-        ("limit.default.key", "--key", flags.key.as_ref()),
+        flag("upstream", "--to", Some(flags.to.as_str())),
+        flag("listen", "--listen", flags.listen.as_deref()),
+        flag("store.url", "--redis", flags.redis.as_deref()),
+        flag("limit.default.rate", "--limit", flags.limit.as_deref()),
+        flag("limit.default.key", "--key", flags.key.as_deref()),
     ];
-    let given = given
-        .into_iter()
-        .filter_map(|(key, name, value)| value.map(|value| Flag { key, name, value }));
-    parse_flags("tidegate run", "", given)
+    parse_flags("tidegate run", "", &given)
 }
 
 /// One limit on everything, for a command that forwards nothing.
-pub fn from_limit(
-    command: &str,
-    rate: &str,
-    key: Option<&str>,
-) -> Result<(Config, Diagnostics), Diagnostics> {
+pub fn from_limit(command: &str, rate: &str, key: Option<&str>) -> Loaded {
     let given = [
-        ("limit.default.rate", "--limit", Some(rate)),
-        ("limit.default.key", "--key", key),
+        flag("limit.default.rate", "--limit", Some(rate)),
+        flag("limit.default.key", "--key", key),
     ];
-    let given = given
-        .into_iter()
-        .filter_map(|(key, name, value)| value.map(|value| Flag { key, name, value }));
-    parse_flags(command, "upstream = \"http://127.0.0.1:9\"\n", given)
+    parse_flags(command, "upstream = \"http://127.0.0.1:9\"\n", &given)
 }
 
 /// Parses a document that begins with `prefix` and sets the keys of these flags.
-fn parse_flags<'f>(
-    command: &str,
-    prefix: &str,
-    flags: impl Iterator<Item = Flag<'f>>,
-) -> Result<(Config, Diagnostics), Diagnostics> {
+fn parse_flags(command: &str, prefix: &str, flags: &[Flag<'_>]) -> Loaded {
     let mut document = prefix.to_owned();
     let mut line = command.to_owned();
     let mut spans = Vec::new();
-    for flag in flags {
-        document.push_str(&format!("{} = ", flag.key));
-        line.push_str(&format!(" {} ", flag.name));
+    for Flag { key, name, value } in flags {
+        let Some(value) = value else { continue };
+        document.push_str(&format!("{key} = "));
+        line.push_str(&format!(" {name} "));
         let (in_document, in_line) = (document.len(), line.len());
         // The shell has filled in its variables: dollar signs stay dollar signs.
-        document.push_str(&toml_string(&flag.value.replace('$', "$$")));
-        line.push_str(&without_password(flag.value));
+        document.push_str(&toml_string(&value.replace('$', "$$")));
+        line.push_str(&without_password(value));
         spans.push(FlagSpan {
             document: in_document..document.len(),
             line: in_line..line.len(),

@@ -1,9 +1,17 @@
-//! The intended setting behind a key or a value that cannot be used as it stands. It is guessed
-//! from the spelling, from the kind of the value, and from the settings of other programs. Pure.
+//! The intended setting behind a key, a value or a text that cannot be used as it stands. It is
+//! guessed from the spelling, from the kind of the value, and from the ways of other programs.
+//! Pure.
 
-use toml::de::DeValue;
+#[cfg(test)]
+mod tests;
 
+use toml::de::{DeTable, DeValue};
+
+use super::diagnostic::Code;
 use super::reference;
+use crate::limit::key::{ApiKeySource, Key};
+use crate::limit::rate::{Rate, parse_duration};
+use crate::route::{HostPattern, PathPattern};
 
 /// The candidate that a misspelt word most likely means.
 pub(super) fn nearest<'c>(
@@ -25,163 +33,31 @@ pub(super) fn nearest<'c>(
         .map(|(_, candidate)| candidate)
 }
 
-/// A key of another program, and the setting of ours that does the same.
-struct Habit {
-    section: &'static str,
-    /// Separated by spaces.
-    keys: &'static str,
-    advice: &'static str,
+/// The help for an unknown word: the candidate that it most likely means, or else `otherwise`.
+pub(super) fn did_you_mean<'c>(
+    text: &str,
+    candidates: impl IntoIterator<Item = &'c str>,
+    otherwise: String,
+) -> String {
+    let near = nearest(text, candidates);
+    near.map_or(otherwise, |near| format!("did you mean `{near}`?"))
 }
 
-const fn habit(section: &'static str, keys: &'static str, advice: &'static str) -> Habit {
-    Habit {
-        section,
-        keys,
-        advice,
-    }
+/// What to write in place of keys of other programs.
+const HABITS: &str = include_str!("habits.toml");
+
+fn habit(section: &str, key: &str) -> Option<String> {
+    let table = DeTable::parse(HABITS).ok()?;
+    let habits = table.get_ref().get(section)?.get_ref().as_table()?;
+    let mut habits = habits.iter();
+    let (_, advice) = habits.find(|(keys, _)| keys.get_ref().split(' ').any(|one| one == key))?;
+    advice.get_ref().as_str().map(str::to_owned)
 }
 
-const UPSTREAM: &str = "where requests go is `upstream = \"http://127.0.0.1:3000\"`";
-
-const HABITS: &[Habit] = &[
-    habit(
-        "limit.NAME",
-        "burst nodelay delay",
-        "a rate lets its whole count through at once; to bound a burst, add a rate with a short \
-         window: `rate = [\"100/min\", \"10/s\"]`",
-    ),
-    habit(
-        "limit.NAME",
-        "average period requests_per_unit unit requests per window count limit interval duration \
-         max seconds per_second requests_per_second requests_per_minute rps rpm",
-        "a rate is one text, with its window: `rate = \"100/min\"`",
-    ),
-    habit(
-        "limit.NAME",
-        "by keys limit_by group_by source per_ip",
-        "what requests are counted by is `key`, for example `key = \"ip\"`",
-    ),
-    habit(
-        "limit.NAME",
-        "dry_run dryrun log_only report_only monitor",
-        "count without denying by `shadow = true`",
-    ),
-    habit(
-        "limit.NAME",
-        "fail_open failure_mode failure_mode_deny",
-        "what an outage means is `on_error = \"local\"`, `\"allow\"` or `\"deny\"`",
-    ),
-    habit(
-        "limit.NAME",
-        "whitelist allowlist skip except",
-        "whom a limit leaves alone is `exempt = [\"10.0.0.0/8\"]`",
-    ),
-    habit(
-        "route",
-        "rate key",
-        "limits have a `rate` and a `key`; a route names them, or a rate in place: `limits = \
-         [\"100/min\"]`",
-    ),
-    habit("route", "limit", "did you mean `limits`?"),
-    habit(
-        "route",
-        "rewrite strip path_prefix",
-        "did you mean `strip_prefix`, or `add_prefix`?",
-    ),
-    habit(
-        "route",
-        "proxy_pass target backend service to url",
-        UPSTREAM,
-    ),
-    habit(
-        "route",
-        "status return body",
-        "an answer without upstream is `respond = { status = 404, body = \"gone\" }`",
-    ),
-    habit("route", "method", "did you mean `methods`?"),
-    habit(
-        "upstream.NAME",
-        "url urls server target targets hosts address",
-        "did you mean `servers`?",
-    ),
-    habit(
-        "upstream.NAME",
-        "lb load_balancing policy strategy",
-        "did you mean `balance`?",
-    ),
-    habit(
-        "upstream.NAME",
-        "health_check healthcheck check",
-        "did you mean `health`?",
-    ),
-    habit(
-        "",
-        "redis",
-        "where counts live is `[store]`: `url = \"redis://HOST:6379\"`",
-    ),
-    habit(
-        "",
-        "port bind address addr",
-        "did you mean `listen = \":8080\"`?",
-    ),
-    habit("", "backend backends target proxy_pass to", UPSTREAM),
-    habit(
-        "",
-        "rate rate_limit ratelimit key",
-        "a limit is a section: `[limit.default]` with `rate` and `key`",
-    ),
-    habit(
-        "",
-        "cert certificate certificates ssl",
-        "TLS has a section: `[tls]` with `listen` and `certificates`",
-    ),
-    habit(
-        "",
-        "otel opentelemetry otlp telemetry trace traces",
-        "traces have a section: `[tracing]` with `endpoint = \"http://127.0.0.1:4318\"`",
-    ),
-    habit(
-        "tracing",
-        "url exporter collector address",
-        "did you mean `endpoint`?",
-    ),
-    habit(
-        "tracing",
-        "sampling ratio rate sampler sample_rate",
-        "did you mean `sample`? It is a share: `sample = 0.01`",
-    ),
-    habit(
-        "tracing",
-        "headers token authorization",
-        "headers may be secrets: `headers_file = \"/run/secrets/otlp-headers\"`",
-    ),
-    habit("tracing", "interval", "did you mean `every`?"),
-    habit(
-        "",
-        "workers threads",
-        "it is a setting of `[server]`: `workers = 4`",
-    ),
-    habit(
-        "store",
-        "host port address addr redis",
-        "where Redis is is one URL: `url = \"redis://HOST:6379\"`",
-    ),
-    habit(
-        "store",
-        "password pass",
-        "a password stands in the URL, `redis://:${PASSWORD}@HOST`, or in `password_file`",
-    ),
-];
-
-/// The advice for a key that a section does not have.
 pub(super) fn key_help(section: &str, key: &str, value: &DeValue<'_>) -> Option<String> {
-    let is_it = |habit: &&Habit| {
-        habit.section == section && habit.keys.split(' ').any(|other| other == key)
-    };
-    if let Some(habit) = HABITS.iter().find(is_it) {
-        return Some(habit.advice.to_owned());
-    }
-    letter_case_help(section, key).or_else(|| section_help(section, key, value))
+    habit(section, key)
+        .or_else(|| letter_case_help(section, key))
+        .or_else(|| section_help(section, key, value))
 }
 
 /// The advice for a table at the top that is no section, such as `[limits.login]`.
@@ -244,7 +120,6 @@ fn letter_case_help(section: &str, key: &str) -> Option<String> {
     fits.then(|| help.to_owned())
 }
 
-/// The name of the first table in a table.
 fn first_table<'v>(value: &'v DeValue<'_>) -> Option<&'v str> {
     let tables = value.as_table()?.iter();
     let mut tables = tables.filter(|(_, value)| value.get_ref().is_table());
@@ -294,53 +169,253 @@ pub(super) fn intended_boolean(value: &DeValue<'_>) -> Option<bool> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use toml::de::DeTable;
-
-    use super::*;
-
-    fn help(text: &str) -> Option<String> {
-        let table = DeTable::parse(text).unwrap();
-        let (name, found) = table.get_ref().iter().next().unwrap();
-        key_help("", name.get_ref(), found.get_ref())
+/// The advice for a text whose finding has this code.
+pub(super) fn advice_for(code: Code, text: &str) -> Option<String> {
+    let text = text.trim();
+    match code {
+        Code::BadRate => rate(text),
+        Code::BadQuantity => quantity(text),
+        Code::BadKey => key(text),
+        Code::BadAddress => address(text),
+        Code::BadUrl => url(text),
+        Code::BadPattern => pattern(text),
+        Code::BadHttp => http(text),
+        _ => None,
     }
+}
 
-    #[test]
-    fn a_section_is_named_as_it_is_written() {
-        for (text, expected) in [
-            ("[limits.default]", "without `s`: `[limit.default]`"),
-            ("[limits.login]", "without `s`: `[limit.login]`"),
-            ("[limits]\nrate = 1", "without `s`: `[limit.default]`"),
-            ("limits = [\"a\"]", "is a setting of `[[route]]`"),
-            ("[[routes]]", "did you mean `[[route]]`?"),
-            ("[upstreams.api]", "did you mean `[upstream.api]`?"),
-            ("[bypasses]", "did you mean `[[bypass]]`?"),
-            ("[stor]", "did you mean `[store]`?"),
-            ("ignore_case = true", "`case = \"insensitive\"`"),
-        ] {
-            let help = help(text).unwrap_or_default();
-            assert!(help.contains(expected), "{text}: {help}");
+/// `100 per minute`, `100r/s`, `10,000/day`, `0.5/s`, `1000/month`, `10/s, 1000/h`, `100`.
+fn rate(text: &str) -> Option<String> {
+    let parts: Vec<&str> = text.split(',').map(str::trim).collect();
+    if parts.len() > 1 && parts.iter().all(|part| Rate::parse(part).is_ok()) {
+        let list: Vec<String> = parts.iter().map(|part| format!("\"{part}\"")).collect();
+        return Some(format!(
+            "write several rates as a list: `[{}]`",
+            list.join(", ")
+        ));
+    }
+    let lower = text.to_lowercase();
+    if let Some(count) = count_of(&lower).filter(|count| count.fract() == 0.0 && *count >= 1.0) {
+        return Some(format!("say in how long: `{count}/min` or `{count}/s`"));
+    }
+    let lower = [" per ", " every ", " each ", " a ", "/"]
+        .into_iter()
+        .find_map(|between| lower.split_once(between))?;
+    let (count, window) = lower;
+    let swapped = count_of(window).is_some();
+    let (count, window) = if swapped {
+        (window, count)
+    } else {
+        (count, window)
+    };
+    let count = count_of(count).filter(|count| *count > 0.0)?;
+    // A longer window makes a fraction whole.
+    let times = [1.0, 2.0, 4.0, 5.0, 10.0, 20.0, 50.0, 100.0];
+    let times = times
+        .into_iter()
+        .find(|times| (count * times).fract() == 0.0)?;
+    let window = match (window.trim(), times == 1.0) {
+        ("month" | "months" | "mo", true) => "30d".to_owned(),
+        ("week" | "weeks" | "w", true) => "7d".to_owned(),
+        ("year" | "years" | "y", true) => "365d".to_owned(),
+        ("m", true) => "min".to_owned(),
+        (window, true) => window.to_owned(),
+        (window, false) => format!("{times}{window}"),
+    };
+    let rate = Rate::parse(&format!("{}/{window}", count * times)).ok()?;
+    Some(format!("write `{rate}`"))
+}
+
+/// Reads a count in one of these spellings: `100`, `10k`, `10,000`, `100 requests`, `0.5`.
+fn count_of(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let words = [
+        "requests", "request", "reqs", "req", "calls", "hits", "rq", "r",
+    ];
+    let bare = words.iter().find_map(|word| text.strip_suffix(word));
+    let text: String = bare.unwrap_or(text).replace([',', '_', ' '], "");
+    let (digits, times) = match text.strip_suffix('k') {
+        Some(digits) => (digits, 1000.0),
+        None => (text.as_str(), 1.0),
+    };
+    let is_number = digits.starts_with(|c: char| c.is_ascii_digit())
+        && digits
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let number: f64 = digits.parse().ok().filter(|_| is_number)?;
+    Some(number * times)
+}
+
+/// `10` and `5m`.
+fn quantity(text: &str) -> Option<String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(format!("write `{text}s` for seconds, or `{text}ms`"));
+    }
+    let minutes = format!("{text}in");
+    let is_m = text.ends_with('m') && parse_duration(&minutes).is_ok();
+    is_m.then(|| format!("write `{minutes}` or `{text}s`"))
+}
+
+/// `header: x-user`, `ip,path`, `ip and path`, `user`.
+fn key(text: &str) -> Option<String> {
+    let joined = with_plain_colons(text);
+    if joined != text && (Key::parse_part(&joined).is_ok() || ApiKeySource::parse(&joined).is_ok())
+    {
+        return Some(format!("did you mean `{joined}`?"));
+    }
+    for between in [" and ", ",", "+", "&"] {
+        if text.contains(between) {
+            let parts = text
+                .split(between)
+                .map(|part| format!("\"{}\"", part.trim()));
+            let parts: Vec<String> = parts.collect();
+            let list = parts.join(", ");
+            return Some(format!("what is counted together is a list: `[{list}]`"));
         }
-        assert_eq!(help("upsteam = \"http://a\""), None);
-        assert_eq!(help("[zzz]"), None);
     }
+    let all = "there are `ip`, `api_key`, `header:NAME`, `query:NAME`, `cookie:NAME`, `jwt:CLAIM`, \
+               `path`, `path:PARAM`, `method`, `host`, `route`, `tier` and `global`";
+    (!text.contains(':')).then(|| all.to_owned())
+}
 
-    #[test]
-    fn words_for_true_and_false_are_understood() {
-        let read = |text: &str| {
-            let table = DeTable::parse(text).unwrap();
-            let value = table
-                .get_ref()
-                .iter()
-                .next()
-                .map(|(_, value)| intended_boolean(value.get_ref()));
-            value.unwrap()
+/// A key's text with one colon between each word and its name: `header: x-user`, `header x-user`
+/// and `header=x-user` become `header:x-user`.
+fn with_plain_colons(text: &str) -> String {
+    let spaced = text.replace(['=', ':'], " : ");
+    let mut joined = String::new();
+    let mut open = false;
+    for word in spaced.split_whitespace() {
+        if word == ":" {
+            open = true;
+            continue;
+        }
+        let named = ["header", "query", "cookie", "jwt", "tls"];
+        let last = joined.rsplit(' ').next().unwrap_or_default();
+        let before = match open || (named.contains(&last) && word != "or") {
+            true => ":",
+            false if joined.is_empty() => "",
+            false => " ",
         };
-        assert_eq!(read("a = \"yes\""), Some(true));
-        assert_eq!(read("a = \" Off\""), Some(false));
-        assert_eq!(read("a = 1"), Some(true));
-        assert_eq!(read("a = 2"), None);
-        assert_eq!(read("a = \"maybe\""), None);
+        joined.push_str(before);
+        joined.push_str(word);
+        open = false;
     }
+    joined
+}
+
+/// `::1:8080`, `*:8080`.
+fn address(text: &str) -> Option<String> {
+    let (host, port) = text.rsplit_once(':')?;
+    let is_port = port.parse::<u16>().is_ok();
+    let is_v6 = host.parse::<std::net::Ipv6Addr>().is_ok();
+    (is_port && is_v6).then(|| format!("an IPv6 address stands in brackets: `[{host}]:{port}`"))
+}
+
+/// `http://$HOST:3000`.
+fn url(text: &str) -> Option<String> {
+    if let Some((_, rest)) = text.split_once('$') {
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let name = &rest[..end.unwrap_or(rest.len())];
+        if !name.is_empty() {
+            return Some(format!("write variables with braces: `${{{name}}}`"));
+        }
+    }
+    if text.contains('@') {
+        return Some("leave it out; `headers_up` of a route can set `authorization`".to_owned());
+    }
+    None
+}
+
+/// `login`, `/api/**`, `/users/:id`, `^/api/.*$`, `http://example.com/login`, `example.com:8080`.
+fn pattern(text: &str) -> Option<String> {
+    if let Some((_, rest)) = text.split_once("://") {
+        let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let host = host.split(':').next().unwrap_or_default();
+        return Some(match path.is_empty() {
+            true => format!("leave the scheme out: `{host}`"),
+            false => {
+                format!("host and path are two settings: `host = \"{host}\"`, `path = \"/{path}\"`")
+            }
+        });
+    }
+    let regular = text.starts_with('^') || text.ends_with('$') || text.contains(".*");
+    if regular || text.contains(['(', '|', '\\']) {
+        return Some(
+            "write `/users/{id}` or `/files/*`; a path may also be `regex:^/users/`".to_owned(),
+        );
+    }
+    if let Some((host, port)) = text.rsplit_once(':')
+        && port.parse::<u16>().is_ok()
+        && HostPattern::parse(host).is_ok()
+    {
+        return Some(format!("leave the port out: `{host}`"));
+    }
+    let (path, query) = match text.split_once(['?', '#']) {
+        Some((path, _)) => (path, true),
+        None => (text, false),
+    };
+    let segments: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+    let last = segments.len() - 1;
+    let mended = segments
+        .iter()
+        .enumerate()
+        .map(|(at, segment)| match *segment {
+            "**" => "*".to_owned(),
+            "*" if at < last => "{name}".to_owned(),
+            segment => match parameter_name(segment) {
+                Some(name) => format!("{{{name}}}"),
+                None => without_suffix(segment),
+            },
+        });
+    let mended: Vec<String> = mended.collect();
+    let mended = format!("/{}", mended.join("/"));
+    let good = mended != text && PathPattern::parse(&mended).is_ok();
+    let hint = if query {
+        " (a limit may count by `query:NAME`)"
+    } else {
+        ""
+    };
+    good.then(|| format!("write `{mended}`{hint}"))
+}
+
+/// The name of a parameter as other programs write it, or with one brace: `:id`, `<int:id>`,
+/// `[id]`, `{id`.
+fn parameter_name(segment: &str) -> Option<&str> {
+    let within = |open: char, close: char| segment.strip_prefix(open)?.strip_suffix(close);
+    let name = segment
+        .strip_prefix(':')
+        .or_else(|| within('<', '>'))
+        .or_else(|| within('[', ']'))
+        .or_else(|| segment.strip_prefix('{').filter(|rest| !rest.contains('}')))
+        .or_else(|| segment.strip_suffix('}').filter(|rest| !rest.contains('{')))?;
+    Some(name.rsplit(':').next().unwrap_or(name))
+}
+
+/// A segment without the end that matching ignores.
+fn without_suffix(segment: &str) -> String {
+    let name = segment.split(';').next().unwrap_or_default();
+    let escaped = name.to_ascii_lowercase().find("%3b");
+    let name = &name[..escaped.unwrap_or(name.len())];
+    match name.trim_end_matches(['.', ' ']) {
+        "" => segment.to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+/// `GET,POST`, `x client`.
+fn http(text: &str) -> Option<String> {
+    let words: Vec<&str> = text
+        .split([',', '|', ' '])
+        .filter(|one| !one.is_empty())
+        .collect();
+    if words.len() > 1
+        && words
+            .iter()
+            .all(|word| word.bytes().all(|byte| byte.is_ascii_uppercase()))
+    {
+        let list: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+        return Some(format!("write a list: `[{}]`", list.join(", ")));
+    }
+    let joined = words.join("-").to_lowercase();
+    (words.len() > 1).then(|| format!("names of headers have no spaces: `{joined}`?"))
 }

@@ -1,28 +1,20 @@
-//! Reads `[limit.NAME]`: each value, and the rules between the values of one section.
-//! `definitions.rs` compiles the limit.
+//! Reads `[limit.NAME]`: each value, the rules between the values of one section, and the limit.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::address;
-use super::diagnostic::{Code, Diagnostic};
-use super::files::list_lines;
-use super::reader::{Located, ValueKind};
-use super::section::{NAME_FORM, Section, is_name};
-use super::values::{DAY, MS, SECOND, TextForm};
+use super::section::{NAME_FORM, is_name};
+use super::*;
 use crate::limit::key::{Alternatives, Key, MAX_CHOICES, Part};
-use crate::limit::rate::nearest_divisors;
-use crate::limit::rate::{MAX_UNITS, RateText};
-use crate::limit::{Algorithm, Exempt, Missing, OnError, Rate};
+use crate::limit::rate::{MAX_UNITS, RateText, nearest_divisors};
+use crate::limit::{Algorithm, Exempt, Limit, Missing, OnError, Rate, Rule, Tier, Window};
 
 /// Rates of one limit, at most: the store checks each for every request.
 const MAX_RATES: usize = 8;
-/// Tiers of one limit, at most.
 const MAX_TIERS: usize = 256;
-/// Networks and keys that one limit exempts, at most.
 const MAX_EXEMPT: usize = 100_000;
 
-/// The words of `on_error`.
 pub(super) const ON_ERROR: &[(&str, OnError)] = &[
     ("local", OnError::Local),
     ("allow", OnError::Allow),
@@ -38,40 +30,20 @@ const MISSING: &[(&str, Missing)] = &[
 
 const RATE: TextForm = TextForm::new(Code::BadRate, "a rate");
 
-/// `[limit.NAME]`
-pub(super) struct RawLimit {
+/// A limit and its places in the file.
+pub(super) struct DefinedLimit {
     pub(super) name: Located<String>,
-    /// Empty for `unlimited`, and for rates that could not be read.
-    pub(super) rates: Located<Vec<Located<Rate>>>,
-    pub(super) tiers: Vec<RawTier>,
-    pub(super) candidate: Option<Located<Rate>>,
-    pub(super) concurrent: Option<Located<Concurrent>>,
-    /// `None`: the size of the rate decides.
-    pub(super) algorithm: Option<Located<Algorithm>>,
-    /// Microseconds.
-    pub(super) precision: Option<Located<u64>>,
-    /// Microseconds.
-    pub(super) lease: Option<Located<u64>>,
-    pub(super) slot: Option<String>,
-    pub(super) shadow: bool,
-    pub(super) exempt: Exempt,
-    pub(super) key: Option<Located<Key>>,
+    /// `None` if it is unlimited for all clients.
+    pub(super) limit: Option<Arc<Limit>>,
+    /// The place of its `rate` or `concurrent`.
+    pub(super) rate_span: TextSpan,
+    /// Every rule that is enforced for some client, those of the limit's own windows first.
+    pub(super) rules: Vec<Located<Rule>>,
+    pub(super) key: Located<Key>,
     pub(super) missing: Missing,
-    pub(super) on_error: Option<Located<OnError>>,
-    pub(super) cost: u64,
-    pub(super) each: bool,
-}
-
-/// `NAME = RATES` of `tiers`.
-pub(super) struct RawTier {
-    pub(super) name: Located<String>,
-    pub(super) rates: Vec<Located<Rate>>,
-}
-
-/// `concurrent` and `hold`
-pub(super) struct Concurrent {
-    pub(super) units: u64,
-    pub(super) hold_us: u64,
+    /// The place of `on_error`, or of the limit's name.
+    pub(super) on_error_span: TextSpan,
+    pub(super) is_used: bool,
 }
 
 /// The optional sections that a limit may need, and whether the file has them.
@@ -97,68 +69,155 @@ impl SectionsPresent {
     }
 }
 
-impl RawLimit {
-    /// All rates that are enforced for some client.
-    fn enforced(&self) -> impl Iterator<Item = &Located<Rate>> {
-        let tiers = self.tiers.iter().flat_map(|tier| &tier.rates);
-        self.rates.value.iter().chain(tiers)
-    }
-}
-
 pub(super) fn read(
     name: Located<String>,
     mut section: Section<'_>,
     present: SectionsPresent,
-) -> RawLimit {
+    on_error: OnError,
+) -> DefinedLimit {
     section.check_name(&name, "a limit");
     if !section.has("concurrent") {
         section.require("rate", "rate = \"100/min\"");
     }
-    let raw = settings(name, &mut section, present);
-    check_concurrent(&section);
-    check_algorithm(&section, &raw);
-    check_precision(&section, &raw);
-    check_lease(&section, &raw);
-    section.finish();
-    raw
-}
-
-/// The settings of a limit, each by itself.
-pub(super) fn settings(
-    name: Located<String>,
-    section: &mut Section<'_>,
-    present: SectionsPresent,
-) -> RawLimit {
-    let algorithms = [("log", Algorithm::Log), ("counter", Algorithm::Counter)];
-    let slot_name = |text: &str| match is_name(text) {
-        true => Ok(text.to_owned()),
-        false => Err(NAME_FORM),
-    };
-    let slot_form = TextForm::new(Code::BadName, "a slot's name");
+    let form = RuleForm::read(&mut section);
     let rates = section.texts("rate");
-    RawLimit {
-        name,
-        rates: match rates {
-            Some(texts) => {
-                let span = texts.span.clone();
-                Located::new(parse_rates(section, "rate", texts), &span)
-            }
-            None => Located::new(Vec::new(), &section.span),
-        },
-        tiers: tiers(section, present),
-        candidate: section.parse("candidate", RATE, Rate::parse),
-        concurrent: concurrent(section),
-        algorithm: section.optional_word("algorithm", &algorithms),
-        precision: microseconds(section, "precision", MS..=366 * DAY),
-        lease: microseconds(section, "lease", MS..=SECOND),
-        slot: (section.parse("slot", slot_form, slot_name)).map(|slot| slot.value),
+    let rates = rates.map_or_else(Vec::new, |texts| parse_rates(&section, "rate", texts));
+    let mut rules = form.rules(&section, &rates);
+    rules.extend(concurrent(&mut section));
+    let own = bare_rules(&rules);
+    let mut tiers = Vec::new();
+    for tier in read_tiers(&mut section, present) {
+        let tier_rules = form.rules(&section, &tier.rates);
+        tiers.push(Tier {
+            name: tier.name.as_str().into(),
+            windows: Window::all(&name.value, &bare_rules(&tier_rules)),
+        });
+        rules.extend(tier_rules);
+    }
+    let candidate = section.parse("candidate", RATE, Rate::parse);
+    let candidate = candidate.map(|rate| section.located("candidate", rate));
+    let candidate = form.rules(&section, candidate.as_slice());
+    let lease_us = microseconds(&mut section, "lease", MS..=SECOND);
+    let key = key(&mut section, present);
+    let key = key.unwrap_or_else(|| Located::new(Key::ip(), &name.span));
+    let limit = Limit {
+        tiers,
+        candidate: (candidate.iter())
+            .map(|rule| Arc::new(Window::candidate(&name.value, rule.value)))
+            .collect(),
         shadow: section.boolean("shadow"),
-        exempt: exempt(section),
-        key: key(section, present),
         missing: section.word("missing", MISSING),
-        on_error: section.optional_word("on_error", ON_ERROR),
+        on_error: section
+            .optional_word("on_error", ON_ERROR)
+            .unwrap_or(on_error),
         cost: section.integer("cost", 1..=MAX_UNITS),
         each: section.word("counts", &[("costs", false), ("requests", true)]),
+        exempt: exempt(&mut section),
+        lease_us: lease_us.unwrap_or(0),
+        slot: slot(&mut section),
+        ..Limit::new(&name.value, &own, key.value.clone())
+    };
+    check_cost(&section, &rules, limit.cost);
+    check_algorithm(&section, form.algorithm);
+    check_precision(&section, form.precision_us, rules.iter().chain(&candidate));
+    check_lease(&section, limit.lease_us, &rules);
+    let rate_key = match section.has("concurrent") {
+        true => "concurrent",
+        false => "rate",
+    };
+    let has_rules = !rules.is_empty() || !limit.candidate.is_empty();
+    let defined = DefinedLimit {
+        rate_span: section.value_span(rate_key),
+        name,
+        missing: limit.missing,
+        limit: has_rules.then(|| Arc::new(limit)),
+        rules,
+        key,
+        on_error_span: section.value_span("on_error"),
+        is_used: false,
+    };
+    section.finish();
+    defined
+}
+
+fn slot(section: &mut Section<'_>) -> Option<Arc<str>> {
+    let form = TextForm::new(Code::BadName, "a slot's name");
+    section.parse("slot", form, |text| match is_name(text) {
+        true => Ok(text.into()),
+        false => Err(NAME_FORM),
+    })
+}
+
+fn bare_rules(rules: &[Located<Rule>]) -> Vec<Rule> {
+    rules.iter().map(|rule| rule.value).collect()
+}
+
+/// The settings that say how a rate is enforced.
+struct RuleForm {
+    /// `None`: the size of the rate decides.
+    algorithm: Option<Algorithm>,
+    precision_us: Option<u64>,
+}
+
+impl RuleForm {
+    fn read(section: &mut Section<'_>) -> RuleForm {
+        let algorithms = [("log", Algorithm::Log), ("counter", Algorithm::Counter)];
+        RuleForm {
+            algorithm: section.optional_word("algorithm", &algorithms),
+            precision_us: microseconds(section, "precision", MS..=366 * DAY),
+        }
+    }
+
+    /// The rules that the store enforces for these rates. Without `algorithm` and `precision` the
+    /// size of the rate decides. With `algorithm = "log"` alone the rule is exact.
+    fn rules(&self, section: &Section<'_>, rates: &[Located<Rate>]) -> Vec<Located<Rule>> {
+        let mut rules = Vec::new();
+        for rate in rates {
+            let rule = match (self.algorithm, self.precision_us) {
+                (None, None) => Rule::by_size(rate.value),
+                (Some(Algorithm::Counter), _) => Rule {
+                    algorithm: Algorithm::Counter,
+                    ..Rule::log(rate.value, 1)
+                },
+                (_, precision_us) => Rule::log(rate.value, precision_us.unwrap_or(1)),
+            };
+            let rule = Located::new(rule, &rate.span);
+            check_exactness(section, &rule);
+            rules.push(rule);
+        }
+        rules
+    }
+}
+
+/// The counter compares products in doubles: they must stay exact (`docs/limits.md`).
+fn check_exactness(section: &Section<'_>, rule: &Located<Rule>) {
+    const EXACT: u64 = 1 << 53;
+    let Rule {
+        units, window_us, ..
+    } = rule.value;
+    let product = units.checked_mul(window_us);
+    let product = product.and_then(|half| half.checked_mul(2));
+    let is_counter = rule.value.algorithm == Algorithm::Counter;
+    if !is_counter || product.is_some_and(|product| product < EXACT) {
+        return;
+    }
+    let message = "too many units over too long a window for `algorithm = \"counter\"`";
+    let most = (EXACT - 1) / 2 / window_us;
+    Diagnostic::new(Code::LimitTooLarge, message)
+        .at(&rule.span, format!("at most {most} in this window"))
+        .at(&section.value_span("algorithm"), "")
+        .help("use a shorter window, or `algorithm = \"log\"`")
+        .report_to(section.reader);
+}
+
+fn check_cost(section: &Section<'_>, rules: &[Located<Rule>], cost: u64) {
+    for rule in rules.iter().filter(|rule| cost > rule.value.units) {
+        let message = format!("`{}` can never allow a request", section.name());
+        let label = format!("each request costs {cost} here");
+        Diagnostic::new(Code::CostAboveLimit, message)
+            .help("lower the `cost`, or raise the `rate`")
+            .at(&rule.span, label)
+            .report_to(section.reader);
     }
 }
 
@@ -166,20 +225,19 @@ fn microseconds(
     section: &mut Section<'_>,
     key: &'static str,
     range: RangeInclusive<Duration>,
-) -> Option<Located<u64>> {
+) -> Option<u64> {
     let length = section.optional_duration(key, range)?;
-    Some(length.map(|length| u64::try_from(length.as_micros()).unwrap_or(u64::MAX)))
+    u64::try_from(length.as_micros()).ok()
 }
 
-/// Reads one rate, or several over windows of different lengths; `unlimited` is none.
 fn parse_rates(
     section: &Section<'_>,
     key: &str,
-    texts: Located<Vec<Located<String>>>,
+    texts: Vec<Located<String>>,
 ) -> Vec<Located<Rate>> {
-    let count = texts.value.len();
+    let count = texts.len();
     if !(1..=MAX_RATES).contains(&count) {
-        section.out_of_range(key, &texts, &format!("1 to {MAX_RATES} rates"));
+        section.out_of_range(key, &format!("1 to {MAX_RATES} rates"));
     }
     let mut rates: Vec<Located<Rate>> = Vec::new();
     for read in section.parse_all(key, Some(texts), RATE, RateText::parse) {
@@ -187,7 +245,7 @@ fn parse_rates(
             RateText::Limited(rate) => Located::new(rate, &read.span),
             RateText::Unlimited if count == 1 => continue,
             RateText::Unlimited => {
-                Diagnostic::new(Code::Contradiction, "`unlimited` beside another rate")
+                contradiction("`unlimited` beside another rate")
                     .at(&read.span, "says nothing")
                     .help("leave it out")
                     .report_to(section.reader);
@@ -196,7 +254,7 @@ fn parse_rates(
         };
         let is_same = |first: &&Located<Rate>| first.value.window_us == rate.value.window_us;
         if let Some(first) = rates.iter().find(is_same) {
-            Diagnostic::new(Code::Duplicate, "two rates over the same window")
+            duplicate("two rates over the same window")
                 .at(&rate.span, "")
                 .at(&first.span, "first here")
                 .help("keep the smaller one")
@@ -207,15 +265,18 @@ fn parse_rates(
     rates
 }
 
-/// Reads `tiers = { pro = "200/s", free = ["10/s", "1000/h"], internal = "unlimited" }`.
-fn tiers(section: &mut Section<'_>, present: SectionsPresent) -> Vec<RawTier> {
+struct RawTier {
+    name: String,
+    rates: Vec<Located<Rate>>,
+}
+
+fn read_tiers(section: &mut Section<'_>, present: SectionsPresent) -> Vec<RawTier> {
     section.declare("tiers", || ValueKind::Map(Box::new(ValueKind::Texts)));
     let is_given = section.has("tiers");
     let span = section.key_span("tiers");
     let table = section.section("tiers");
     if is_given && !present.tier {
-        let message = format!("`{}` needs `[tier]`", table.name());
-        Diagnostic::new(Code::Contradiction, message)
+        contradiction(format!("`{}` needs `[tier]`", table.name()))
             .at(&span, "nothing says which tier a client has")
             .help("write for example `[tier]` with `from = \"jwt:plan\"`")
             .report_to(section.reader);
@@ -226,30 +287,28 @@ fn tiers(section: &mut Section<'_>, present: SectionsPresent) -> Vec<RawTier> {
         table.check_name(&name, "a tier");
         if let Some(texts) = table.texts_in(&name.value, value) {
             let rates = parse_rates(&table, &name.value, texts);
+            let name = name.value;
             tiers.push(RawTier { name, rates });
         }
     }
     if tiers.len() > MAX_TIERS {
-        let allowed = format!("at most {MAX_TIERS} tiers");
-        section.out_of_range("tiers", &Located::new((), &span), &allowed);
+        section.out_of_range("tiers", &format!("at most {MAX_TIERS} tiers"));
     }
     tiers
 }
 
 /// Reads `concurrent`, and `hold`: after this time the store frees the slots of a proxy that died.
-fn concurrent(section: &mut Section<'_>) -> Option<Located<Concurrent>> {
+fn concurrent(section: &mut Section<'_>) -> Option<Located<Rule>> {
+    check_concurrent(section);
     let units = section.optional_integer("concurrent", 1..=MAX_UNITS);
     let hold = section.duration("hold", SECOND..=3_600 * SECOND);
     if let Some(hold) = section.peek("hold").filter(|_| !section.has("concurrent")) {
-        Diagnostic::new(
-            Code::Contradiction,
-            "`hold` is for limits with `concurrent`",
-        )
-        .at(&hold.span(), "this limit holds nothing")
-        .report_to(section.reader);
+        contradiction("`hold` is for limits with `concurrent`")
+            .at(&hold.span(), "this limit holds nothing")
+            .report_to(section.reader);
     }
     let hold_us = u64::try_from(hold.as_micros()).unwrap_or(u64::MAX);
-    units.map(|units| units.map(|units| Concurrent { units, hold_us }))
+    Some(section.located("concurrent", Rule::slots(units?, hold_us)))
 }
 
 /// `concurrent` has no window: reports settings about windows beside it.
@@ -269,8 +328,7 @@ fn check_concurrent(section: &Section<'_>) {
         if section.peek(key).is_none() {
             continue;
         }
-        let message = format!("`{}` has `concurrent` and `{key}`", section.name());
-        Diagnostic::new(Code::Contradiction, message)
+        contradiction(format!("`{}` has `concurrent` and `{key}`", section.name()))
             .at(&section.key_span(key), "is for requests over time")
             .at(&value.span(), "is for requests at one time")
             .help("make two limits of them: a route may have both")
@@ -278,54 +336,54 @@ fn check_concurrent(section: &Section<'_>) {
     }
 }
 
-/// Reports settings that only a log has.
-fn check_algorithm(section: &Section<'_>, raw: &RawLimit) {
-    let Some(counter) = (raw.algorithm.as_ref()).filter(|word| word.value == Algorithm::Counter)
-    else {
+fn check_algorithm(section: &Section<'_>, algorithm: Option<Algorithm>) {
+    if algorithm != Some(Algorithm::Counter) {
         return;
-    };
-    for (key, given) in [("precision", &raw.precision), ("lease", &raw.lease)] {
-        if let Some(given) = given {
-            Diagnostic::new(
-                Code::Contradiction,
-                format!("`{key}` is for `algorithm = \"log\"`"),
-            )
-            .at(&given.span, "")
-            .at(&counter.span, "a counter has none")
+    }
+    for key in ["precision", "lease"]
+        .into_iter()
+        .filter(|key| section.has(key))
+    {
+        contradiction(format!("`{key}` is for `algorithm = \"log\"`"))
+            .at(&section.value_span(key), "")
+            .at(&section.value_span("algorithm"), "a counter has none")
             .help(format!("leave out `{key}` or `algorithm`"))
             .report_to(section.reader);
-        }
     }
 }
 
-/// Reports a window that is no multiple of the precision.
-fn check_precision(section: &Section<'_>, raw: &RawLimit) {
-    let Some(precision) = &raw.precision else {
+fn is_timed(rule: &&Located<Rule>) -> bool {
+    rule.value.algorithm != Algorithm::Slots
+}
+
+fn check_precision<'l>(
+    section: &Section<'_>,
+    precision_us: Option<u64>,
+    rules: impl Iterator<Item = &'l Located<Rule>>,
+) {
+    let Some(precision_us) = precision_us else {
         return;
     };
-    for rate in raw.enforced().chain(&raw.candidate) {
-        let window_us = rate.value.window_us;
-        if window_us.is_multiple_of(precision.value) {
-            continue;
-        }
-        let (below, above) = nearest_divisors(window_us, precision.value);
-        let help = if below == above {
-            format!("nearest is `\"{}\"`", length_text(below))
-        } else {
-            let (below, above) = (length_text(below), length_text(above));
-            format!("nearest are `\"{below}\"` and `\"{above}\"`")
-        };
-        let message = format!("`{}` must divide the window", section.full_key("precision"));
-        Diagnostic::new(Code::Contradiction, message)
-            .at(&precision.span, "")
-            .at(&rate.span, "is no multiple of it")
-            .help(help)
-            .report_to(section.reader);
+    let is_odd = |rule: &&Located<Rule>| !rule.value.window_us.is_multiple_of(precision_us);
+    let Some(rule) = rules.filter(is_timed).find(is_odd) else {
         return;
-    }
+    };
+    let (below, above) = nearest_divisors(rule.value.window_us, precision_us);
+    let (low, high) = (length_text(below), length_text(above));
+    let help = match below == above {
+        true => format!("nearest is `\"{low}\"`"),
+        false => format!("nearest are `\"{low}\"` and `\"{high}\"`"),
+    };
+    contradiction(format!(
+        "`{}` must divide the window",
+        section.full_key("precision")
+    ))
+    .at(&section.value_span("precision"), "")
+    .at(&rule.span, "is no multiple of it")
+    .help(help)
+    .report_to(section.reader);
 }
 
-/// Microseconds as a length of time in a file.
 fn length_text(us: u64) -> String {
     let rate = Rate {
         units: 1,
@@ -341,42 +399,30 @@ fn length_text(us: u64) -> String {
 }
 
 /// Units that are taken ahead count at the end of their lease: it must be well within the window.
-fn check_lease(section: &Section<'_>, raw: &RawLimit) {
-    let Some(lease) = &raw.lease else { return };
-    let short = |rate: &&Located<Rate>| 2 * lease.value >= rate.value.window_us;
-    if let Some(rate) = raw.enforced().find(short) {
-        let message = format!("`{}` is too long", section.full_key("lease"));
-        Diagnostic::new(Code::Contradiction, message)
-            .at(&lease.span, "must be shorter than half the window")
-            .at(&rate.span, "")
+fn check_lease(section: &Section<'_>, lease_us: u64, rules: &[Located<Rule>]) {
+    let is_short = |rule: &&Located<Rule>| 2 * lease_us >= rule.value.window_us;
+    if let Some(rule) = rules.iter().filter(is_timed).find(is_short) {
+        contradiction(format!("`{}` is too long", section.full_key("lease")))
+            .at(
+                &section.value_span("lease"),
+                "must be shorter than half the window",
+            )
+            .at(&rule.span, "")
             .report_to(section.reader);
     }
 }
 
-/// Reads `exempt` and `exempt_file`: addresses and networks, and clients' keys.
 fn exempt(section: &mut Section<'_>) -> Exempt {
     let form = TextForm::new(Code::BadAddress, "a network or a client's key");
     let mut exempt = Exempt::default();
     section.parse_list("exempt", form, |text| add_exempt(&mut exempt, text));
-    if let Some(path) = section.text("exempt_file")
-        && let Some(text) = section.list_file("exempt_file", &path)
-    {
-        let mut wrong = 0;
-        for (number, line) in list_lines(&text) {
-            if wrong == super::api_key::MAX_REPORTED {
-                break;
-            }
-            if let Err(why) = add_exempt(&mut exempt, line) {
-                wrong += 1;
-                section.unusable_line("exempt_file", &path.span, number, &why);
-            }
-        }
+    if let Some(path) = section.text("exempt_file") {
+        section.for_each_line("exempt_file", &path, |line| add_exempt(&mut exempt, line));
     }
     exempt.keys.sort_unstable();
     exempt.keys.dedup();
     if exempt.nets.len() + exempt.keys.len() > MAX_EXEMPT {
-        let here = Located::new((), &section.span);
-        section.out_of_range("exempt", &here, &format!("at most {MAX_EXEMPT}"));
+        section.out_of_range("exempt", &format!("at most {MAX_EXEMPT}"));
     }
     exempt
 }
@@ -402,32 +448,31 @@ fn looks_like_address(text: &str) -> bool {
     text.chars().all(digits) && text.contains(['.', ':', '/'])
 }
 
-/// Reads `key`: one part, or a list of parts that are taken together.
 fn key(section: &mut Section<'_>, present: SectionsPresent) -> Option<Located<Key>> {
     let allowed = format!("1 to {MAX_CHOICES} parts");
     let texts = section.counted_texts("key", 1..=MAX_CHOICES, &allowed)?;
-    let span = texts.span.clone();
     let form = TextForm::new(Code::BadKey, "a key");
     let mut parts: Vec<Alternatives> = Vec::new();
     for part in section.parse_all("key", Some(texts), form, Key::parse_part) {
         if parts.contains(&part.value) {
-            Diagnostic::new(Code::Duplicate, "the same part twice in one key")
+            duplicate("the same part twice in one key")
                 .at(&part.span, "changes nothing")
                 .report_to(section.reader);
         }
-        check_sections(section, &part, present);
+        check_sections(section, &part.value, &part.span, present);
         parts.push(part.value);
     }
-    (!parts.is_empty()).then(|| Located::new(Key { parts }, &span))
+    (!parts.is_empty()).then(|| section.located("key", Key { parts }))
 }
 
 /// Reports parts of a key that need another section.
 pub(super) fn check_sections(
     section: &Section<'_>,
-    parts: &Located<Alternatives>,
+    parts: &Alternatives,
+    span: &TextSpan,
     present: SectionsPresent,
 ) {
-    for part in &parts.value.0 {
+    for part in &parts.0 {
         let (needed, why, example) = match part {
             Part::Jwt(_) if !present.jwt => (
                 "[auth.jwt]",
@@ -446,8 +491,8 @@ pub(super) fn check_sections(
             ),
             _ => continue,
         };
-        Diagnostic::new(Code::Contradiction, format!("`{part}` needs `{needed}`"))
-            .at(&parts.span, why)
+        contradiction(format!("`{part}` needs `{needed}`"))
+            .at(span, why)
             .help(format!("write for example `{needed}` with `{example}`"))
             .report_to(section.reader);
     }

@@ -10,116 +10,70 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ipnet::IpNet;
 use toml::de::DeTable;
 
-use super::compile::{compile, read_sections};
+use super::compile::compile;
 use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, SourceText, TextSpan};
 use super::files::{NamedFile, SourceFiles};
-use super::interpolate::interpolate;
 use super::reader::{ConfigReader, DeclaredSettings, Surroundings};
 use super::reference::document_as_json;
-use super::{Config, Control, Listen, address, server, syntax, warnings};
+use super::section::is_name;
+use super::values::interpolate;
+use super::{Config, Control, Listen, StoreKind, address, redis, server, syntax, warnings};
+use crate::limit::{Key, Limit, OnError, Rule};
+use crate::route::{PathPattern, Route, RouteTable};
 
 /// Bytes of a configuration file, at most.
 const MAX_FILE: u64 = 16 << 20;
 
-/// Looks up `${NAME}` of a file.
 type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-/// A configuration of some kind with its warnings, or every mistake.
-pub(super) type Loaded<T> = Result<(T, Diagnostics), Diagnostics>;
-
-/// A whole, valid configuration of a limiter alone: it listens nowhere and forwards nothing.
-#[derive(Debug)]
-pub struct Limits(pub(super) Config);
-
-impl Limits {
-    /// The configuration. The upstreams of its routes and its `server` mean nothing.
-    pub fn into_config(self) -> Config {
-        self.0
-    }
-}
+/// A configuration with its warnings, or every mistake.
+pub(super) type Loaded = Result<(Config, Diagnostics), Diagnostics>;
 
 /// Loads a file, with warnings. Its error is every mistake, those in syntax included. A file that
 /// cannot be read is [`Code::Unreadable`].
-pub fn load(path: &Path) -> Result<(Config, Diagnostics), Diagnostics> {
+pub fn load(path: &Path) -> Loaded {
     load_noting(path, &mut Vec::new())
 }
 
 /// The same. `files` gets every other file that was read, also after a failure.
-pub fn load_noting(
-    path: &Path,
-    files: &mut Vec<NamedFile>,
-) -> Result<(Config, Diagnostics), Diagnostics> {
-    let noted = RefCell::new(Vec::new());
-    let loaded = parse_file(path, |name, text| {
-        parse_proxy(&Origin::of_file(name, path), text, &environment, &noted)
-    });
+pub fn load_noting(path: &Path, files: &mut Vec<NamedFile>) -> Loaded {
+    let noted = RefCell::default();
+    let loaded = parse_file(path, Surroundings::none(), &noted);
     *files = noted.into_inner();
     loaded
 }
 
-/// Loads a file that limits another service: it has no `listen` and no `upstream`. Returns as
-/// [`load()`] does.
-pub fn load_limits(path: &Path) -> Result<(Limits, Diagnostics), Diagnostics> {
-    parse_file(path, |name, text| {
-        parse_limiter(&Origin::of_file(name, path), text, &environment)
-    })
+/// Loads a file that limits another service: it has no `listen` and no `upstream`. The upstreams of
+/// the routes and the `server` of the configuration mean nothing.
+pub fn load_limits(path: &Path) -> Loaded {
+    let surroundings = Surroundings {
+        forwards: false,
+        ..Surroundings::none()
+    };
+    parse_file(path, surroundings, &RefCell::default())
 }
 
 /// The same for a text.
-pub fn parse_limits(
-    source_name: &str,
-    text: &str,
-    env: Environment<'_>,
-) -> Result<(Limits, Diagnostics), Diagnostics> {
-    parse_limiter(&Origin::of_text(source_name), text, env)
+pub fn parse_limits(name: &str, text: &str, env: Environment<'_>) -> Loaded {
+    let surroundings = Surroundings {
+        forwards: false,
+        env,
+        ..Surroundings::none()
+    };
+    parse_text(name, text, surroundings, &RefCell::default())
 }
 
-/// Parses a text. It reads only the files that the text names, such as `password_file`.
-pub fn parse(
-    source_name: &str,
-    text: &str,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<(Config, Diagnostics), Diagnostics> {
-    let origin = Origin::of_text(source_name);
-    parse_proxy(&origin, text, env, &RefCell::default())
-}
-
-/// The name of a text in messages, and the folder where its relative paths start.
-struct Origin<'o> {
-    name: &'o str,
-    folder: &'o Path,
-}
-
-impl<'o> Origin<'o> {
-    /// A text without a file: its paths start from the working directory.
-    fn of_text(name: &'o str) -> Origin<'o> {
-        let folder = Path::new("");
-        Origin { name, folder }
-    }
-
-    fn of_file(name: &'o str, file: &'o Path) -> Origin<'o> {
-        let folder = folder_of(file);
-        Origin { name, folder }
-    }
-
-    fn surroundings<'s>(
-        &self,
-        env: Environment<'s>,
-        read: &'s dyn Fn(&Path, u64) -> io::Result<Vec<u8>>,
-    ) -> Surroundings<'s>
-    where
-        'o: 's,
-    {
-        Surroundings {
-            forwards: true,
-            env,
-            base: self.folder,
-            read,
-            now_s: now_s(),
-        }
-    }
+/// Parses a text. It reads only the files that the text names, such as `password_file`. Relative
+/// paths start from the working directory.
+pub fn parse(name: &str, text: &str, env: Environment<'_>) -> Loaded {
+    let surroundings = Surroundings {
+        env,
+        ..Surroundings::none()
+    };
+    parse_text(name, text, surroundings, &RefCell::default())
 }
 
 /// The folder where a file's relative paths start.
@@ -127,20 +81,25 @@ fn folder_of(file: &Path) -> &Path {
     file.parent().unwrap_or(Path::new(""))
 }
 
-fn parse_proxy(
-    origin: &Origin<'_>,
+/// Parses a text. `files` gets every file that was read.
+fn parse_text(
+    name: &str,
     text: &str,
-    env: Environment<'_>,
+    surroundings: Surroundings<'_>,
     files: &RefCell<Vec<NamedFile>>,
-) -> Loaded<Config> {
+) -> Loaded {
     let read = |path: &Path, max_bytes| {
         let content = read_bounded(path, max_bytes);
         let noted = NamedFile::new(path, content.as_deref().ok());
         files.borrow_mut().push(noted);
         content
     };
-    let surroundings = origin.surroundings(env, &read);
-    let (mut config, warnings) = read_text(origin.name, text, &surroundings).0?;
+    let surroundings = Surroundings {
+        read: &read,
+        now_s: now_s(),
+        ..surroundings
+    };
+    let (mut config, warnings) = read_text(name, text, &surroundings).0?;
     config.sources = Arc::new(SourceFiles {
         text: text.to_owned(),
         files: files.borrow().clone(),
@@ -148,19 +107,19 @@ fn parse_proxy(
     Ok((config, warnings))
 }
 
-fn parse_limiter(origin: &Origin<'_>, text: &str, env: Environment<'_>) -> Loaded<Limits> {
-    let surroundings = Surroundings {
-        forwards: false,
-        ..origin.surroundings(env, &read_bounded)
-    };
-    let (config, warnings) = read_text(origin.name, text, &surroundings).0?;
-    Ok((Limits(config), warnings))
-}
-
-fn parse_file<T>(path: &Path, parse: impl Fn(&str, &str) -> Loaded<T>) -> Loaded<T> {
+fn parse_file(
+    path: &Path,
+    surroundings: Surroundings<'_>,
+    files: &RefCell<Vec<NamedFile>>,
+) -> Loaded {
     let name = path.display().to_string();
+    let surroundings = Surroundings {
+        env: &environment,
+        base: folder_of(path),
+        ..surroundings
+    };
     let error = match read_utf8(path) {
-        Ok(text) => return parse(&name, &text),
+        Ok(text) => return parse_text(&name, &text, surroundings, files),
         Err(error) => error,
     };
     let text = error.to_string();
@@ -272,23 +231,20 @@ pub(super) fn read_text(
     name: &str,
     text: &str,
     surroundings: &Surroundings<'_>,
-) -> (Loaded<Config>, DeclaredSettings) {
+) -> (Loaded, DeclaredSettings) {
     let source = SourceText {
         name: name.to_owned(),
         text: text.to_owned(),
     };
     // A byte order mark is no part of the document. Spaces in its place leave all spans right.
-    let without_mark = text
-        .strip_prefix('\u{feff}')
-        .map(|rest| format!("   {rest}"));
-    let text = without_mark.as_deref().unwrap_or(text);
+    let text = &text.replacen('\u{feff}', "   ", usize::from(text.starts_with('\u{feff}')));
     let (document, errors) = DeTable::parse_recoverable(text);
     let broken: Vec<TextSpan> = errors
         .iter()
         .map(|error| syntax::broken_part(text, error))
         .collect();
     let reader = ConfigReader::new(text, surroundings);
-    let compiled = compile(&reader, read_sections(&reader, document.get_ref()));
+    let compiled = compile(&reader, document.get_ref());
     let mut notes = Vec::new();
     // Warnings may only follow from a mistake: a text with mistakes has none.
     if let Some(compiled) = compiled
@@ -326,4 +282,131 @@ fn follows(finding: &Diagnostic, broken: &[TextSpan]) -> bool {
     let may_follow =
         absent.contains(&finding.code) || labels.any(|label| is_broken(label.span.start));
     !broken.is_empty() && may_follow
+}
+
+/// The file whose settings hold for all that a program does not set.
+const BASE: &str = "[limit.default]\nrate = \"1/s\"\n";
+
+#[derive(Clone, Debug, Default)]
+pub struct LimitsBuilder {
+    pub limits: Vec<BuiltLimit>,
+    store: StoreKind,
+    trusted: Vec<IpNet>,
+}
+
+#[derive(Clone, Debug)]
+pub struct BuiltLimit {
+    pub name: String,
+    /// All of them hold; at least one.
+    pub rules: Vec<Rule>,
+    pub key: Key,
+    pub on_error: OnError,
+    pub shadow: bool,
+    /// `None` for every path.
+    pub path: Option<PathPattern>,
+}
+
+impl BuiltLimit {
+    pub fn new(name: &str, rule: Rule) -> BuiltLimit {
+        BuiltLimit {
+            name: name.to_owned(),
+            rules: vec![rule],
+            key: Key::ip(),
+            on_error: OnError::Local,
+            shadow: false,
+            path: None,
+        }
+    }
+
+    fn limit(self, number: usize) -> Arc<Limit> {
+        Arc::new(Limit {
+            number,
+            on_error: self.on_error,
+            shadow: self.shadow,
+            ..Limit::new(&self.name, &self.rules, self.key)
+        })
+    }
+}
+
+impl LimitsBuilder {
+    /// Counts in the store at this URL.
+    ///
+    /// # Errors
+    /// What is wrong with the URL, without the URL: it may have a password in it.
+    pub fn store(&mut self, url: &str) -> Result<(), &'static str> {
+        self.store = match redis::parse_url(url)? {
+            Some(settings) => StoreKind::Redis(settings),
+            None => StoreKind::Memory,
+        };
+        Ok(())
+    }
+
+    /// Believes peers in this network when they say whom they speak for.
+    pub fn trust(&mut self, network: IpNet) {
+        self.trusted.push(network);
+    }
+
+    /// # Errors
+    /// Every mistake, a line each.
+    pub fn build(self) -> Result<Config, String> {
+        let mistakes = self.mistakes();
+        if !mistakes.is_empty() {
+            return Err(mistakes.join("\n"));
+        }
+        let base = parse_limits("limits", BASE, &|_| None);
+        let (mut config, _) = base.map_err(|mistakes| mistakes.to_string())?;
+        let mut paths: Vec<Option<PathPattern>> = vec![None];
+        for limit in &self.limits {
+            if !paths.contains(&limit.path) {
+                paths.push(limit.path.clone());
+            }
+        }
+        let numbered = self.limits.into_iter().enumerate();
+        let limits: Vec<(Option<PathPattern>, Arc<Limit>)> = numbered
+            .map(|(number, limit)| (limit.path.clone(), limit.limit(number)))
+            .collect();
+        let Some(every_path) = config.routes.iter().next().cloned() else {
+            return Err("there is no route".to_owned());
+        };
+        let route = |path: Option<PathPattern>| {
+            let holds =
+                |limit: &&(Option<PathPattern>, Arc<Limit>)| limit.0.is_none() || limit.0 == path;
+            let limits = limits.iter().filter(holds);
+            let limits = limits.map(|(_, limit)| Arc::clone(limit)).collect();
+            let name = path
+                .as_ref()
+                .map_or("/*".into(), |path| path.to_string().into());
+            Route {
+                name,
+                path: path.unwrap_or_else(|| every_path.path.clone()),
+                limits,
+                ..every_path.clone()
+            }
+        };
+        config.routes = RouteTable::new(paths.into_iter().map(route).collect())
+            .map_err(|_| "two paths mean the same".to_owned())?;
+        config.limits = limits.into_iter().map(|(_, limit)| limit).collect();
+        config.store.kind = self.store;
+        config.client_ip.trusted = self.trusted;
+        Ok(config)
+    }
+
+    fn mistakes(&self) -> Vec<String> {
+        let mut mistakes = Vec::new();
+        if self.limits.is_empty() {
+            mistakes.push("there is no limit".to_owned());
+        }
+        for (index, limit) in self.limits.iter().enumerate() {
+            let name = &limit.name;
+            if !is_name(name) {
+                mistakes.push(format!(
+                    "limit `{name}`: a name is 1 to 64 of a-z, 0-9, `_` and `-`"
+                ));
+            }
+            if self.limits[..index].iter().any(|other| other.name == *name) {
+                mistakes.push(format!("limit `{name}` is there twice"));
+            }
+        }
+        mistakes
+    }
 }

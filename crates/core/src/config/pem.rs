@@ -12,27 +12,21 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
-/// The reason why a file cannot be used.
 pub type PemError = &'static str;
 
 /// The key in the configuration, `cert` or `key`, of the file that cannot be used, and the reason.
 pub type IdentityError = (&'static str, PemError);
 
-/// A certificate with its chain, and its private key.
 #[derive(Clone, Debug)]
 pub struct IdentityFiles {
     /// The chain, the certificate itself first.
     pub cert: PemFile,
-    /// The private key of the certificate.
     pub key: PemFile,
 }
 
-/// A file and its content when it was read.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PemFile {
-    /// Its resolved path.
     pub path: PathBuf,
-    /// PEM.
     pub content: Vec<u8>,
 }
 

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use toml::de::DeValue;
 
 use super::diagnostic::{Code, Diagnostic, TextSpan};
-use super::habits;
+use super::{Listen, habits};
+use crate::certificate::Validity;
 
 /// A value and its place in the file.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +35,6 @@ impl<T> Located<T> {
     }
 }
 
-/// The values without their places.
 pub(super) fn values<T>(found: Vec<Located<T>>) -> Vec<T> {
     found.into_iter().map(|one| one.value).collect()
 }
@@ -43,7 +43,6 @@ pub(super) fn values<T>(found: Vec<Located<T>>) -> Vec<T> {
 pub(super) struct Surroundings<'a> {
     /// Whether the file is a proxy's. Otherwise it only limits a service that listens by itself.
     pub(super) forwards: bool,
-    /// Looks up a variable of the environment.
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
     /// The folder of the file. Relative paths start here. Empty for a text without a file.
     pub(super) base: &'a Path,
@@ -79,21 +78,29 @@ impl Diagnostic {
     }
 }
 
-/// The forms that the value of a setting may have.
+/// Places in the file that findings about the whole configuration point to.
+#[derive(Default)]
+pub(super) struct Places {
+    pub(super) admin: Option<TextSpan>,
+    pub(super) listen: Vec<Located<Listen>>,
+    pub(super) tls_listen: Vec<Located<Listen>>,
+    pub(super) tls_redirect: Option<TextSpan>,
+    pub(super) trusted_proxies: TextSpan,
+    pub(super) tier: TextSpan,
+    pub(super) unknown_keys: Option<TextSpan>,
+    pub(super) untimely: Vec<Located<Validity>>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ValueKind {
     Text,
-    /// A text, or a list of texts.
     Texts,
     Boolean,
     Integer,
-    /// A number from 0 to 1.
     Fraction,
     IntegerOrText,
-    /// One of these words.
     Word(Vec<&'static str>),
     IntegerOrWord(Vec<&'static str>),
-    /// One of these words, or a list of them.
     Words(Vec<&'static str>),
     /// The same, with statuses such as `503` and `5xx` as well.
     WordsOrStatuses(Vec<&'static str>),
@@ -106,9 +113,7 @@ pub(super) enum ValueKind {
     TextOrTable,
     FalseOrTable,
     IntegerOrTable,
-    /// A text, a table, or a list of both.
     TextsOrTables,
-    /// A list of tables.
     Tables,
     TableOrTables,
 }
@@ -207,7 +212,6 @@ impl<'a> ConfigReader<'a> {
         }
     }
 
-    /// Whether a reader of this section declared the setting.
     pub(super) fn is_declared(&self, section: &str, key: &str) -> bool {
         let declared = self.declared.borrow();
         declared
@@ -215,7 +219,6 @@ impl<'a> ConfigReader<'a> {
             .is_some_and(|keys| keys.contains_key(key))
     }
 
-    /// All findings, and all settings that the readers declared.
     pub(super) fn into_parts(self) -> (Vec<Diagnostic>, DeclaredSettings) {
         (self.findings.into_inner(), self.declared.into_inner())
     }

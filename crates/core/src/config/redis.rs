@@ -17,14 +17,12 @@ const MAX_HOSTS: usize = 64;
 pub struct RedisSettings {
     pub topology: RedisTopology,
     pub database: i64,
-    /// ACL user.
     pub username: Option<String>,
     pub password: Option<Secret<String>>,
     /// TLS to every server, sentinels too; `None` for plain connections.
     pub tls: Option<Box<ClientTls>>,
 }
 
-/// The servers that hold the counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RedisTopology {
     Single(RedisAddress),
@@ -37,29 +35,23 @@ pub enum RedisTopology {
     },
 }
 
-/// Sentinels, and the name of their master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentinelSettings {
     /// At least one, all `Tcp`.
     pub addresses: Vec<RedisAddress>,
     pub master: String,
-    /// ACL user of the sentinels themselves.
     pub username: Option<String>,
-    /// Password of the sentinels themselves.
     pub password: Option<Secret<String>>,
 }
 
-/// The address of a Redis server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RedisAddress {
     /// Host name or address (IPv6 without brackets), and port.
     Tcp(String, u16),
-    /// A socket's path.
     Unix(PathBuf),
 }
 
 impl RedisTopology {
-    /// The addresses that the configuration names.
     pub(super) fn addresses(&self) -> &[RedisAddress] {
         match self {
             RedisTopology::Single(address) => std::slice::from_ref(address),

@@ -12,7 +12,6 @@ use toml::de::{DeTable, DeValue};
 
 pub(super) const TEXT: &str = include_str!("../../proxy.reference.toml");
 
-/// One setting of the reference.
 #[derive(Debug)]
 pub(super) struct Setting {
     /// Its section, with `NAME` for a chosen name: `limit.NAME`; empty for the top.
@@ -20,7 +19,6 @@ pub(super) struct Setting {
     pub(super) key: &'static str,
     /// Its default, or an example, as TOML.
     pub(super) value: &'static str,
-    /// Its description, a sentence or two.
     pub(super) about: String,
     /// Whether the reference sets it. A setting behind a `#` is an example.
     is_set: bool,
@@ -37,7 +35,6 @@ const WITHOUT_DEFAULT: [(&str, &str); 6] = [
 ];
 
 impl Setting {
-    /// The default as TOML.
     pub(super) fn default(&self) -> Option<&'static str> {
         let has_none = WITHOUT_DEFAULT.contains(&(self.section.as_str(), self.key));
         (self.is_set && !has_none).then_some(self.value)
@@ -49,12 +46,10 @@ impl Setting {
     }
 }
 
-/// One section of the reference.
 #[derive(Debug)]
 pub(super) struct SectionInfo {
     /// Spelled as in [`Setting::section`].
     pub(super) name: String,
-    /// The comment above its header.
     pub(super) about: String,
     /// Whether it is a list of tables: `[[route]]`.
     pub(super) is_list: bool,
@@ -74,12 +69,10 @@ static INDEX: LazyLock<HashMap<(&str, &str), &Setting>> = LazyLock::new(|| {
     keyed.collect()
 });
 
-/// All settings, in the reference's order.
 pub(super) fn settings() -> &'static [Setting] {
     &PARSED.settings
 }
 
-/// All sections but the top, in the reference's order.
 pub(super) fn sections() -> &'static [SectionInfo] {
     &PARSED.sections
 }
@@ -98,7 +91,6 @@ pub(super) fn sections_with(key: &str) -> Vec<String> {
     with.map(|setting| header(&setting.section)).collect()
 }
 
-/// The header of a section in a file.
 pub(super) fn header(name: &str) -> String {
     match section(name).is_some_and(|section| section.is_list) {
         true => format!("[[{name}]]"),
@@ -133,7 +125,6 @@ pub(super) fn has_chosen_names(path: &str) -> bool {
     settings().iter().any(|setting| setting.section == names)
 }
 
-/// The path of a section inside another.
 pub(super) fn joined_path(outer: &str, key: &str) -> String {
     match outer {
         "" => key.to_owned(),
@@ -187,7 +178,6 @@ fn with_chosen_name(name: &str) -> String {
     }
 }
 
-/// Reads `key = value   # description`.
 fn parse_setting(section: &str, line: &'static str, is_set: bool) -> Option<Setting> {
     let (key, rest) = line.split_once('=')?;
     let key = key.trim_end();
@@ -223,7 +213,6 @@ fn continued_comment(line: &'static str) -> Option<&'static str> {
     (space.len() > 20 && space.trim().is_empty()).then(|| text.trim())
 }
 
-/// Reads a TOML value of the reference as JSON.
 pub(super) fn value_as_json(value: &str) -> Value {
     document_as_json(&format!("value = {value}"))["value"].take()
 }

@@ -7,6 +7,7 @@ use std::fmt::{self, Write};
 use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
+use serde_json::json;
 
 use super::diagnostic::{Diagnostic, Diagnostics, Severity, SourceText};
 
@@ -22,10 +23,9 @@ pub fn notes(found: &Diagnostics, colour: bool) -> String {
 }
 
 fn render_all(found: &Diagnostics, list: &[Diagnostic], colour: bool) -> String {
-    let renderer = if colour {
-        Renderer::styled()
-    } else {
-        Renderer::plain()
+    let renderer = match colour {
+        true => Renderer::styled(),
+        false => Renderer::plain(),
     };
     let mut out = String::new();
     // The output shows lines of the file, and may end up in a journal.
@@ -64,10 +64,9 @@ fn render_one(out: &mut String, renderer: &Renderer, source: &SourceText, diagno
     if !diagnostic.labels.is_empty() {
         let mut snippet = Snippet::source(&source.text).path(&source.name);
         for (i, label) in diagnostic.labels.iter().enumerate() {
-            let kind = if i == 0 {
-                AnnotationKind::Primary
-            } else {
-                AnnotationKind::Context
+            let kind = match i {
+                0 => AnnotationKind::Primary,
+                _ => AnnotationKind::Context,
             };
             let text = (!label.text.is_empty()).then_some(label.text.as_str());
             let span = clipped(&source.text, &label.span);
@@ -101,32 +100,28 @@ fn clipped(text: &str, span: &Range<usize>) -> Range<usize> {
 pub fn json(found: &Diagnostics) -> String {
     let mut out = String::new();
     for diagnostic in found.all() {
-        let _ = write!(
-            out,
-            r#"{{"code":"{}","severity":"{}","message":{},"file":{},"labels":["#,
-            diagnostic.code.as_str(),
-            severity_word(diagnostic.severity()),
-            Quoted(&diagnostic.message),
-            Quoted(&found.source.name),
-        );
-        for (i, label) in diagnostic.labels.iter().enumerate() {
-            let comma = if i == 0 { "" } else { "," };
+        let labels = diagnostic.labels.iter().map(|label| {
             let (line, column) = position(&found.source.text, label.span.start);
             let (end_line, end_column) = position(&found.source.text, label.span.end);
-            let _ = write!(
-                out,
-                r#"{comma}{{"line":{line},"column":{column},"end_line":{end_line},"#
-            );
-            let _ = write!(
-                out,
-                r#""end_column":{end_column},"text":{}}}"#,
-                Quoted(&label.text)
-            );
-        }
-        out.push(']');
+            let text = json!(label.text);
+            format!(
+                "{{\"line\":{line},\"column\":{column},\"end_line\":{end_line},\
+                 \"end_column\":{end_column},\"text\":{text}}}"
+            )
+        });
+        let labels: Vec<String> = labels.collect();
+        let _ = write!(
+            out,
+            r#"{{"code":"{}","severity":"{}","message":{},"file":{},"labels":[{}]"#,
+            diagnostic.code.as_str(),
+            severity_word(diagnostic.severity()),
+            json!(diagnostic.message),
+            json!(found.source.name),
+            labels.join(","),
+        );
         for (name, text) in [("help", &diagnostic.help), ("note", &diagnostic.note)] {
             if let Some(text) = text {
-                let _ = write!(out, r#","{name}":{}"#, Quoted(text));
+                let _ = write!(out, r#","{name}":{}"#, json!(text));
             }
         }
         out.push_str("}\n");
@@ -183,25 +178,6 @@ fn position(text: &str, at: usize) -> (usize, usize) {
         before.matches('\n').count() + 1,
         before[line_start..].chars().count() + 1,
     )
-}
-
-/// A JSON string.
-struct Quoted<'a>(&'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_char('"')?;
-        for c in self.0.chars() {
-            match c {
-                '"' => f.write_str("\\\"")?,
-                '\\' => f.write_str("\\\\")?,
-                '\n' => f.write_str("\\n")?,
-                c if c.is_control() => write!(f, "\\u{:04x}", u32::from(c))?,
-                c => f.write_char(c)?,
-            }
-        }
-        f.write_char('"')
-    }
 }
 
 /// Words in the names of keys whose values are secrets.

@@ -1,99 +1,145 @@
-//! One `[[route]]`: the requests that it takes, their target, and their cost.
+//! One `[[route]]`: the requests that it takes, their target, their changes on the way, and their
+//! cost.
 //!
 //! Every value is read and checked by itself; names are still names. `routes.rs` joins them.
 
 mod forwarding;
 
-use std::time::Duration;
-
 use http::{HeaderName, Method};
 use toml::de::DeValue;
 
-use super::advice;
-use super::diagnostic::{Code, Diagnostic, TextSpan};
-use super::habits::nearest;
-use super::reader::{Located, ValueKind};
-use super::section::Section;
-use super::values::{TextForm, UP_TO_A_DAY, header_name};
+use super::definitions::Inherited;
+use super::*;
 use crate::path::Case;
-use crate::route::{CostSource, HeaderMatch, HostPattern, PathPattern, StatusSet, ValueMatch};
-pub(super) use forwarding::RawForwarding;
+use crate::route::template::Template;
+use crate::route::{
+    Action, CostSource, Direction, HeaderChange, HeaderMatch, HeaderText, HostPattern, PathPattern,
+    Prefix, Route, StatusSet, Target, ValueMatch,
+};
 
 /// A cost is below 2^32, as the units of a limit are.
 const MAX_COST: u64 = u32::MAX as u64;
+/// The upstream of routes in files that forward nothing, and of routes before theirs is found.
+pub(super) const NO_UPSTREAM: usize = 0;
 
-/// `[[route]]`
-#[derive(Default)]
-pub(super) struct RawRoute {
+/// `[[route]]` and its places in the file.
+pub(super) struct DefinedRoute {
+    /// The route without number, name, target and limits.
+    pub(super) route: Route,
     pub(super) span: TextSpan,
-    pub(super) name: Option<Located<String>>,
-    pub(super) host: Option<HostPattern>,
+    /// The place of its path, or its own.
+    pub(super) path_span: TextSpan,
+    pub(super) has_path: bool,
+    pub(super) path_text: String,
     /// The text of `host`, for the route's name.
     pub(super) host_text: String,
-    /// `None` if it could not be read.
-    pub(super) path: Option<Located<PathPattern>>,
-    pub(super) path_text: String,
-    pub(super) case: Option<Case>,
-    pub(super) methods: Vec<Method>,
-    pub(super) headers: Vec<HeaderMatch>,
+    /// Whether the file says if its paths ignore letter case.
+    pub(super) says_case: bool,
+    pub(super) name: Option<Located<String>>,
     pub(super) upstream: Option<Located<String>>,
-    pub(super) limits: Option<Located<Vec<Located<String>>>>,
-    /// `None` is a cost of 1.
-    pub(super) cost: Option<Located<CostSource>>,
-    pub(super) settle: Option<Located<HeaderName>>,
-    pub(super) refund: Option<Located<StatusSet>>,
-    pub(super) forwarding: RawForwarding,
-    pub(super) timeout: Option<Duration>,
+    pub(super) limits: Option<Vec<Located<String>>>,
+    pub(super) cost_span: TextSpan,
+    /// The setting that gives units back, if it has one.
+    pub(super) gives_back: Option<Located<&'static str>>,
+    /// Whether it answers in place of an upstream.
+    pub(super) answers: bool,
+    /// The answer in place of an upstream, if it could be read.
+    pub(super) answer: Option<Target>,
 }
 
-impl RawRoute {
-    /// The place of its path, or its own.
-    pub(super) fn path_span(&self) -> TextSpan {
-        let path = self.path.as_ref();
-        path.map_or_else(|| self.span.clone(), |path| path.span.clone())
-    }
-}
-
-/// The words of `case`, for a route and for a whole file.
 pub(super) const CASES: &[(&str, Case)] = &[
     ("sensitive", Case::Sensitive),
     ("insensitive", Case::Insensitive),
 ];
 
-pub(super) fn read(mut section: Section<'_>) -> RawRoute {
+pub(super) fn read(mut section: Section<'_>, inherited: Inherited) -> DefinedRoute {
+    section.require("path", "path = \"/*\"");
+    let route = settings(&mut section, inherited);
+    section.finish();
+    route
+}
+
+/// The catch-all route that the top-level `upstream` makes.
+pub(super) fn default_route(
+    mut section: Section<'_>,
+    inherited: Inherited,
+    name: String,
+) -> DefinedRoute {
+    let name = Located::new(name, &section.span);
+    DefinedRoute {
+        has_path: true,
+        path_text: "/*".to_owned(),
+        name: Some(name),
+        ..settings(&mut section, inherited)
+    }
+}
+
+fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
     let name_form = TextForm::new(Code::BadName, "a route's name");
     let host_form = TextForm::new(Code::BadPattern, "a host");
     let cost_form = TextForm::new(Code::BadKey, "a cost");
-    let host = section.text("host");
-    let path = section.text("path");
-    section.require("path", "path = \"/*\"");
     let text_of = |text: &Option<Located<String>>| {
         let text = text.as_ref().map(|text| text.value.clone());
         text.unwrap_or_default()
     };
-    let route = RawRoute {
-        span: section.span.clone(),
-        name: section.parse("name", name_form, route_name),
-        host_text: text_of(&host),
-        host: host.and_then(|text| {
-            let host = section.parse_text("host", text, host_form, HostPattern::parse)?;
-            Some(host.value)
-        }),
-        path_text: text_of(&path),
-        path: path.and_then(|text| path_pattern(&section, text)),
-        case: section.optional_word("case", CASES).map(|case| case.value),
-        methods: methods(&mut section),
-        headers: headers(&mut section),
-        upstream: section.text("upstream"),
-        limits: section.texts("limits"),
-        cost: cost(&mut section),
+    let host = section.located_text("host");
+    let host_text = text_of(&host);
+    let host =
+        host.and_then(|text| section.parse_text("host", text, host_form, HostPattern::parse));
+    let path = section.located_text("path");
+    let path_text = text_of(&path);
+    let path = path.and_then(|text| path_pattern(section, text));
+    let has_path = path.is_some();
+    let every_path = || PathPattern::parse("/*").expect("`/*` is a pattern");
+    let case = section.optional_word("case", CASES).or(inherited.case);
+    let mut route = Route {
+        number: 0,
+        name: "".into(),
+        host: host.map_or(HostPattern::Any, |host| host.value),
+        path: path.unwrap_or_else(every_path),
+        case: case.unwrap_or_default(),
+        methods: methods(section),
+        headers: headers(section),
+        target: Target::Upstream(NO_UPSTREAM),
+        affinity: None,
+        limits: Vec::new(),
+        cost: cost(section).unwrap_or(CostSource::Fixed(1)),
         settle: section.parse("settle", cost_form, settle_header),
-        refund: refund(&mut section),
-        forwarding: forwarding::read(&mut section),
-        timeout: (section.optional_duration("timeout", UP_TO_A_DAY)).map(|timeout| timeout.value),
+        refund: refund(section).unwrap_or_default(),
+        strip_prefix: None,
+        add_prefix: None,
+        body_limit: inherited.max_body,
+        headers_up: Vec::new(),
+        headers_down: Vec::new(),
+        timeout: section.optional_duration("timeout", UP_TO_A_DAY),
     };
-    section.finish();
-    route
+    let answer = read_changes(section, &mut route, has_path);
+    route.path = route.path.in_case(route.case);
+    let gives_back = if route.settle.is_some() {
+        Some("settle")
+    } else {
+        (!route.refund.is_empty()).then_some("refund")
+    };
+    DefinedRoute {
+        span: section.span.clone(),
+        path_span: match has_path {
+            true => section.value_span("path"),
+            false => section.span.clone(),
+        },
+        has_path,
+        path_text,
+        host_text,
+        says_case: case.is_some(),
+        name: (section.parse("name", name_form, route_name))
+            .map(|name| section.located("name", name)),
+        upstream: section.located_text("upstream"),
+        limits: section.texts("limits"),
+        cost_span: section.value_span("cost"),
+        gives_back: gives_back.map(|key| section.located(key, key)),
+        answers: section.has("respond") || section.has("redirect"),
+        answer,
+        route,
+    }
 }
 
 fn route_name(text: &str) -> Result<String, &'static str> {
@@ -102,47 +148,40 @@ fn route_name(text: &str) -> Result<String, &'static str> {
         .ok_or("1 to 128 characters, no control characters")
 }
 
-/// Reads `cost`: a number, or `"header:x-cost"`.
-fn cost(section: &mut Section<'_>) -> Option<Located<CostSource>> {
+fn cost(section: &mut Section<'_>) -> Option<CostSource> {
     section.declare("cost", || ValueKind::IntegerOrText);
     let value = section.peek("cost");
     if !value.is_some_and(|value| value.get_ref().is_str()) {
         let number = section.optional_integer("cost", 0..=MAX_COST);
-        return number.map(|number| number.map(CostSource::Fixed));
+        return number.map(CostSource::Fixed);
     }
     let form = TextForm::new(Code::BadKey, "a cost");
     let header = section.parse("cost", form, |text| {
         let name = text.strip_prefix("header:");
         header_name(name.ok_or("write a number, or `\"header:x-cost\"`")?)
     });
-    header.map(|name| name.map(CostSource::Header))
+    header.map(CostSource::Header)
 }
 
-/// Parses `response-header:x-cost`.
 fn settle_header(text: &str) -> Result<HeaderName, &'static str> {
     let name = text.strip_prefix("response-header:");
     header_name(name.ok_or("the upstream says it; write `\"response-header:x-cost\"`")?)
 }
 
-/// Reads `refund = ["5xx", "404"]`.
-fn refund(section: &mut Section<'_>) -> Option<Located<StatusSet>> {
+fn refund(section: &mut Section<'_>) -> Option<StatusSet> {
     let allowed = "one or more; leave `refund` out for none";
     let texts = section.counted_texts("refund", 1..=usize::MAX, allowed)?;
-    let span = texts.span.clone();
     let mut set = StatusSet::default();
     section.parse_all("refund", Some(texts), TextForm::STATUS, |text| {
         set.add(text)
     });
-    Some(Located::new(set, &span))
+    Some(set)
 }
 
 /// Parses a path pattern. Its finding points to the wrong part of the pattern.
-pub(super) fn path_pattern(
-    section: &Section<'_>,
-    text: Located<String>,
-) -> Option<Located<PathPattern>> {
+pub(super) fn path_pattern(section: &Section<'_>, text: Located<String>) -> Option<PathPattern> {
     match PathPattern::parse(&text.value) {
-        Ok(value) => Some(Located::new(value, &text.span)),
+        Ok(pattern) => Some(pattern),
         Err(error) => {
             // A text with escapes or variables differs from its spelling in the file.
             let at = text.span.start + 1 + error.at;
@@ -159,7 +198,7 @@ pub(super) fn path_pattern(
             let message = format!("`{}` is not a path pattern", section.full_key("path"));
             Diagnostic::new(Code::BadPattern, message)
                 .at_error(&span, &error)
-                .maybe_help(advice::for_text(Code::BadPattern, &text.value))
+                .maybe_help(habits::advice_for(Code::BadPattern, &text.value))
                 .report_to(section.reader);
             None
         }
@@ -173,7 +212,7 @@ fn methods(section: &mut Section<'_>) -> Vec<Method> {
     let mut methods = Vec::new();
     for method in section.parse_all("methods", texts, form, method) {
         if methods.contains(&method.value) {
-            section.report_duplicate(format!("`{}` is named twice", method.value), &method);
+            section.report_duplicate(format!("`{}` is named twice", method.value), &method.span);
         }
         methods.push(method.value);
     }
@@ -192,7 +231,6 @@ fn method(text: &str) -> Result<Method, String> {
     })
 }
 
-/// Reads `headers = { "x-version" = "2", authorization = true }`.
 fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
     section.declare("headers", || {
         ValueKind::Map(Box::new(ValueKind::BooleanOrText))
@@ -204,16 +242,17 @@ fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
         let name = section.parse_text(&written, key, TextForm::HEADER_NAME, header_name);
         let Some(name) = name else { continue };
         if matches.iter().any(|one| one.name == name.value) {
-            section.report_duplicate(format!("`{}` is named twice", name.value), &name);
+            section.report_duplicate(format!("`{}` is named twice", name.value), &name.span);
         }
         let wanted = match value.get_ref() {
             DeValue::Boolean(true) => Some(ValueMatch::Any),
             DeValue::String(_) => {
                 let form = TextForm::new(Code::BadPattern, "a header's value");
-                let parse = |text: &str| ValueMatch::parse(text.to_owned());
+                let value_match = |text: &str| ValueMatch::parse(text.to_owned());
                 let text = section.interpolated(value);
-                let wanted = text
-                    .and_then(|text| section.parse_text(name.value.as_str(), text, form, parse));
+                let wanted = text.and_then(|text| {
+                    section.parse_text(name.value.as_str(), text, form, value_match)
+                });
                 wanted.map(|wanted| wanted.value)
             }
             _ => {
@@ -227,4 +266,110 @@ fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
         }));
     }
     matches
+}
+
+const UPSTREAM_KEYS: [&str; 6] = [
+    "upstream",
+    "strip_prefix",
+    "add_prefix",
+    "body_limit",
+    "headers_up",
+    "timeout",
+];
+
+/// Reads the changes on the way of requests and responses. Returns the answer in place of an
+/// upstream, if it has one that could be read.
+fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) -> Option<Target> {
+    if !section.reader.surroundings.forwards {
+        return None;
+    }
+    let form = TextForm::new(Code::BadPattern, "a path's beginning");
+    let path = has_path.then(|| route.path.clone());
+    if let Some(prefix) = section.parse("strip_prefix", form, Prefix::parse) {
+        check_prefix(section, &prefix, path.as_ref(), route.case);
+        route.strip_prefix = Some(prefix.in_case(route.case));
+    }
+    route.add_prefix = section.parse("add_prefix", form, Prefix::parse);
+    route.body_limit = section
+        .size_or_unlimited("body_limit")
+        .unwrap_or(route.body_limit);
+    let up = forwarding::header_changes(section, "headers_up", Direction::Up);
+    let down = forwarding::header_changes(section, "headers_down", Direction::Down);
+    let answer_key = if section.has("redirect") {
+        "redirect"
+    } else {
+        "respond"
+    };
+    let answer = forwarding::answer(section);
+    if section.has(answer_key) {
+        for key in UPSTREAM_KEYS.into_iter().filter(|key| section.has(key)) {
+            contradiction(format!("`{key}` means nothing here"))
+                .at(&section.key_span(key), "")
+                .at(&section.key_span(answer_key), "the route answers by itself")
+                .report_to(section.reader);
+        }
+    }
+    for change in up.iter().chain(&down) {
+        if let Action::Set(HeaderText::Made(text)) | Action::Add(HeaderText::Made(text)) =
+            &change.value.action
+        {
+            check_variables(section, path.as_ref(), text, &change.span);
+        }
+    }
+    if let Some(Target::Redirect(redirect)) = &answer {
+        let span = section.key_span("redirect");
+        check_variables(section, path.as_ref(), redirect.to(), &span);
+    }
+    check_settle(section, route.settle.as_ref(), &down);
+    route.headers_up = values(up);
+    route.headers_down = values(down);
+    answer
+}
+
+/// Reports a change of the header by which the upstream settles the cost.
+fn check_settle(
+    section: &Section<'_>,
+    settle: Option<&HeaderName>,
+    headers_down: &[Located<HeaderChange>],
+) {
+    let same = headers_down
+        .iter()
+        .find(|change| Some(&change.value.name) == settle);
+    if let Some(change) = same {
+        contradiction(format!("`{}` never reaches the client", change.value.name))
+            .at(&change.span, "is changed")
+            .at(
+                &section.value_span("settle"),
+                "settles, and is taken off by that",
+            )
+            .report_to(section.reader);
+    }
+}
+
+fn check_variables(
+    section: &Section<'_>,
+    path: Option<&PathPattern>,
+    text: &Template,
+    span: &TextSpan,
+) {
+    if let Some(unknown) = path.and_then(|path| text.unknown_to(path)) {
+        let message = format!("the path has nothing for `{{{unknown}}}`");
+        Diagnostic::new(Code::NoSuchParameter, message)
+            .at(span, "asked for here")
+            .at(&section.value_span("path"), "paths of the route")
+            .report_to(section.reader);
+    }
+}
+
+fn check_prefix(section: &Section<'_>, prefix: &Prefix, path: Option<&PathPattern>, case: Case) {
+    let whole = path.map(|path| path.clone().in_case(case));
+    let begin = prefix.clone().in_case(case);
+    if whole.is_some_and(|whole| !whole.begins_with(begin.as_str())) {
+        let help = format!("write for example `path = \"{}/*\"`", prefix.as_str());
+        contradiction("not every path begins with this")
+            .at(&section.value_span("strip_prefix"), "is taken off")
+            .at(&section.value_span("path"), "paths of the route")
+            .help(help)
+            .report_to(section.reader);
+    }
 }

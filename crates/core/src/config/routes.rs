@@ -3,33 +3,23 @@
 mod limits;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use super::definitions::{DEFAULT, Definitions};
-use super::diagnostic::{Code, Diagnostic, TextSpan};
-use super::reader::{Located, values};
-use super::route::RawRoute;
-use super::section::proxy_setting;
-use crate::limit::Limit;
+use super::route::{DefinedRoute, NO_UPSTREAM, default_route};
+use super::*;
 use crate::path::{CanonicalPath, Case};
-use crate::route::template::Template;
-use crate::route::{
-    Action, CostSource, HeaderText, HostPattern, PathPattern, Route, RouteTable, Target,
-};
-
-/// The upstream of routes in files that forward nothing.
-const NO_UPSTREAM: usize = 0;
+use crate::route::{HostPattern, Route, RouteTable, Target};
 
 /// The table of all routes; `None` if there is none or two routes are in conflict.
 pub(super) fn compile(
     definitions: &mut Definitions<'_>,
-    mut raw: Vec<RawRoute>,
+    mut defined: Vec<DefinedRoute>,
     upstream: Option<&Located<Option<String>>>,
 ) -> Option<RouteTable> {
     let forwards = definitions.reader.surroundings.forwards;
     if !forwards {
-        refuse_unlimited(definitions, &raw);
-    } else if raw.is_empty() && upstream.is_none() {
+        refuse_unlimited(definitions, &defined);
+    } else if defined.is_empty() && upstream.is_none() {
         report_no_forwarding(definitions);
     }
     let default = default_target(definitions, upstream);
@@ -37,113 +27,76 @@ pub(super) fn compile(
         true => upstream.map(|text| text.span.clone()),
         false => Some(0..0),
     };
-    if let Some(span) = default_span.filter(|_| !raw.iter().any(takes_everything)) {
-        raw.push(default_route(&span, &raw));
+    if let Some(span) = default_span.filter(|_| !defined.iter().any(takes_everything)) {
+        let names = || defined.iter().filter_map(|route| route.name.as_ref());
+        let is_taken = |name: &str| names().any(|other| other.value == name);
+        let name = unique_name(DEFAULT.to_owned(), is_taken);
+        let section = Section::absent(definitions.reader, "route", span);
+        defined.push(default_route(section, definitions.inherited, name));
     }
-    let names = route_names(definitions, &raw);
-    let chosen = limits::choose_all(definitions, &raw, &names);
+    name_routes(definitions, &mut defined);
+    let chosen = limits::choose_all(definitions, &defined);
     let mut routes = Vec::new();
     let mut spans = Vec::new();
     let mut is_broken = false;
-    for ((raw, name), chosen) in raw.into_iter().zip(names).zip(chosen) {
-        let span = raw.path_span();
-        let target = target(definitions, &raw, default.as_ref());
-        check_forwarding(definitions, &raw);
-        let limits = limits::check_all(definitions, &raw, &chosen);
-        let (Some(path), Some(target)) = (&raw.path, target) else {
+    for (one, chosen) in defined.into_iter().zip(chosen) {
+        let target = target(definitions, &one, default.as_ref());
+        let limits = limits::check_all(definitions, &one, &chosen);
+        let Some(target) = target.filter(|_| one.has_path) else {
             is_broken = true;
             continue;
         };
-        let case = case_of(definitions, &raw, routes.len(), &span);
-        let path = path.value.clone().in_case(case);
-        let parts = RouteParts {
-            name,
-            path,
-            target,
-            limits,
-            case,
-        };
-        routes.push(route(definitions, raw, parts, routes.len()));
-        spans.push(span);
+        if !one.says_case {
+            let route = Located::new(routes.len(), &one.path_span);
+            definitions.without_case.push(route);
+        }
+        let mut route = one.route;
+        route.number = routes.len();
+        route.affinity = definitions.balance_key(&target);
+        route.target = target;
+        route.limits = limits;
+        routes.push(route);
+        spans.push(one.path_span);
     }
     table(definitions, routes, &spans).filter(|_| !is_broken)
 }
 
-/// The compiled parts of a route.
-struct RouteParts {
-    name: String,
-    path: PathPattern,
-    target: Target,
-    limits: Vec<Arc<Limit>>,
-    case: Case,
-}
-
-fn route(definitions: &Definitions<'_>, raw: RawRoute, parts: RouteParts, number: usize) -> Route {
-    let case = parts.case;
-    let cost = raw.cost.map(|cost| cost.value);
-    let forwarding = raw.forwarding;
-    let strip_prefix = forwarding.strip_prefix;
-    Route {
-        number,
-        name: Arc::from(parts.name),
-        host: raw.host.unwrap_or(HostPattern::Any),
-        path: parts.path,
-        case,
-        methods: raw.methods,
-        headers: raw.headers,
-        affinity: definitions.balance_key(&parts.target),
-        target: parts.target,
-        limits: parts.limits,
-        cost: cost.unwrap_or(CostSource::Fixed(1)),
-        settle: raw.settle.map(|name| name.value),
-        refund: raw.refund.map(|set| set.value).unwrap_or_default(),
-        strip_prefix: strip_prefix.map(|prefix| prefix.value.in_case(case)),
-        add_prefix: forwarding.add_prefix.map(|prefix| prefix.value),
-        body_limit: forwarding
-            .body_limit
-            .unwrap_or(definitions.inherited.max_body),
-        headers_up: values(forwarding.headers_up),
-        headers_down: values(forwarding.headers_down),
-        timeout: raw.timeout,
-    }
-}
-
-/// The name of each route: its `name`, or its methods, host and path.
-fn route_names(definitions: &Definitions<'_>, raw: &[RawRoute]) -> Vec<String> {
+/// Names each route: by its `name`, or by its methods, host and path.
+fn name_routes(definitions: &Definitions<'_>, routes: &mut [DefinedRoute]) {
     let mut taken: HashMap<String, TextSpan> = HashMap::new();
-    for name in raw.iter().filter_map(|route| route.name.as_ref()) {
+    for name in routes.iter().filter_map(|route| route.name.as_ref()) {
         if let Some(first) = taken.get(&name.value) {
-            Diagnostic::new(
-                Code::Duplicate,
-                format!("two routes are called `{}`", name.value),
-            )
-            .at(&name.span, "")
-            .at(first, "first here")
-            .report_to(definitions.reader);
+            duplicate(format!("two routes are called `{}`", name.value))
+                .at(&name.span, "")
+                .at(first, "first here")
+                .report_to(definitions.reader);
         }
         taken.entry(name.value.clone()).or_insert(name.span.clone());
     }
-    let mut names = Vec::new();
-    for route in raw {
+    for route in routes {
         let name = match &route.name {
             Some(name) => name.value.clone(),
             None => unique_name(derived_name(route), |name| taken.contains_key(name)),
         };
         taken.entry(name.clone()).or_insert(route.span.clone());
-        names.push(name);
+        route.route.name = name.into();
     }
-    names
 }
 
 /// `POST example.com/login`
-fn derived_name(route: &RawRoute) -> String {
-    let methods: Vec<_> = route.methods.iter().map(http::Method::as_str).collect();
+fn derived_name(route: &DefinedRoute) -> String {
+    let methods: Vec<_> = route
+        .route
+        .methods
+        .iter()
+        .map(http::Method::as_str)
+        .collect();
     let space = if methods.is_empty() { "" } else { " " };
     let methods = methods.join(",");
     format!("{methods}{space}{}{}", route.host_text, route.path_text)
 }
 
-fn unique_name(name: String, is_taken: impl Fn(&str) -> bool) -> String {
+pub(super) fn unique_name(name: String, is_taken: impl Fn(&str) -> bool) -> String {
     let mut unique = name.clone();
     let mut number = 1;
     while is_taken(&unique) {
@@ -153,15 +106,11 @@ fn unique_name(name: String, is_taken: impl Fn(&str) -> bool) -> String {
     unique
 }
 
-/// Reports upstreams in a file that forwards nothing, and a file that limits nothing.
-fn refuse_unlimited(definitions: &Definitions<'_>, routes: &[RawRoute]) {
-    for upstream in routes.iter().filter_map(|route| route.upstream.as_ref()) {
-        let finding = proxy_setting("route.upstream", &upstream.span);
-        definitions.reader.report(finding);
-    }
-    let is_limited = |route: &RawRoute| {
+/// Reports a file that limits nothing.
+fn refuse_unlimited(definitions: &Definitions<'_>, routes: &[DefinedRoute]) {
+    let is_limited = |route: &DefinedRoute| {
         let limits = route.limits.as_ref();
-        limits.is_some_and(|limits| !limits.value.is_empty())
+        limits.is_some_and(|limits| !limits.is_empty())
     };
     if !definitions.has_default_limit() && !routes.iter().any(is_limited) {
         let help = "write `[limit.default]` with a `rate`, or a `[[route]]` with `limits`";
@@ -178,22 +127,6 @@ fn report_no_forwarding(definitions: &Definitions<'_>) {
     let nothing = Diagnostic::new(Code::MissingKey, "the file forwards nothing");
     let help = "write `upstream = \"http://127.0.0.1:3000\"` at the top, or a `[[route]]`";
     definitions.reader.report(nothing.help(help));
-}
-
-/// Whether letter case tells the paths of a route apart. Remembers routes for which the file does
-/// not say it: a note may ask for it.
-fn case_of(
-    definitions: &mut Definitions<'_>,
-    raw: &RawRoute,
-    number: usize,
-    path: &TextSpan,
-) -> Case {
-    let given = raw.case.or(definitions.inherited.case);
-    if given.is_none() {
-        let route = Located::new(number, path);
-        definitions.without_case.push(route);
-    }
-    given.unwrap_or_default()
 }
 
 /// The table, unless two routes match the same requests.
@@ -224,148 +157,57 @@ fn table(
 }
 
 /// Whether a route is the catch-all that the default route would be.
-fn takes_everything(raw: &RawRoute) -> bool {
+fn takes_everything(defined: &DefinedRoute) -> bool {
+    let route = &defined.route;
     let root = CanonicalPath::parse("/any/path/at/all");
-    raw.host
-        .as_ref()
-        .is_none_or(|host| *host == HostPattern::Any)
-        && raw.methods.is_empty()
-        && raw.headers.is_empty()
-        && raw.path.as_ref().is_some_and(|path| {
-            path.value.params().next().is_none()
-                && root.as_ref().is_ok_and(|root| path.value.matches(root))
-        })
+    route.host == HostPattern::Any
+        && route.methods.is_empty()
+        && route.headers.is_empty()
+        && defined.has_path
+        && route.path.params().next().is_none()
+        && root.is_ok_and(|root| route.path.matches(&root))
 }
 
 /// The `upstream` at the top by its index; `None` inside if it could not be read.
-struct DefaultTarget(Option<usize>);
-
 fn default_target(
     definitions: &mut Definitions<'_>,
     upstream: Option<&Located<Option<String>>>,
-) -> Option<DefaultTarget> {
+) -> Option<Option<usize>> {
     let upstream = upstream?;
     let text = upstream.value.clone();
     let text = text.map(|text| Located::new(text, &upstream.span));
-    let index = text.and_then(|text| definitions.find_upstream(&text));
-    Some(DefaultTarget(index))
+    Some(text.and_then(|text| definitions.find_upstream(&text)))
 }
 
 /// The target of a route. Reports a route without one.
 fn target(
     definitions: &mut Definitions<'_>,
-    raw: &RawRoute,
-    default: Option<&DefaultTarget>,
+    route: &DefinedRoute,
+    default: Option<&Option<usize>>,
 ) -> Option<Target> {
     if !definitions.reader.surroundings.forwards {
         return Some(Target::Upstream(NO_UPSTREAM));
     }
-    if let Some(answer) = &raw.forwarding.answer {
-        return answer.value.clone();
+    if route.answers {
+        return route.answer.clone();
     }
-    let index = match &raw.upstream {
+    let index = match &route.upstream {
         Some(text) => definitions.find_upstream(text),
         None => {
             if default.is_none() && !definitions.reader.has_misplaced("upstream") {
-                report_missing_upstream(definitions, raw);
+                report_missing_upstream(definitions, route);
             }
-            default.and_then(|default| default.0)
+            default.copied().flatten()
         }
     };
     index.map(Target::Upstream)
 }
 
-fn report_missing_upstream(definitions: &Definitions<'_>, raw: &RawRoute) {
+fn report_missing_upstream(definitions: &Definitions<'_>, route: &DefinedRoute) {
     let first = definitions.upstreams.first();
     let example = first.map_or("http://127.0.0.1:3000", |one| &one.settings.name);
     Diagnostic::new(Code::MissingKey, "`route` has no `upstream`")
-        .at(&raw.span, "")
+        .at(&route.span, "")
         .help(format!("write for example `upstream = \"{example}\"`"))
         .report_to(definitions.reader);
-}
-
-/// The catch-all route that the top-level `upstream` makes.
-fn default_route(upstream: &TextSpan, others: &[RawRoute]) -> RawRoute {
-    let names = || others.iter().filter_map(|route| route.name.as_ref());
-    let is_taken = |name: &str| names().any(|other| other.value == name);
-    let name = unique_name(DEFAULT.to_owned(), is_taken);
-    let path = PathPattern::parse("/*").ok();
-    RawRoute {
-        span: upstream.clone(),
-        name: Some(Located::new(name, upstream)),
-        path: path.map(|path| Located::new(path, upstream)),
-        path_text: "/*".to_owned(),
-        ..RawRoute::default()
-    }
-}
-
-/// Reports changes that do not fit.
-fn check_forwarding(definitions: &Definitions<'_>, raw: &RawRoute) {
-    check_prefix(definitions, raw);
-    let forwarding = &raw.forwarding;
-    for change in forwarding.headers_up.iter().chain(&forwarding.headers_down) {
-        if let Action::Set(HeaderText::Made(text)) | Action::Add(HeaderText::Made(text)) =
-            &change.value.action
-        {
-            check_variables(definitions, raw, text, &change.span);
-        }
-    }
-    if let Some(answer) = &forwarding.answer
-        && let Some(Target::Redirect(redirect)) = &answer.value
-    {
-        check_variables(definitions, raw, redirect.to(), &answer.span);
-    }
-    let Some(settle) = &raw.settle else { return };
-    let same = forwarding
-        .headers_down
-        .iter()
-        .find(|change| change.value.name == settle.value);
-    if let Some(change) = same {
-        let message = format!("`{}` never reaches the client", settle.value);
-        Diagnostic::new(Code::Contradiction, message)
-            .at(&change.span, "is changed")
-            .at(&settle.span, "settles, and is taken off by that")
-            .report_to(definitions.reader);
-    }
-}
-
-/// Reports a variable that the path of the route does not have.
-fn check_variables(
-    definitions: &Definitions<'_>,
-    raw: &RawRoute,
-    text: &Template,
-    span: &TextSpan,
-) {
-    let Some(path) = &raw.path else { return };
-    if let Some(unknown) = text.unknown_to(&path.value) {
-        Diagnostic::new(
-            Code::NoSuchParameter,
-            format!("the path has nothing for `{{{unknown}}}`"),
-        )
-        .at(span, "asked for here")
-        .at(&path.span, "paths of the route")
-        .report_to(definitions.reader);
-    }
-}
-
-/// Reports a `strip_prefix` that some path of the route does not begin with.
-fn check_prefix(definitions: &Definitions<'_>, raw: &RawRoute) {
-    let (Some(path), Some(prefix)) = (&raw.path, &raw.forwarding.strip_prefix) else {
-        return;
-    };
-    let case = raw.case.or(definitions.inherited.case).unwrap_or_default();
-    let (whole, begin) = (
-        path.value.clone().in_case(case),
-        prefix.value.clone().in_case(case),
-    );
-    if !whole.begins_with(begin.as_str()) {
-        Diagnostic::new(Code::Contradiction, "not every path begins with this")
-            .at(&prefix.span, "is taken off")
-            .at(&path.span, "paths of the route")
-            .help(format!(
-                "write for example `path = \"{}/*\"`",
-                prefix.value.as_str()
-            ))
-            .report_to(definitions.reader);
-    }
 }

@@ -69,7 +69,6 @@ impl<'r> Section<'r> {
         self.reader.declare(&self.pattern, key, kind);
     }
 
-    /// Declares a key and returns its value, if the file has it.
     pub(super) fn take(
         &mut self,
         key: &'static str,
@@ -79,7 +78,6 @@ impl<'r> Section<'r> {
         self.peek(key)
     }
 
-    /// The value of a key, without declaring the key.
     pub(super) fn peek(&self, key: &str) -> Option<&'r Spanned<DeValue<'r>>> {
         self.table.and_then(|table| table.get(key))
     }
@@ -94,10 +92,10 @@ impl<'r> Section<'r> {
         entry.map_or_else(|| self.span.clone(), |(key, _)| key.span())
     }
 
-    /// The place of a key's name in a table within this one, if the file has it.
-    fn span_within(&self, table: &str, key: &str) -> Option<TextSpan> {
-        let table = self.peek(table)?.get_ref().as_table()?;
-        Some(table.get_key_value(key)?.0.span())
+    /// The place of a key's value; the section's own name if the file does not have the key.
+    pub(super) fn value_span(&self, key: &str) -> TextSpan {
+        self.peek(key)
+            .map_or_else(|| self.span.clone(), Spanned::span)
     }
 
     /// The full name of a key: `limit.login.rate`.
@@ -113,7 +111,6 @@ impl<'r> Section<'r> {
         &self.pattern
     }
 
-    /// Reports a value of the wrong kind.
     pub(super) fn wrong_type(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
         let found = kind_name(value.get_ref());
         let message = format!("`{}` must be {wanted}", self.full_key(key));
@@ -158,7 +155,6 @@ impl<'r> Section<'r> {
             .report_to(self.reader);
     }
 
-    /// Reports the key as missing, unless the section has it.
     pub(super) fn require(&self, key: &str, example: &str) {
         if !self.has(key) {
             self.missing(key, example);
@@ -191,7 +187,6 @@ impl<'r> Section<'r> {
             .report_to(self.reader);
     }
 
-    /// A table within this one.
     pub(super) fn section(&mut self, key: &'static str) -> Section<'r> {
         let value = self.take(key, || ValueKind::Table);
         let table = value.and_then(|value| match value.get_ref() {
@@ -257,7 +252,6 @@ impl<'r> Section<'r> {
         found
     }
 
-    /// The tables `[[key]]`, in the file's order.
     pub(super) fn list(&mut self, key: &'static str) -> Vec<Section<'r>> {
         let Some(value) = self.take(key, || ValueKind::Tables) else {
             return Vec::new();
@@ -279,7 +273,6 @@ impl<'r> Section<'r> {
         found
     }
 
-    /// A table that stands in this one under `key`.
     pub(super) fn inner(
         &self,
         key: &str,
@@ -307,10 +300,27 @@ impl<'r> Section<'r> {
         all
     }
 
+    /// Whether a key is a proxy's, and the file only limits a service that listens by itself.
+    fn is_misplaced(&self, key: &str) -> bool {
+        let mut settings = PROXY_SETTINGS
+            .iter()
+            .filter(|(section, _)| *section == self.pattern);
+        let is_proxys = settings.any(|(_, keys)| keys.split(' ').any(|one| one == key));
+        is_proxys && !self.reader.surroundings.forwards
+    }
+
     /// Ends the section: reports every key that no reader declared, except notes (`x-`).
     pub(super) fn finish(self) {
         for (key, value) in self.entries() {
             let text = key.value.as_str();
+            if self.is_misplaced(text) {
+                let message = format!("`{}` is a proxy's setting", self.full_key(text));
+                Diagnostic::new(Code::UnknownKey, message)
+                    .at(&key.span, "not a setting here")
+                    .note(NOT_A_PROXY)
+                    .report_to(self.reader);
+                continue;
+            }
             if text.starts_with("x-") || self.declared.contains(&text) {
                 continue;
             }
@@ -328,7 +338,6 @@ impl<'r> Section<'r> {
         }
     }
 
-    /// Adds advice for an unknown key.
     fn advise(&self, finding: Diagnostic, key: &str, value: &DeValue<'_>) -> Diagnostic {
         if PLANNED.contains(&(self.pattern.as_str(), key)) {
             return finding.note("planned; this version does not have it yet");
@@ -364,41 +373,20 @@ impl<'r> Section<'r> {
     }
 }
 
-/// Settings of the top of a file that only a proxy has.
-const PROXY_SECTIONS: [&str; 6] = ["listen", "tls", "admin", "upstream", "server", "tracing"];
-/// Settings of `[log]` for the access log and the admin. A service with limits has its own.
-const PROXY_LOG_KEYS: [&str; 5] = ["access", "format", "sample_allowed", "keys", "silence"];
+const NOT_A_PROXY: &str =
+    "these limits stand before a service that listens, answers and logs by itself";
 
-/// Files that only limit a service that listens, answers and logs by itself.
-impl Section<'_> {
-    /// Reports the settings of a proxy in such a file.
-    pub(super) fn refuse_proxy_settings(&self) {
-        for key in PROXY_SECTIONS.iter().filter(|key| self.has(key)) {
-            self.refuse_proxy_setting(key);
-        }
-        for key in PROXY_LOG_KEYS {
-            if let Some(span) = self.span_within("log", key) {
-                let finding = proxy_setting(&format!("log.{key}"), &span);
-                self.reader.report(finding);
-            }
-        }
-    }
+/// Settings that only a proxy has, by section. A service with limits listens, answers and logs by
+/// itself.
+const PROXY_SETTINGS: &[(&str, &str)] = &[
+    ("", "listen tls admin upstream server tracing"),
+    ("log", "access format sample_allowed keys silence"),
+    (
+        "route",
+        "upstream strip_prefix add_prefix body_limit headers_up headers_down respond redirect",
+    ),
+];
 
-    /// Reports one setting that only a proxy has.
-    pub(super) fn refuse_proxy_setting(&self, key: &str) {
-        let finding = proxy_setting(&self.full_key(key), &self.key_span(key));
-        self.reader.report(finding);
-    }
-}
-
-/// The finding for a setting that only a proxy has.
-pub(super) fn proxy_setting(key: &str, span: &TextSpan) -> Diagnostic {
-    Diagnostic::new(Code::UnknownKey, format!("`{key}` is a proxy's setting"))
-        .at(span, "not a setting here")
-        .note("these limits stand before a service that listens, answers and logs by itself")
-}
-
-/// The rule for names that the file chooses.
 pub(super) const NAME_FORM: &str = "1 to 64 of `a-z`, `0-9`, `_` and `-`";
 
 pub(super) fn is_name(text: &str) -> bool {
@@ -407,7 +395,6 @@ pub(super) fn is_name(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(fits)
 }
 
-/// The name of a value's kind, for labels.
 fn kind_name(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "this is a string",

@@ -1,14 +1,11 @@
-//! `[server]`, `[client_ip]` and `[log]`: clients' connections, the process and its logs.
+//! `[server]`, `[client_ip]`, `[log]` and `admin`: clients' connections, the process, its logs and
+//! the listener for operators.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::address;
-use super::diagnostic::{Code, Diagnostic};
-use super::habits::nearest;
-use super::reader::{Located, ValueKind, values};
-use super::section::Section;
-use super::values::{DAY, TextForm, UP_TO_A_DAY, header_name};
+use super::*;
 use crate::client::ClientIp;
 
 const MIB: u64 = 1 << 20;
@@ -23,39 +20,25 @@ pub struct ServerSettings {
     /// Client connections at once of one address (IPv6: of one /64) that is no trusted proxy;
     /// `None` for no bound.
     pub max_connections_per_ip: Option<usize>,
-    /// From a request's first byte to the end of its head.
     pub header_timeout: Duration,
-    /// The longest wait before a connection's first byte, and between two requests.
     pub idle_timeout: Duration,
-    /// Between two reads of a request's body, and between two writes to a slow reader.
     pub body_timeout: Duration,
-    /// Bytes in a request's head.
     pub max_header_bytes: usize,
-    /// Header lines in a request.
     pub max_headers: usize,
-    /// Whether connections begin with a header that names the client.
     pub proxy_protocol: ProxyProtocol,
-    /// Whether clients may speak HTTP/2.
     pub http2: bool,
     /// The port of `https` to which plain requests are redirected.
     pub https_port: Option<u16>,
-    /// Requests at once on a connection of HTTP/2.
     pub max_streams: u32,
     /// Bytes in a request's body; `None` for no bound.
     pub max_body: Option<u64>,
-    /// How long requests under way may take after SIGTERM.
     pub drain_timeout: Duration,
-    /// How long idle connections stay open after SIGTERM for one more request.
     pub drain_idle: Duration,
-    /// How long requests and tunnels under way may take after an upgrade.
     pub handover_timeout: Duration,
-    /// The file that gets the process's id once the process serves.
     pub pid_file: Option<PathBuf>,
-    /// The socket for commands to the running process.
     pub control: Control,
 }
 
-/// A socket for commands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
     /// At a path that follows from the configuration's path.
@@ -70,24 +53,19 @@ pub enum Control {
 pub enum ProxyProtocol {
     #[default]
     Off,
-    /// Some do.
     Optional,
-    /// All do, and other peers may not connect.
     Required,
 }
 
 /// `[log]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogSettings {
-    /// The file that gets one JSON line per decision, for audits.
     pub decisions: Option<PathBuf>,
     /// The access log's form; `None` is text on a terminal and JSON otherwise.
     pub format: Option<LogFormat>,
-    /// The target of the access log.
     pub access: LogTarget,
     /// The share of allowed requests in the access log, 0 to 1. All other requests are in it.
     pub sample_allowed: f64,
-    /// How client keys appear.
     pub keys: LogKeys,
     /// Findings, of [`FINDINGS`], that are not logged.
     pub silence: Vec<&'static str>,
@@ -103,18 +81,14 @@ pub const FINDINGS: [&str; 6] = [
     "store-full",
 ];
 
-/// The access log's form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Short lines for people.
     Text,
-    /// One JSON object per line.
     Json,
     /// The combined format of Apache and nginx.
     Combined,
 }
 
-/// The target of log lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogTarget {
     Off,
@@ -124,14 +98,10 @@ pub enum LogTarget {
     File(PathBuf),
 }
 
-/// How client keys appear in logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogKeys {
-    /// A prefix of the keyed hash.
     Hash,
-    /// The key itself, only on demand.
     Plain,
-    /// Not at all.
     Off,
 }
 
@@ -146,17 +116,12 @@ pub(super) fn read(top: &mut Section<'_>) -> ServerSettings {
         0 => cores(),
         workers => workers,
     };
-    let per_ip = section.optional_integer("max_connections_per_ip", 1..=10_000_000);
-    let https_port = section.optional_integer("https_port", 1..=65_535);
-    let max_body = section.size_or_unlimited("max_body");
     let drain_timeout = section.duration("drain_timeout", ANY_WAIT);
     let handover_timeout = section.optional_duration("handover_timeout", ANY_WAIT);
-    let pid_file = section.parse("pid_file", TextForm::PATH, file_path);
-    let control = section.parse("control", CONTROL, parse_control);
     let settings = ServerSettings {
         workers,
         max_connections: section.integer("max_connections", 1..=10_000_000),
-        max_connections_per_ip: per_ip.map(|most| most.value),
+        max_connections_per_ip: section.optional_integer("max_connections_per_ip", 1..=10_000_000),
         header_timeout: section.duration("header_timeout", UP_TO_A_DAY),
         idle_timeout: section.duration("idle_timeout", UP_TO_A_DAY),
         body_timeout: section.duration("body_timeout", UP_TO_A_DAY),
@@ -164,15 +129,17 @@ pub(super) fn read(top: &mut Section<'_>) -> ServerSettings {
         max_header_bytes: section.size("max_header_bytes", 8 << 10..=MIB),
         max_headers: section.integer("max_headers", 1..=1000),
         proxy_protocol,
-        https_port: https_port.map(|port| port.value),
+        https_port: section.optional_integer("https_port", 1..=65_535),
         http2: section.boolean("http2"),
         max_streams: section.integer("max_streams", 1..=10_000),
-        max_body: max_body.unwrap_or(Some(100 * MIB)),
+        max_body: section
+            .size_or_unlimited("max_body")
+            .unwrap_or(Some(100 * MIB)),
         drain_timeout,
         drain_idle: section.duration("drain_idle", ANY_WAIT),
-        handover_timeout: handover_timeout.map_or(drain_timeout, |timeout| timeout.value),
-        pid_file: pid_file.map(|path| section.path(path.value)),
-        control: match control.map(|control| control.value) {
+        handover_timeout: handover_timeout.unwrap_or(drain_timeout),
+        pid_file: section.file_path("pid_file"),
+        control: match section.parse("control", CONTROL, parse_control) {
             Some(Control::At(path)) => Control::At(section.path(path)),
             control => control.unwrap_or(Control::Derived),
         },
@@ -190,16 +157,13 @@ fn read_proxy_protocol(top: &mut Section<'_>) -> ProxyProtocol {
     ];
     let mode = top.word("proxy_protocol", &words);
     if mode != ProxyProtocol::Off && !top.has("trusted_proxies") {
-        Diagnostic::new(
-            Code::Contradiction,
-            "`proxy_protocol` without `trusted_proxies`",
-        )
-        .at(
-            &top.key_span("proxy_protocol"),
-            "nobody may say whom a connection is from",
-        )
-        .help("name who may: `trusted_proxies = [\"10.0.0.0/8\"]`")
-        .report_to(top.reader);
+        contradiction("`proxy_protocol` without `trusted_proxies`")
+            .at(
+                &top.key_span("proxy_protocol"),
+                "nobody may say whom a connection is from",
+            )
+            .help("name who may: `trusted_proxies = [\"10.0.0.0/8\"]`")
+            .report_to(top.reader);
     }
     mode
 }
@@ -221,14 +185,21 @@ fn file_path(text: &str) -> Result<PathBuf, &'static str> {
     }
 }
 
-/// Reads `trusted_proxies` and `[client_ip]`.
+impl Section<'_> {
+    /// The path of a file that the proxy writes.
+    fn file_path(&mut self, key: &'static str) -> Option<PathBuf> {
+        let path = self.parse(key, TextForm::PATH, file_path)?;
+        Some(self.path(path))
+    }
+}
+
 pub(super) fn read_client_ip(top: &mut Section<'_>) -> ClientIp {
     let trusted = top.parse_list("trusted_proxies", TextForm::NETWORK, address::network);
     let mut section = top.section("client_ip");
     let header = section.parse("header", TextForm::HEADER_NAME, header_name);
     let client_ip = ClientIp {
         trusted: values(trusted),
-        header: header.map_or(ClientIp::default().header, |header| header.value),
+        header: header.unwrap_or(ClientIp::default().header),
         ipv6_prefix: section.integer("ipv6_prefix", 16..=128),
         ipv4_prefix: section.integer("ipv4_prefix", 8..=32),
     };
@@ -257,12 +228,10 @@ pub(super) fn read_log(mut section: Section<'_>) -> LogSettings {
         "stderr" => Ok(LogTarget::Stderr),
         text => file_path(text).map(LogTarget::File),
     };
-    let decisions = section.parse("decisions", TextForm::PATH, file_path);
-    let access = section.parse("access", TARGET, target);
     let settings = LogSettings {
-        decisions: decisions.map(|path| section.path(path.value)),
-        format: (section.optional_word("format", &formats)).map(|format| format.value),
-        access: match access.map(|target| target.value) {
+        decisions: section.file_path("decisions"),
+        format: section.optional_word("format", &formats),
+        access: match section.parse("access", TARGET, target) {
             Some(LogTarget::File(path)) => LogTarget::File(section.path(path)),
             target => target.unwrap_or(LogTarget::Stdout),
         },
@@ -274,11 +243,9 @@ pub(super) fn read_log(mut section: Section<'_>) -> LogSettings {
     settings
 }
 
-/// Reads `silence`: ids of findings.
 fn silence(section: &mut Section<'_>) -> Vec<&'static str> {
     section.declare("silence", || ValueKind::Words(FINDINGS.to_vec()));
-    let texts = section.texts("silence").map(|texts| texts.value);
-    let texts = texts.unwrap_or_default().into_iter();
+    let texts = section.texts("silence").unwrap_or_default().into_iter();
     let known = |text: Located<String>| {
         let found = FINDINGS.into_iter().find(|id| *id == text.value);
         if found.is_none() {
@@ -291,15 +258,104 @@ fn silence(section: &mut Section<'_>) -> Vec<&'static str> {
 
 fn report_unknown_finding(section: &Section<'_>, text: &Located<String>) {
     let all = FINDINGS.map(|id| format!("`{id}`")).join(", ");
-    let help = match nearest(&text.value, FINDINGS) {
-        Some(id) => format!("did you mean `{id}`?"),
-        None => format!("write some of {all}"),
+    let message = format!("`log.silence` names no finding: `{}`", text.value);
+    Diagnostic::new(Code::UnknownWord, message)
+        .at(&text.span, "nothing that is found is called so")
+        .help(did_you_mean(
+            &text.value,
+            FINDINGS,
+            format!("write some of {all}"),
+        ))
+        .report_to(section.reader);
+}
+
+/// Bytes of a token, at least: a shorter one can be guessed.
+const SHORTEST_TOKEN: usize = 16;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminSettings {
+    pub address: SocketAddr,
+    /// The token of a file, for requests that change something; otherwise one is made at the start.
+    pub token: Option<Secret<Vec<u8>>>,
+    pub hosts: Vec<String>,
+}
+
+/// Reads the three keys at the top of a file.
+pub(super) fn read_admin(top: &mut Section<'_>) -> Option<Located<AdminSettings>> {
+    let address = top.parse("admin", TextForm::LISTEN, tcp_address);
+    let span = top.value_span("admin");
+    let token = top.long_secret("admin_token_file", SHORTEST_TOKEN, "token");
+    let host_form = TextForm::new(Code::BadName, "the name of a host");
+    let hosts = values(top.parse_list("admin_hosts", host_form, host_name));
+    let Some(address) = address else {
+        let named = [
+            ("admin_token_file", token.is_some()),
+            ("admin_hosts", !hosts.is_empty()),
+        ];
+        let is_absent = !top.has("admin");
+        for (key, _) in named.iter().filter(|(_, is_set)| *is_set && is_absent) {
+            contradiction(format!("`{key}` needs `admin`"))
+                .at(&top.key_span(key), "")
+                .help("write for example `admin = \"127.0.0.1:9180\"` at the top")
+                .report_to(top.reader);
+        }
+        return None;
     };
-    Diagnostic::new(
-        Code::UnknownWord,
-        format!("`log.silence` names no finding: `{}`", text.value),
-    )
-    .at(&text.span, "nothing that is found is called so")
-    .help(help)
-    .report_to(section.reader);
+    if !address.ip().is_loopback() && !top.has("admin_token_file") {
+        Diagnostic::new(
+            Code::OpenAdmin,
+            "`admin` is open to others, and has no token",
+        )
+        .at(&span, "other machines can reach this address")
+        .help("name a file in `admin_token_file`, or write `admin = \"127.0.0.1:9180\"`")
+        .report_to(top.reader);
+    }
+    let settings = AdminSettings {
+        address,
+        token: token.map(Secret),
+        hosts,
+    };
+    Some(Located::new(settings, &span))
+}
+
+/// Reports an `admin` on the port of another line of `listen`: only one of them could be bound.
+/// The same address twice is reported elsewhere.
+pub(super) fn check_admin_port(
+    reader: &ConfigReader<'_>,
+    admin: &Located<SocketAddr>,
+    listen: &[Located<Listen>],
+) {
+    let own = admin.value;
+    let has_same_port = |line: &&Located<Listen>| match line.value {
+        Listen::Tcp(other) => {
+            let (a, b) = (own.ip().to_canonical(), other.ip().to_canonical());
+            let is_any = a.is_unspecified() || b.is_unspecified();
+            own.port() == other.port() && own.port() != 0 && own != other && (a == b || is_any)
+        }
+        Listen::Unix(_) => false,
+    };
+    if let Some(line) = listen.iter().find(has_same_port) {
+        let mut diagnostic = contradiction("`admin` is on the port of `listen`")
+            .at(&admin.span, "only one of them can have the port")
+            .help("give it a port of its own: `admin = \"127.0.0.1:9180\"`");
+        if !line.span.is_empty() {
+            diagnostic = diagnostic.at(&line.span, "clients connect here");
+        }
+        reader.report(diagnostic);
+    }
+}
+
+fn tcp_address(text: &str) -> Result<SocketAddr, &'static str> {
+    match address::listen(text)? {
+        Listen::Tcp(address) => Ok(address),
+        Listen::Unix(_) => Err("a socket is no place for a browser; write `127.0.0.1:9180`"),
+    }
+}
+
+fn host_name(text: &str) -> Result<String, &'static str> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    match !text.is_empty() && text.len() <= 253 && text.bytes().all(fits) {
+        true => Ok(text.to_ascii_lowercase()),
+        false => Err("not the name of a host; without a port: `proxy.internal`"),
+    }
 }

@@ -1,39 +1,27 @@
 //! `[store]`: where counts are kept, and what an outage of that place means.
 
-use std::fmt;
 use std::time::Duration;
 
 use toml::de::DeValue;
 
-use super::Secret;
-use super::client_tls;
-use super::diagnostic::{Code, Diagnostic, TextSpan};
 use super::limits::ON_ERROR;
-use super::reader::{Located, ValueKind};
 use super::redis::{self, RedisAddress, RedisSettings, RedisTopology};
-use super::section::Section;
-use super::values::{MS, SECOND, TextForm};
+use super::*;
 use crate::limit::OnError;
 
 const MIB: u64 = 1 << 20;
 
 /// `[store]`
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreSettings {
-    /// The kind of store.
     pub kind: StoreKind,
-    /// The prefix of every key in Redis.
     pub prefix: String,
-    /// The longest wait of a decision.
     pub timeout: Duration,
-    /// The meaning of an outage for limits without a setting of their own.
     pub on_error: OnError,
-    /// The number of proxies that share the store.
     pub fleet: Fleet,
     /// The secret of `hash_key_file`, with which client keys are hashed. Without it a secret is
     /// made once and kept in Redis, or in this process.
-    pub hash_key: Option<[u8; 32]>,
-    /// Keys in the embedded store, at most.
+    pub hash_key: Option<Secret<[u8; 32]>>,
     pub max_keys: usize,
     /// Bytes of the embedded store's counts, at most.
     pub max_memory: usize,
@@ -43,34 +31,15 @@ pub struct StoreSettings {
 /// share of every limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fleet {
-    /// At least this many, and at least 1.
     Fixed(u32),
-    /// As many as are seen alive.
     Auto,
 }
 
-/// The kind of a store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum StoreKind {
-    /// In this process.
+    #[default]
     Memory,
-    /// In Redis or Valkey.
     Redis(RedisSettings),
-}
-
-impl fmt::Debug for StoreSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StoreSettings")
-            .field("kind", &self.kind)
-            .field("prefix", &self.prefix)
-            .field("timeout", &self.timeout)
-            .field("on_error", &self.on_error)
-            .field("fleet", &self.fleet)
-            .field("hash_key", &self.hash_key.map(Secret))
-            .field("max_keys", &self.max_keys)
-            .field("max_memory", &self.max_memory)
-            .finish()
-    }
 }
 
 pub(super) fn read(mut section: Section<'_>) -> StoreSettings {
@@ -84,12 +53,12 @@ pub(super) fn read(mut section: Section<'_>) -> StoreSettings {
     let hash_context = "tidegate 1 store.hash_key_file";
     let settings = StoreSettings {
         kind,
-        prefix: prefix.map_or_else(|| "tidegate:".to_owned(), |prefix| prefix.value),
+        prefix: prefix.unwrap_or_else(|| "tidegate:".to_owned()),
         timeout: section.duration("timeout", MS..=10 * SECOND),
         on_error: section.word("on_error", ON_ERROR),
         fleet: fleet(&mut section, is_shared),
         // The file may hold a secret of any form.
-        hash_key: secret.map(|secret| blake3::derive_key(hash_context, &secret.value)),
+        hash_key: secret.map(|secret| Secret(blake3::derive_key(hash_context, &secret))),
         max_keys: section.integer("max_keys", 1..=1 << 32),
         max_memory: section.size("max_memory", MIB..=1 << 46),
     };
@@ -97,7 +66,6 @@ pub(super) fn read(mut section: Section<'_>) -> StoreSettings {
     settings
 }
 
-/// Reads `fleet`: a number, or `auto`.
 fn fleet(section: &mut Section<'_>, is_shared: bool) -> Fleet {
     section.declare("fleet", || ValueKind::IntegerOrWord(vec!["auto"]));
     let value = section.peek("fleet").map(|value| value.get_ref());
@@ -108,17 +76,20 @@ fn fleet(section: &mut Section<'_>, is_shared: bool) -> Fleet {
     let Some(number) = section.optional_integer("fleet", 1..=100_000) else {
         return Fleet::Auto;
     };
-    if number.value == 1 && is_shared {
+    if number == 1 && is_shared {
         Diagnostic::new(
             Code::LoneFleet,
             "`fleet = 1` says that no other proxy shares this store",
         )
-        .at(&number.span, "what if there is a second one?")
+        .at(
+            &section.value_span("fleet"),
+            "what if there is a second one?",
+        )
         .help("leave it out: proxies count each other")
         .note("a proxy that starts while the store is away would grant each limit in full")
         .report_to(section.reader);
     }
-    Fleet::Fixed(number.value)
+    Fleet::Fixed(number)
 }
 
 /// Checks the prefix of keys in Redis. Braces would choose a slot of a cluster.
@@ -132,8 +103,10 @@ fn prefix(text: &str) -> Result<String, &'static str> {
 
 /// A user and a password that have keys of their own.
 struct Login {
-    username: Option<Located<String>>,
-    password: Option<Located<String>>,
+    username: Option<String>,
+    password: Option<Secret<String>>,
+    /// The place of the first of them, if the file has one.
+    span: Option<TextSpan>,
     /// The key of the password's file, and a path for examples.
     password_key: &'static str,
     example: &'static str,
@@ -149,23 +122,21 @@ impl Login {
         let username = section.text(username_key);
         let secret = section.secret(None, password_key);
         let password = secret.and_then(|secret| {
-            let text = String::from_utf8(secret.value).ok();
+            let text = String::from_utf8(secret).ok();
             if text.is_none() {
-                section.unusable_file(password_key, &secret.span, "not UTF-8");
+                section.unusable_file(password_key, "not UTF-8");
             }
-            text.map(|text| Located::new(text, &secret.span))
+            text.map(Secret)
         });
+        let name_span = username.as_ref().map(|_| section.value_span(username_key));
+        let span = name_span.or(password.as_ref().map(|_| section.value_span(password_key)));
         Login {
             username,
             password,
+            span,
             password_key,
             example,
         }
-    }
-
-    fn span(&self) -> Option<&TextSpan> {
-        let name = self.username.as_ref().map(|name| &name.span);
-        name.or(self.password.as_ref().map(|secret| &secret.span))
     }
 
     /// Sets the user and the password. A user needs a password.
@@ -175,12 +146,8 @@ impl Login {
         username: &mut Option<String>,
         password: &mut Option<Secret<String>>,
     ) {
-        if let Some(name) = self.username {
-            *username = Some(name.value);
-        }
-        if let Some(secret) = self.password {
-            *password = Some(Secret(secret.value));
-        }
+        *username = self.username.or(username.take());
+        *password = self.password.or(password.take());
         if username.is_some() && password.is_none() {
             let key = self.password_key;
             section.require(key, &format!("{key} = \"{}\"", self.example));
@@ -198,14 +165,14 @@ fn redis(section: &mut Section<'_>) -> Option<RedisSettings> {
         "sentinel_password_file",
         "/run/secrets/sentinel",
     );
-    let (tls, tls_span) = client_tls::read(section, "redis-client");
+    let (tls, tls_span) = tls::read_client(section, "redis-client");
     // A URL that could not be read is reported: findings about the other keys would repeat that.
     let is_unread = url.is_none() && (section.has("url") || section.has("urls"));
     let Some(mut redis) = url.flatten() else {
-        let spans = [login.span(), sentinels.span(), tls_span.as_ref()];
-        if let Some(span) = spans.into_iter().flatten().next().filter(|_| !is_unread) {
-            Diagnostic::new(Code::Contradiction, "a login and TLS are for a Redis store")
-                .at(span, "there is no Redis to log in to")
+        let span = login.span.or(sentinels.span).or(tls_span);
+        if let Some(span) = span.filter(|_| !is_unread) {
+            contradiction("a login and TLS are for a Redis store")
+                .at(&span, "there is no Redis to log in to")
                 .help("name one: `url = \"redis://HOST:6379\"`")
                 .report_to(section.reader);
         }
@@ -222,7 +189,7 @@ fn redis(section: &mut Section<'_>) -> Option<RedisSettings> {
         tls.check_host_names(section, "url", hosts, "`name` in `[store.tls]`");
         redis.tls = Some(Box::new(tls));
     } else if let Some(span) = tls_span {
-        Diagnostic::new(Code::Contradiction, "`store.tls` is for a store with TLS")
+        contradiction("`store.tls` is for a store with TLS")
             .at(&span, "the URL is one without")
             .help("write `rediss://`, `rediss+sentinel://` or `rediss+cluster://`")
             .report_to(section.reader);
@@ -235,34 +202,33 @@ fn url(section: &mut Section<'_>) -> Option<Option<RedisSettings>> {
     const FORM: TextForm = TextForm::new(Code::BadUrl, "a store's URL");
     let one = section.parse("url", FORM, redis::parse_url);
     let several = section.texts("urls");
-    if let (Some(one), Some(several)) = (&one, &several) {
-        Diagnostic::new(Code::Contradiction, "`store` has both `url` and `urls`")
-            .at(&several.span, "")
-            .at(&one.span, "")
+    if one.is_some() && several.is_some() {
+        contradiction("`store` has both `url` and `urls`")
+            .at(&section.value_span("urls"), "")
+            .at(&section.value_span("url"), "")
             .help("keep one of them")
             .report_to(section.reader);
     }
-    if let Some(one) = one {
-        return Some(one.value);
+    if one.is_some() {
+        return one;
     }
     let several = several?;
     let written = section
         .peek("urls")
         .and_then(|value| value.get_ref().as_array());
     if written.is_some_and(|urls| urls.is_empty()) {
-        section.out_of_range("urls", &several, "1 URL or more");
+        section.out_of_range("urls", "1 URL or more");
     }
     let mut joined = None;
-    for text in several.value {
+    for text in several {
         let next = section.parse_text("urls", text, FORM, redis::parse_url)?;
         joined = Some(match joined {
             None => next.value,
             Some(first) => match redis::join(first, next.value) {
                 Ok(joined) => joined,
                 Err(why) => {
-                    let message = "`store.urls` must name one store";
-                    let diagnostic =
-                        Diagnostic::new(Code::Contradiction, message).at_error(&next.span, &why);
+                    let diagnostic = contradiction("`store.urls` must name one store")
+                        .at_error(&next.span, &why);
                     section.reader.report(diagnostic);
                     return None;
                 }
@@ -274,17 +240,18 @@ fn url(section: &mut Section<'_>) -> Option<Option<RedisSettings>> {
 
 /// Sets the login of the servers, which the URL may not have as well.
 fn log_in(section: &Section<'_>, redis: &mut RedisSettings, login: Login) {
-    let name = login.username.as_ref().filter(|_| redis.username.is_some());
-    let secret = login.password.as_ref().filter(|_| redis.password.is_some());
-    let twice = name.map(|name| &name.span);
-    if let Some(span) = twice.or(secret.map(|secret| &secret.span)) {
-        Diagnostic::new(
-            Code::Contradiction,
-            "`store.url` names a user or password already",
-        )
-        .at(span, "said again here")
-        .help("leave it out of the URL")
-        .report_to(section.reader);
+    let twice = if redis.username.is_some() && login.username.is_some() {
+        Some("username")
+    } else if redis.password.is_some() && login.password.is_some() {
+        Some("password_file")
+    } else {
+        None
+    };
+    if let Some(key) = twice {
+        contradiction("`store.url` names a user or password already")
+            .at(&section.value_span(key), "said again here")
+            .help("leave it out of the URL")
+            .report_to(section.reader);
     }
     login.apply(section, &mut redis.username, &mut redis.password);
 }
@@ -293,13 +260,10 @@ fn log_in(section: &Section<'_>, redis: &mut RedisSettings, login: Login) {
 fn log_in_to_sentinels(section: &Section<'_>, redis: &mut RedisSettings, login: Login) {
     if let RedisTopology::Sentinel(sentinels) = &mut redis.topology {
         login.apply(section, &mut sentinels.username, &mut sentinels.password);
-    } else if let Some(span) = login.span() {
-        Diagnostic::new(
-            Code::Contradiction,
-            "a sentinels' login is for `redis+sentinel://`",
-        )
-        .at(span, "the URL names no sentinels")
-        .help("the server's own are `username` and `password_file`")
-        .report_to(section.reader);
+    } else if let Some(span) = &login.span {
+        contradiction("a sentinels' login is for `redis+sentinel://`")
+            .at(span, "the URL names no sentinels")
+            .help("the server's own are `username` and `password_file`")
+            .report_to(section.reader);
     }
 }

@@ -260,8 +260,7 @@ fn other_language(text: &str) -> Option<Diagnostic> {
         return None;
     };
     let start = text.find(first).unwrap_or(0);
-    let message = format!("not TOML: this looks like {what}");
-    let diagnostic = Diagnostic::new(Code::Syntax, message)
+    let diagnostic = Diagnostic::new(Code::Syntax, format!("not TOML: this looks like {what}"))
         .at(&(start..start + first.len()), "")
         .help(
             "settings are written as `listen = \":8080\"`; `tidegate init` makes a file to begin \

@@ -1,18 +1,16 @@
 //! `[tls]`: where clients connect over TLS, our certificates, and the certificates of clients.
 //! `[tls.acme]`: certificates that the proxy gets for itself.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustls::pki_types::ServerName;
 use toml::de::DeValue;
 
-use super::Listen;
-use super::diagnostic::{Code, Diagnostic, TextSpan};
 use super::files::CheckedIdentity;
 use super::pem::{IdentityFiles, PemFile};
-use super::reader::{Located, ValueKind, values};
-use super::section::Section;
-use super::values::{DAY, SECOND, TextForm};
+use super::*;
 use crate::certificate::{Certificate, Validity};
 use crate::route::host_of;
 
@@ -21,7 +19,6 @@ const MAX_CERTIFICATES: usize = 10_000;
 /// The length of `hsts = true`: the one that browsers' lists of such hosts ask for.
 const YEAR: Duration = Duration::from_secs(365 * 86_400);
 
-/// The default authority.
 const LETS_ENCRYPT: &str = "https://acme-v02.api.letsencrypt.org/directory";
 /// Names in one certificate, at most: the limit of Let's Encrypt.
 const MAX_DOMAINS: usize = 100;
@@ -29,88 +26,59 @@ const MAX_DOMAINS: usize = 100;
 /// `[tls]`
 #[derive(Clone, Debug)]
 pub struct TlsSettings {
-    /// Where clients connect over TLS.
     pub listen: Vec<Listen>,
-    /// Our certificates, chosen by the name that a client asks for. The first is for all others.
     pub certificates: Vec<IdentityFiles>,
     /// The certificates that clients may show; `None` asks for none.
     pub clients: Option<ClientCertificates>,
-    /// The oldest version that is spoken.
     pub min_version: TlsVersion,
     /// The port of `https` to which clients of plain listeners are redirected.
     pub redirect: Option<u16>,
-    /// How long browsers should remember to come over TLS only.
     pub hsts: Option<Duration>,
-    /// Whether HTTP/2 is offered: `[server] http2`.
     pub http2: bool,
-    /// A certificate that the proxy gets for itself. It follows those of the file.
     pub acme: Option<AcmeSettings>,
 }
 
-/// Versions of TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TlsVersion {
-    /// TLS 1.2
     V1_2,
-    /// TLS 1.3
     V1_3,
 }
 
 /// `client_ca` and `client_auth`
 #[derive(Clone, Debug)]
 pub struct ClientCertificates {
-    /// The authorities that sign them.
     pub ca: PemFile,
-    /// Whether a client without a certificate is refused.
     pub required: bool,
 }
 
 /// `[tls.acme]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcmeSettings {
-    /// The names of the one certificate, at least one.
     pub domains: Vec<String>,
     /// Mail addresses for the authority: `mailto:` URLs.
     pub contact: Vec<String>,
-    /// The URL of the authority's directory.
     pub directory: String,
-    /// The folder of the account and the certificate.
     pub cache: PathBuf,
-    /// Certificates to trust for the authority's own server, instead of the system's.
     pub ca: Option<PathBuf>,
-    /// How the proxy proves that the names are its own.
     pub challenge: AcmeChallenge,
 }
 
-/// How names are proved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcmeChallenge {
-    /// By an answer on the plain listeners: port 80.
     Http01,
-    /// By a certificate on the listeners of TLS: port 443.
     TlsAlpn01,
 }
 
-/// `[tls]` and its places. Empty if the file has no such section.
-pub(super) struct RawTls {
-    pub(super) settings: Option<TlsSettings>,
-    pub(super) listen: Vec<Located<Listen>>,
-    /// Certificates that are not valid now.
-    pub(super) untimely: Vec<Located<Validity>>,
-    /// The place of `redirect`, if there is a redirect.
-    pub(super) redirect_span: Option<TextSpan>,
-}
-
 /// Reads `[tls]`. `http2` is that of `[server]`.
-pub(super) fn read(top: &mut Section<'_>, http2: bool) -> RawTls {
+pub(super) fn read(top: &mut Section<'_>, http2: bool, places: &mut Places) -> Option<TlsSettings> {
     let is_given = top.has("tls");
     let mut section = top.section("tls");
     let listen = section.listen_addresses("listen");
     let mut certificates = Vec::new();
-    let mut untimely = Vec::new();
     for identity in identities(&mut section) {
         let validity = validity(&section, &identity);
-        untimely.extend(Some(validity).filter(|one| one.value != Validity::Valid));
+        let untimely = Some(validity).filter(|one| one.value != Validity::Valid);
+        places.untimely.extend(untimely);
         certificates.push(identity.files);
     }
     let acme = acme(&mut section);
@@ -133,17 +101,14 @@ pub(super) fn read(top: &mut Section<'_>, http2: bool) -> RawTls {
         acme,
         http2,
     };
-    let redirect_span = redirect.map(|_| section.key_span("redirect"));
+    places.tls_redirect = redirect.map(|_| section.key_span("redirect"));
     section.finish();
-    RawTls {
-        settings: is_given.then_some(settings),
-        listen: if is_given { listen } else { Vec::new() },
-        untimely,
-        redirect_span,
+    if is_given {
+        places.tls_listen = listen;
     }
+    is_given.then_some(settings)
 }
 
-/// Reads `certificates`: tables with `cert` and `key`; a single one may stand without a list.
 fn identities(section: &mut Section<'_>) -> Vec<CheckedIdentity> {
     const EXAMPLES: [&str; 2] = [
         "cert = \"/etc/tidegate/tls.pem\"",
@@ -162,9 +127,8 @@ fn identities(section: &mut Section<'_>) -> Vec<CheckedIdentity> {
         }
     };
     if is_list && !(1..=MAX_CERTIFICATES).contains(&tables.len()) {
-        let span = value.map_or(0..0, |value| value.span());
         let allowed = format!("1 to {MAX_CERTIFICATES} certificates");
-        section.out_of_range("certificates", &Located::new((), &span), &allowed);
+        section.out_of_range("certificates", &allowed);
     }
     let identities = tables.into_iter().filter_map(|mut table| {
         let identity = table.identity(true, EXAMPLES);
@@ -174,7 +138,6 @@ fn identities(section: &mut Section<'_>) -> Vec<CheckedIdentity> {
     identities.collect()
 }
 
-/// Whether a certificate is valid now.
 fn validity(section: &Section<'_>, identity: &CheckedIdentity) -> Located<Validity> {
     let der = identity.certified.end_entity_cert().ok();
     let certificate = der.and_then(|der| Certificate::read(der));
@@ -183,28 +146,28 @@ fn validity(section: &Section<'_>, identity: &CheckedIdentity) -> Located<Validi
     Located::new(validity, &identity.cert_span)
 }
 
-/// Reads `client_ca` and `client_auth`.
 fn client_certificates(section: &mut Section<'_>) -> Option<ClientCertificates> {
     let ca = section.authorities("client_ca");
     let required = section.optional_word("client_auth", &[("required", true), ("optional", false)]);
-    if let Some(word) = required.as_ref().filter(|_| !section.has("client_ca")) {
-        Diagnostic::new(Code::Contradiction, "`tls.client_auth` needs `client_ca`")
-            .at(&word.span, "nobody's certificates could be believed")
+    if required.is_some() && !section.has("client_ca") {
+        contradiction("`tls.client_auth` needs `client_ca`")
+            .at(
+                &section.value_span("client_auth"),
+                "nobody's certificates could be believed",
+            )
             .help("name the authorities: `client_ca = \"/etc/tidegate/clients.pem\"`")
             .report_to(section.reader);
     }
     Some(ClientCertificates {
-        ca: ca?.value,
-        required: required.is_none_or(|word| word.value),
+        ca: ca?,
+        required: required.unwrap_or(true),
     })
 }
 
-/// Reads `redirect`: `true` for the first port of `listen`, or the port that clients see.
 fn redirect(section: &mut Section<'_>, listen: &[Located<Listen>]) -> Option<u16> {
     let value = section.take("redirect", || ValueKind::BooleanOrInteger)?;
     if section.has_integer("redirect") {
-        let port = section.optional_integer("redirect", 1..=65_535)?;
-        return Some(port.value);
+        return section.optional_integer("redirect", 1..=65_535);
     }
     let Some(wanted) = value.get_ref().as_bool() else {
         section.wrong_type("redirect", value, "true, false or a port");
@@ -216,7 +179,7 @@ fn redirect(section: &mut Section<'_>, listen: &[Located<Listen>]) -> Option<u16
     });
     let port = ports.into_iter().next().filter(|port| *port != 0);
     if wanted && port.is_none() {
-        Diagnostic::new(Code::Contradiction, "`tls.redirect` must say the port")
+        contradiction("`tls.redirect` must say the port")
             .at(&value.span(), "`tls.listen` has none to send clients to")
             .help("write `redirect = 443`")
             .report_to(section.reader);
@@ -224,14 +187,13 @@ fn redirect(section: &mut Section<'_>, listen: &[Located<Listen>]) -> Option<u16
     port.filter(|_| wanted)
 }
 
-/// Reads `hsts`: `true` for a year, or a time.
 fn hsts(section: &mut Section<'_>) -> Option<Duration> {
     let value = section.take("hsts", || ValueKind::BooleanOrText)?;
     if let Some(wanted) = value.get_ref().as_bool() {
         return wanted.then_some(YEAR);
     }
     let length = section.optional_duration("hsts", SECOND..=3650 * DAY)?;
-    Some(Duration::from_secs(length.value.as_secs()))
+    Some(Duration::from_secs(length.as_secs()))
 }
 
 /// Reports a challenge that cannot succeed: the authority has no certificate to show.
@@ -242,15 +204,13 @@ fn check_challenge(
 ) {
     let is_closed = clients.is_some_and(|clients| clients.required);
     if acme.is_some_and(|acme| acme.challenge == AcmeChallenge::TlsAlpn01) && is_closed {
-        let message = "`tls-alpn-01` and required client certificates exclude each other";
-        Diagnostic::new(Code::Contradiction, message)
+        contradiction("`tls-alpn-01` and required client certificates exclude each other")
             .at(&section.key_span("acme"), "the authority could not connect")
             .help("use `challenge = \"http-01\"`")
             .report_to(section.reader);
     }
 }
 
-/// Reads `[tls.acme]`, if the file has it.
 fn acme(tls: &mut Section<'_>) -> Option<AcmeSettings> {
     let is_given = tls.has("acme");
     let mut section = tls.section("acme");
@@ -264,7 +224,7 @@ fn acme(tls: &mut Section<'_>) -> Option<AcmeSettings> {
     let settings = AcmeSettings {
         domains: domains(&mut section),
         contact: values(section.parse_list("contact", mail, mailto)),
-        directory: directory.map_or_else(|| LETS_ENCRYPT.to_owned(), |url| url.value),
+        directory: directory.unwrap_or_else(|| LETS_ENCRYPT.to_owned()),
         cache: section.path_of("cache").unwrap_or_default(),
         ca: section.path_of("ca"),
         challenge: section.word("challenge", &challenges),
@@ -274,8 +234,7 @@ fn acme(tls: &mut Section<'_>) -> Option<AcmeSettings> {
         section.require("domains", "domains = [\"example.com\"]");
         section.require("cache", "cache = \"/var/lib/tidegate/acme\"");
         if !agrees {
-            let message = "the authority's terms of service must be agreed to";
-            Diagnostic::new(Code::Contradiction, message)
+            contradiction("the authority's terms of service must be agreed to")
                 .at(&section.key_span("terms"), "")
                 .help("read them, and write `terms = true`")
                 .report_to(section.reader);
@@ -298,7 +257,7 @@ fn domains(section: &mut Section<'_>) -> Vec<String> {
     let mut domains: Vec<String> = Vec::new();
     for name in section.parse_all("domains", texts, form, domain) {
         if domains.contains(&name.value) {
-            section.report_duplicate("the same name twice", &name);
+            section.report_duplicate("the same name twice", &name.span);
         }
         domains.push(name.value);
     }
@@ -325,4 +284,83 @@ fn mailto(text: &str) -> Result<String, &'static str> {
     let fits = address.bytes().all(|byte| byte.is_ascii_graphic()) && address.contains('@');
     fits.then(|| format!("mailto:{address}"))
         .ok_or("write for example `ops@example.com`")
+}
+
+/// The trusted certificates and our own certificate. Every file has been read and checked.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct ClientTls {
+    /// Certificates to trust instead of the system's, PEM.
+    pub ca: Option<Vec<u8>>,
+    /// Our certificate with its chain and its private key, both PEM, for servers that ask for one.
+    pub identity: Option<(Vec<u8>, Secret<Vec<u8>>)>,
+    /// The name in the servers' certificates; `None` is the host's name.
+    pub name: Option<String>,
+    /// Whether any certificate of a server is accepted.
+    pub unverified: bool,
+}
+
+impl fmt::Debug for ClientTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientTls")
+            .field("ca", &self.ca.as_ref().map(Vec::len))
+            .field("identity", &self.identity.as_ref().map(|(_, key)| key))
+            .field("name", &self.name)
+            .field("unverified", &self.unverified)
+            .finish()
+    }
+}
+
+/// Reads the table `tls` within `outer`. Also returns the place of its first key. `file_stem` is
+/// the name of the files in examples.
+pub(super) fn read_client(
+    outer: &mut Section<'_>,
+    file_stem: &str,
+) -> (ClientTls, Option<TextSpan>) {
+    let mut section = outer.section("tls");
+    let tls = read_client_keys(&mut section, file_stem);
+    let first = section.entries().into_iter().next();
+    section.finish();
+    (tls, first.map(|(key, _)| key.span))
+}
+
+/// Reads the keys of a table that may have more.
+pub(super) fn read_client_keys(section: &mut Section<'_>, file_stem: &str) -> ClientTls {
+    let form = TextForm::new(Code::BadAddress, "a name of a server");
+    let server_name = |text: &str| match ServerName::try_from(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err("neither a host's name nor an address"),
+    };
+    let examples = [
+        format!("cert = \"/etc/tidegate/{file_stem}.pem\""),
+        format!("key = \"/run/secrets/{file_stem}.key\""),
+    ];
+    let ca = section.authorities("ca");
+    let identity = section.identity(false, examples.each_ref().map(String::as_str));
+    let identity = identity.map(|identity| identity.files);
+    let name = section.parse("name", form, server_name);
+    ClientTls {
+        ca: ca.map(|file| file.content),
+        identity: identity.map(|files| (files.cert.content, Secret(files.key.content))),
+        name,
+        unverified: false,
+    }
+}
+
+impl ClientTls {
+    /// Reports a host that no certificate can name, such as `a_b`, unless `name` is set.
+    pub(super) fn check_host_names<'h>(
+        &self,
+        section: &Section<'_>,
+        key: &str,
+        mut hosts: impl Iterator<Item = &'h str>,
+        name: &str,
+    ) {
+        let is_nameless = |host: &str| ServerName::try_from(host).is_err();
+        if self.name.is_none() && hosts.any(is_nameless) {
+            Diagnostic::new(Code::BadUrl, "no certificate can be made out to the host")
+                .at(&section.key_span(key), "not a name of the DNS")
+                .help(format!("say what the certificate says: {name}"))
+                .report_to(section.reader);
+        }
+    }
 }

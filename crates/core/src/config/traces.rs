@@ -5,55 +5,38 @@ use std::time::Duration;
 
 use http::header::{HeaderName, HeaderValue};
 
-use super::address;
-use super::client_tls::{self, ClientTls};
-use super::diagnostic::{Code, Diagnostic, TextSpan};
-use super::reader::Located;
-use super::section::Section;
-use super::values::{TextForm, UP_TO_A_DAY};
+use super::tls::{self, ClientTls};
+use super::*;
 use crate::trace::{Continue, SamplingRules};
 
-/// Header lines of a file, at most.
 const MAX_HEADERS: usize = 32;
-/// The default path of a collector.
 const USUAL_PATH: &str = "/v1/traces";
 
 /// `[tracing]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct TracingSettings {
     pub endpoint: Endpoint,
-    /// The protocol of exports.
     pub protocol: OtlpProtocol,
-    /// The rules for requests that are recorded.
     pub rules: SamplingRules,
-    /// The name of this proxy in traces.
     pub service: String,
-    /// Headers of every export; their values may be secrets.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// How long an export may take.
     pub timeout: Duration,
-    /// From one export to the next at most.
     pub every: Duration,
-    /// Spans of one export at most.
     pub batch: usize,
     /// Spans that may wait, for each worker.
     pub queue: usize,
-    /// TLS to the collector.
     pub tls: ClientTls,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Whether the connection has TLS.
     pub secure: bool,
     /// A name or an address, without brackets.
     pub host: String,
     pub port: u16,
-    /// The path of exports, for HTTP.
     pub path: String,
 }
 
-/// The protocol of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtlpProtocol {
     /// OTLP/HTTP with protobuf.
@@ -93,7 +76,7 @@ pub(super) fn read(mut section: Section<'_>) -> Option<TracingSettings> {
     let endpoint = section.parse("endpoint", url, |text| endpoint(text, protocol));
     let name = TextForm::new(Code::BadName, "a service's name");
     let service = section.parse("service", name, service_name);
-    let (tls, tls_span) = client_tls::read(&mut section, "collector-client");
+    let (tls, tls_span) = tls::read_client(&mut section, "collector-client");
     check_tls(&section, endpoint.as_ref(), tls_span);
     let continues = [
         ("trusted", Continue::Trusted),
@@ -102,14 +85,14 @@ pub(super) fn read(mut section: Section<'_>) -> Option<TracingSettings> {
     ];
     let has_endpoint = endpoint.is_some();
     let settings = TracingSettings {
-        endpoint: endpoint.map(|one| one.value).unwrap_or_default(),
+        endpoint: endpoint.unwrap_or_default(),
         protocol,
         rules: SamplingRules {
             sample: section.fraction("sample"),
             continues: section.word("continue", &continues),
             obeys: section.boolean("parent_sampled"),
         },
-        service: service.map_or_else(|| "tidegate".to_owned(), |name| name.value),
+        service: service.unwrap_or_else(|| "tidegate".to_owned()),
         headers: headers(&mut section),
         timeout: section.duration("timeout", UP_TO_A_DAY),
         every: section.duration("every", UP_TO_A_DAY),
@@ -127,18 +110,15 @@ fn service_name(text: &str) -> Result<String, &'static str> {
         .ok_or("1 to 255 characters, none of them a control character")
 }
 
-fn check_tls(section: &Section<'_>, endpoint: Option<&Located<Endpoint>>, tls: Option<TextSpan>) {
-    let is_plain = endpoint.is_some_and(|endpoint| !endpoint.value.secure);
+fn check_tls(section: &Section<'_>, endpoint: Option<&Endpoint>, tls: Option<TextSpan>) {
+    let is_plain = endpoint.is_some_and(|endpoint| !endpoint.secure);
     let Some(span) = tls.filter(|_| is_plain) else {
         return;
     };
-    Diagnostic::new(
-        Code::Contradiction,
-        "`tracing.tls` is for a collector with TLS",
-    )
-    .at(&span, "the URL is one without")
-    .help("write `endpoint = \"https://...\"`")
-    .report_to(section.reader);
+    contradiction("`tracing.tls` is for a collector with TLS")
+        .at(&span, "the URL is one without")
+        .help("write `endpoint = \"https://...\"`")
+        .report_to(section.reader);
 }
 
 /// Parses `http://127.0.0.1:4318` or `https://otlp.example.com/v1/traces`.
@@ -191,7 +171,7 @@ fn headers(section: &mut Section<'_>) -> Vec<(HeaderName, HeaderValue)> {
     let Some(content) = section.secret(None, "headers_file") else {
         return Vec::new();
     };
-    let text = String::from_utf8_lossy(&content.value);
+    let text = String::from_utf8_lossy(&content);
     let lines = text.lines().map(str::trim);
     let lines: Vec<&str> = lines
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
@@ -208,7 +188,7 @@ fn headers(section: &mut Section<'_>) -> Vec<(HeaderName, HeaderValue)> {
         None => format!("more than {MAX_HEADERS} headers"),
     };
     let help = "write a header in each line: `authorization: Bearer ...`";
-    section.unusable_file("headers_file", &content.span, &format!("{why}; {help}"));
+    section.unusable_file("headers_file", &format!("{why}; {help}"));
     Vec::new()
 }
 

@@ -1,42 +1,35 @@
 //! `[upstream.NAME]`: the servers that requests go to, and the treatment of these servers.
 
 mod health;
-mod servers;
 
+use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use super::client_tls::ClientTls;
-use super::diagnostic::{Code, TextSpan};
+use toml::Spanned;
+use toml::de::DeValue;
+
+use super::address::ServerAddress;
 use super::limits::{SectionsPresent, check_sections};
-use super::reader::{Located, values};
-use super::section::Section;
-use super::values::{DAY, SECOND, TextForm, UP_TO_A_DAY};
+use super::tls::{self, ClientTls};
+use super::*;
 use crate::limit::key::Key;
 use crate::route::host_of;
+
 pub use health::{Ejection, HealthCheck, Retries, RetryOn};
-pub use servers::UpstreamServer;
 
 /// `[upstream.NAME]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpstreamSettings {
     /// Its name. An upstream that is given as a URL is named by that URL.
     pub name: Arc<str>,
-    /// One or more servers, all different.
     pub servers: Vec<UpstreamServer>,
-    /// How a server is chosen for a request.
     pub balance: Balance,
-    /// The `Host` of requests to its servers.
     pub host: HostHeader,
-    /// How long a server that is new or back takes to get its full share of the requests.
     pub slow_start: Option<Duration>,
-    /// The longest wait for a connection.
     pub connect_timeout: Duration,
-    /// From the request's last byte to the response's head.
     pub timeout: Duration,
-    /// Between two reads of a response's body.
     pub body_timeout: Duration,
-    /// How long an unused connection is kept.
     pub idle_timeout: Duration,
     /// Unused connections kept, per worker.
     pub max_idle: usize,
@@ -44,19 +37,12 @@ pub struct UpstreamSettings {
     pub max_connections: usize,
     /// Requests that wait while all servers are at their limit, at most; 0 is no waiting.
     pub queue: usize,
-    /// The longest wait of each such request.
     pub queue_timeout: Duration,
-    /// How often the names of its servers are looked up.
     pub dns_every: Duration,
-    /// TLS to its `https` servers.
     pub tls: Arc<ClientTls>,
-    /// Whether HTTP/2 is offered to its `https` servers.
     pub http2: bool,
-    /// The health check of each server.
     pub health: Option<HealthCheck>,
-    /// When failed requests take a server out.
     pub eject: Option<Ejection>,
-    /// When a request is sent again.
     pub retries: Retries,
 }
 
@@ -104,20 +90,17 @@ impl UpstreamSettings {
 pub(super) struct DefinedUpstream {
     pub(super) settings: UpstreamSettings,
     pub(super) span: TextSpan,
-    /// The places of its servers.
     pub(super) server_spans: Vec<TextSpan>,
-    /// Whether a route uses it.
     pub(super) is_used: bool,
 }
 
-/// Reads `[upstream.NAME]`.
 pub(super) fn read(
     name: Located<String>,
     mut section: Section<'_>,
     present: SectionsPresent,
 ) -> DefinedUpstream {
     section.check_name(&name, "an upstream");
-    let servers = servers::servers(&mut section);
+    let servers = servers(&mut section);
     let server_spans = servers.iter().map(|server| server.span.clone()).collect();
     let servers = values(servers);
     let settings = settings(&mut section, &name.value, servers, present);
@@ -136,12 +119,11 @@ fn settings(
     servers: Vec<UpstreamServer>,
     present: SectionsPresent,
 ) -> UpstreamSettings {
-    let slow_start = section.optional_duration("slow_start", UP_TO_A_DAY);
     UpstreamSettings {
         name: Arc::from(name),
         balance: balance(section, present),
         host: host(section),
-        slow_start: slow_start.map(|length| length.value),
+        slow_start: section.optional_duration("slow_start", UP_TO_A_DAY),
         connect_timeout: section.duration("connect_timeout", UP_TO_A_DAY),
         timeout: section.duration("timeout", UP_TO_A_DAY),
         body_timeout: section.duration("body_timeout", UP_TO_A_DAY),
@@ -153,8 +135,8 @@ fn settings(
         dns_every: section.duration("dns_every", SECOND..=DAY),
         queue: section.integer("queue", 0..=1 << 20),
         queue_timeout: section.duration("queue_timeout", UP_TO_A_DAY),
-        tls: Arc::new(servers::tls(section, &servers)),
-        http2: servers::http2(section, &servers),
+        tls: Arc::new(tls(section, &servers)),
+        http2: http2(section, &servers),
         health: health::health(section),
         eject: health::eject(section),
         retries: health::retries(section),
@@ -162,30 +144,25 @@ fn settings(
     }
 }
 
-/// Reads `balance`: `p2c`, `round-robin` or `hash:KEY`.
 fn balance(section: &mut Section<'_>, present: SectionsPresent) -> Balance {
     let form = TextForm::new(Code::BadKey, "a way to balance");
     let balance = section.parse("balance", form, |text| match text.split_once(':') {
-        None if text == "p2c" => Ok((Balance::P2c, None)),
-        None if text == "round-robin" => Ok((Balance::RoundRobin, None)),
+        None if text == "p2c" => Ok(Balance::P2c),
+        None if text == "round-robin" => Ok(Balance::RoundRobin),
         Some(("hash", key)) => {
             let part = Key::parse_part(key).map_err(|error| error.to_string())?;
-            let parts = vec![part.clone()];
-            Ok((Balance::Hash(Key { parts }), Some(part)))
+            Ok(Balance::Hash(Key { parts: vec![part] }))
         }
         _ => Err("write `p2c`, `round-robin` or for example `hash:cookie:session`".to_owned()),
     });
-    let Some(balance) = balance else {
-        return Balance::default();
-    };
-    let (chosen, key) = balance.value;
-    if let Some(part) = key {
-        check_sections(section, &Located::new(part, &balance.span), present);
+    if let Some(Balance::Hash(key)) = &balance {
+        for part in &key.parts {
+            check_sections(section, part, &section.value_span("balance"), present);
+        }
     }
-    chosen
+    balance.unwrap_or_default()
 }
 
-/// Reads `host`: `pass`, `rewrite`, or a host.
 fn host(section: &mut Section<'_>) -> HostHeader {
     let form = TextForm::new(Code::BadHttp, "`pass`, `rewrite` or a host");
     let host = section.parse("host", form, |text| match text {
@@ -193,5 +170,159 @@ fn host(section: &mut Section<'_>) -> HostHeader {
         "rewrite" => Ok(HostHeader::Rewrite),
         text => host_of(text).map(|_| HostHeader::Fixed(text.into())),
     });
-    host.map_or(HostHeader::Pass, |host| host.value)
+    host.unwrap_or_default()
+}
+
+const MAX_SERVERS: usize = 256;
+const MAX_WEIGHT: u64 = 1000;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpstreamServer {
+    pub address: ServerAddress,
+    /// Its share of the requests, relative to the other servers; at least 1.
+    pub weight: u32,
+    /// Requests under way there at once, over all workers; `None` for no bound of its own.
+    pub max_connections: Option<usize>,
+}
+
+impl From<ServerAddress> for UpstreamServer {
+    fn from(address: ServerAddress) -> UpstreamServer {
+        UpstreamServer {
+            address,
+            weight: 1,
+            max_connections: None,
+        }
+    }
+}
+
+impl fmt::Display for UpstreamServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)
+    }
+}
+
+/// Reads `servers`: a URL, a table, or a list of them.
+fn servers(section: &mut Section<'_>) -> Vec<Located<UpstreamServer>> {
+    section.require("servers", "servers = [\"http://10.0.1.10:3000\"]");
+    let Some(value) = section.take("servers", || ValueKind::TextsOrTables) else {
+        return Vec::new();
+    };
+    let values: Vec<&Spanned<DeValue<'_>>> = match value.get_ref() {
+        DeValue::Array(values) => values.iter().collect(),
+        _ => vec![value],
+    };
+    if !(1..=MAX_SERVERS).contains(&values.len()) {
+        section.out_of_range("servers", &format!("1 to {MAX_SERVERS} servers"));
+    }
+    let mut servers: Vec<Located<UpstreamServer>> = Vec::new();
+    for server in values
+        .into_iter()
+        .filter_map(|value| server(section, value))
+    {
+        let is_same =
+            |first: &&Located<UpstreamServer>| first.value.address == server.value.address;
+        if let Some(first) = servers.iter().find(is_same) {
+            duplicate("the same server twice")
+                .at(&server.span, "")
+                .at(&first.span, "first here")
+                .help("a server gets more of the requests by its `weight`")
+                .report_to(section.reader);
+        }
+        servers.push(server);
+    }
+    servers
+}
+
+/// Reads a URL, or `{ url = "http://10.0.1.10:3000", weight = 3 }`.
+fn server<'r>(
+    section: &Section<'r>,
+    value: &'r Spanned<DeValue<'r>>,
+) -> Option<Located<UpstreamServer>> {
+    const FORM: TextForm = TextForm::new(Code::BadUrl, "a server's URL");
+    match value.get_ref() {
+        DeValue::String(_) => {
+            let text = section.interpolated(value)?;
+            let address =
+                section.parse_text("servers", text, FORM, |text| section.server_at(text))?;
+            Some(address.map(UpstreamServer::from))
+        }
+        DeValue::Table(table) => {
+            let mut section = section.inner("servers", Some(table), value.span());
+            section.require("url", "url = \"http://10.0.1.10:3000\"");
+            let url = section.located_text("url");
+            let address = url.and_then(|text| {
+                section.parse_text("url", text, FORM, |text| section.server_at(text))
+            });
+            let weight = section.integer("weight", 1..=MAX_WEIGHT);
+            let most = section.optional_integer("max_connections", 1..=1 << 20);
+            section.finish();
+            Some(address?.map(|address| UpstreamServer {
+                address,
+                weight,
+                max_connections: most,
+            }))
+        }
+        _ => {
+            section.wrong_type("servers", value, "a URL, a table, or a list of them");
+            None
+        }
+    }
+}
+
+fn tls(upstream: &mut Section<'_>, servers: &[UpstreamServer]) -> ClientTls {
+    let mut section = upstream.section("tls");
+    let mut tls = tls::read_client_keys(&mut section, "upstream-client");
+    tls.unverified = !section.boolean("verify");
+    let verify = section.key_span("verify");
+    section.finish();
+    if tls != ClientTls::default() {
+        check_https(upstream, "tls", servers, "write `https://` in `servers`");
+    }
+    if tls.unverified && tls.ca.is_some() {
+        contradiction("`ca` is for verifying, and `verify` is off")
+            .at(&verify, "whatever certificate the server shows is taken")
+            .help("leave one of the two out")
+            .report_to(upstream.reader);
+    } else if tls.unverified {
+        Diagnostic::new(
+            Code::UnverifiedTls,
+            "the upstream's certificate is not verified",
+        )
+        .at(&verify, "anybody on the way can pretend to be its servers")
+        .help("name who signs it: `tls = { ca = \"/etc/tidegate/ca.pem\" }`")
+        .report_to(upstream.reader);
+    }
+    let hosts = servers.iter().filter_map(|server| match &server.address {
+        ServerAddress::Https(host, _) => Some(host.as_str()),
+        _ => None,
+    });
+    let name = "`tls = { name = \"api.example\" }`";
+    tls.check_host_names(upstream, "servers", hosts, name);
+    tls
+}
+
+/// Reads `http2`. Without it, `https` servers get HTTP/1.1.
+fn http2(upstream: &mut Section<'_>, servers: &[UpstreamServer]) -> bool {
+    let http2 = upstream.boolean("http2");
+    if !http2 {
+        let help = "HTTP/2 without TLS is spoken to `h2c://` servers, and only to them";
+        check_https(upstream, "http2", servers, help);
+    }
+    http2
+}
+
+/// Reports a setting for `https` servers in an upstream that has none.
+fn check_https(upstream: &Section<'_>, key: &str, servers: &[UpstreamServer], help: &str) {
+    let is_https = |server: &UpstreamServer| matches!(server.address, ServerAddress::Https(..));
+    // An upstream without any server has been reported.
+    if servers.is_empty() || servers.iter().any(is_https) {
+        return;
+    }
+    contradiction(format!(
+        "`{}` is for `https` servers",
+        upstream.full_key(key)
+    ))
+    .at(&upstream.key_span(key), "this upstream has none")
+    .help(help)
+    .report_to(upstream.reader);
 }

@@ -4,6 +4,10 @@
 //! is none. Methods without `Option` fall back to the default that the reference shows. Variables
 //! of the environment are filled in here: no later code sees a `${..}`.
 
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -12,10 +16,8 @@ use http::HeaderName;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::advice;
-use super::diagnostic::{Code, Diagnostic};
-use super::habits::nearest;
-use super::interpolate::interpolate;
+use super::diagnostic::{Code, Diagnostic, TextSpan, duplicate};
+use super::habits::{self, nearest};
 use super::reader::{Located, ValueKind};
 use super::reference;
 use super::section::Section;
@@ -46,22 +48,29 @@ pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 /// The longest wait that a file may set.
 pub(super) const DAY: Duration = Duration::from_secs(86_400);
-/// The range of most waits.
 pub(super) const UP_TO_A_DAY: RangeInclusive<Duration> = MS..=DAY;
 
 impl Section<'_> {
-    /// A string.
-    pub(super) fn text(&mut self, key: &'static str) -> Option<Located<String>> {
+    pub(super) fn text(&mut self, key: &'static str) -> Option<String> {
         let value = self.take(key, || ValueKind::Text)?;
         let text = self.interpolated(value);
         if text.is_none() && !value.get_ref().is_str() {
             self.wrong_type(key, value, "a string");
         }
-        text
+        text.map(|text| text.value)
     }
 
-    /// A string, or a list of strings.
-    pub(super) fn texts(&mut self, key: &'static str) -> Option<Located<Vec<Located<String>>>> {
+    /// A string with the place of its value.
+    pub(super) fn located_text(&mut self, key: &'static str) -> Option<Located<String>> {
+        let text = self.text(key)?;
+        Some(self.located(key, text))
+    }
+
+    pub(super) fn located<T>(&self, key: &str, value: T) -> Located<T> {
+        Located::new(value, &self.value_span(key))
+    }
+
+    pub(super) fn texts(&mut self, key: &'static str) -> Option<Vec<Located<String>>> {
         let value = self.take(key, || ValueKind::Texts)?;
         self.texts_in(key, value)
     }
@@ -72,38 +81,34 @@ impl Section<'_> {
         key: &'static str,
         range: RangeInclusive<usize>,
         allowed: &str,
-    ) -> Option<Located<Vec<Located<String>>>> {
+    ) -> Option<Vec<Located<String>>> {
         let texts = self.texts(key)?;
-        if !range.contains(&texts.value.len()) {
-            self.out_of_range(key, &texts, allowed);
+        if !range.contains(&texts.len()) {
+            self.out_of_range(key, allowed);
         }
         Some(texts)
     }
 
-    /// A string or a list of strings in a value at hand.
     pub(super) fn texts_in(
         &self,
         key: &str,
         value: &Spanned<DeValue<'_>>,
-    ) -> Option<Located<Vec<Located<String>>>> {
-        let texts = match value.get_ref() {
-            DeValue::String(_) => vec![self.interpolated(value)?],
+    ) -> Option<Vec<Located<String>>> {
+        const WANTED: &str = "a string or a list of strings";
+        match value.get_ref() {
+            DeValue::String(_) => self.interpolated(value).map(|text| vec![text]),
             DeValue::Array(values) => {
-                let mut texts = Vec::new();
-                for value in values {
-                    texts.extend(self.interpolated(value));
-                    if !value.get_ref().is_str() {
-                        self.wrong_type(key, value, "a string or a list of strings");
-                    }
+                for value in values.iter().filter(|value| !value.get_ref().is_str()) {
+                    self.wrong_type(key, value, WANTED);
                 }
-                texts
+                let texts = values.iter().filter_map(|value| self.interpolated(value));
+                Some(texts.collect())
             }
             _ => {
-                self.wrong_type(key, value, "a string or a list of strings");
-                return None;
+                self.wrong_type(key, value, WANTED);
+                None
             }
-        };
-        Some(Located::new(texts, &value.span()))
+        }
     }
 
     /// The text of a string with its variables filled in; `None` for any other kind of value.
@@ -124,7 +129,7 @@ impl Section<'_> {
                 Code::Variable,
                 format!("`{}` cannot be filled in", one.written),
             )
-            .at(&place, one.error.text())
+            .at(&place, one.error)
             .help("`${VAR:-default}` gives a default; `$$` is a dollar sign")
             .report_to(self.reader);
         }
@@ -137,9 +142,10 @@ impl Section<'_> {
         key: &'static str,
         form: TextForm,
         parse: impl FnOnce(&str) -> Result<T, E>,
-    ) -> Option<Located<T>> {
-        let text = self.text(key)?;
-        self.parse_text(key, text, form, parse)
+    ) -> Option<T> {
+        let text = self.located_text(key)?;
+        let parsed = self.parse_text(key, text, form, parse)?;
+        Some(parsed.value)
     }
 
     /// A string or a list of strings that `parse` accepts. Others are reported and left out.
@@ -157,12 +163,11 @@ impl Section<'_> {
     pub(super) fn parse_all<T, E: Display>(
         &self,
         key: &str,
-        texts: Option<Located<Vec<Located<String>>>>,
+        texts: Option<Vec<Located<String>>>,
         form: TextForm,
         mut parse: impl FnMut(&str) -> Result<T, E>,
     ) -> Vec<Located<T>> {
-        let texts = texts.map(|texts| texts.value).unwrap_or_default();
-        let parsed = texts.into_iter();
+        let parsed = texts.unwrap_or_default().into_iter();
         let parsed = parsed.filter_map(|text| self.parse_text(key, text, form, &mut parse));
         parsed.collect()
     }
@@ -183,7 +188,7 @@ impl Section<'_> {
                 let is_specific =
                     |help: &String| code != Code::BadRate || help.starts_with("did you mean");
                 if !diagnostic.help.as_ref().is_some_and(is_specific) {
-                    diagnostic = diagnostic.maybe_help(advice::for_text(code, &text.value));
+                    diagnostic = diagnostic.maybe_help(habits::advice_for(code, &text.value));
                 }
                 self.reader.report(diagnostic);
                 None
@@ -210,7 +215,6 @@ impl Section<'_> {
         given.unwrap_or_else(|| self.default(key, str::parse))
     }
 
-    /// `true` or `false`.
     pub(super) fn optional_boolean(&mut self, key: &'static str) -> Option<bool> {
         let value = self.take(key, || ValueKind::Boolean)?;
         let given = value.get_ref().as_bool();
@@ -228,15 +232,14 @@ impl Section<'_> {
     ) -> T {
         let given = self.optional_integer(key, range);
         let parse = |text: &str| T::try_from(text.replace('_', "").parse().unwrap_or(u64::MAX));
-        given.map_or_else(|| self.default(key, parse), |given| given.value)
+        given.unwrap_or_else(|| self.default(key, parse))
     }
 
-    /// A whole number in a range that `T` can hold.
     pub(super) fn optional_integer<T: TryFrom<u64>>(
         &mut self,
         key: &'static str,
         range: RangeInclusive<u64>,
-    ) -> Option<Located<T>> {
+    ) -> Option<T> {
         let value = self.take(key, || ValueKind::Integer)?;
         let Some(integer) = value.get_ref().as_integer() else {
             self.wrong_type(key, value, "a whole number");
@@ -246,15 +249,12 @@ impl Section<'_> {
         let number = number.and_then(|number| u64::try_from(number).ok());
         let number = number.filter(|number| range.contains(number));
         let number = number.and_then(|number| T::try_from(number).ok());
-        let span = &value.span();
         if number.is_none() {
-            let allowed = format!("{} to {}", range.start(), range.end());
-            self.out_of_range(key, &Located::new((), span), &allowed);
+            self.out_of_range(key, &format!("{} to {}", range.start(), range.end()));
         }
-        number.map(|number| Located::new(number, span))
+        number
     }
 
-    /// A number from 0 to 1.
     pub(super) fn fraction(&mut self, key: &'static str) -> f64 {
         let given = self.take(key, || ValueKind::Fraction).and_then(|value| {
             let text = match value.get_ref() {
@@ -268,7 +268,7 @@ impl Section<'_> {
             let number = text.parse::<f64>().ok();
             let number = number.filter(|number| (0.0..=1.0).contains(number));
             if number.is_none() {
-                self.out_of_range(key, &Located::new((), &value.span()), "0 to 1");
+                self.out_of_range(key, "0 to 1");
             }
             number
         });
@@ -282,28 +282,25 @@ impl Section<'_> {
         range: RangeInclusive<Duration>,
     ) -> Duration {
         let given = self.optional_duration(key, range);
-        given.map_or_else(|| self.default_duration(key), |given| given.value)
+        given.unwrap_or_else(|| self.default_duration(key))
     }
 
-    /// The length of time that the reference shows.
     pub(super) fn default_duration(&self, key: &str) -> Duration {
         self.default(key, rate::parse_duration)
     }
 
-    /// A length of time.
     pub(super) fn optional_duration(
         &mut self,
         key: &'static str,
         range: RangeInclusive<Duration>,
-    ) -> Option<Located<Duration>> {
+    ) -> Option<Duration> {
         const FORM: TextForm = TextForm::new(Code::BadQuantity, "a length of time");
         let Some(value) = self.parse(key, FORM, rate::parse_duration) else {
             self.explain_missing_unit(key);
             return None;
         };
-        if !range.contains(&value.value) {
-            let allowed = format!("{:?} to {:?}", range.start(), range.end());
-            self.out_of_range(key, &value, &allowed);
+        if !range.contains(&value) {
+            self.out_of_range(key, &format!("{:?} to {:?}", range.start(), range.end()));
             return None;
         }
         Some(value)
@@ -325,20 +322,14 @@ impl Section<'_> {
     /// Bytes: a number, or a text such as `"64KiB"`; the default is the reference's.
     pub(super) fn size(&mut self, key: &'static str, range: RangeInclusive<u64>) -> usize {
         self.declare(key, || ValueKind::IntegerOrText);
-        let is_integer = self.has_integer(key);
-        let size = match is_integer {
+        let size = match self.has_integer(key) {
             true => self.optional_integer(key, range.clone()),
             false => self.parse(key, SIZE, rate::parse_size),
         };
-        let size = size.filter(|size| {
-            let fits = range.contains(&size.value);
-            if !fits {
-                let allowed = format!("{} to {} bytes", range.start(), range.end());
-                self.out_of_range(key, size, &allowed);
-            }
-            fits
-        });
-        let size = size.map_or_else(|| self.default(key, rate::parse_size), |size| size.value);
+        if size.is_some_and(|size| !range.contains(&size)) {
+            self.out_of_range(key, &format!("{} to {} bytes", range.start(), range.end()));
+        }
+        let size = size.unwrap_or_else(|| self.default(key, rate::parse_size));
         usize::try_from(size).unwrap_or(usize::MAX)
     }
 
@@ -346,14 +337,12 @@ impl Section<'_> {
     pub(super) fn size_or_unlimited(&mut self, key: &'static str) -> Option<Option<u64>> {
         self.declare(key, || ValueKind::IntegerOrText);
         if self.has_integer(key) {
-            let number = self.optional_integer(key, 0..=u64::MAX)?;
-            return Some(Some(number.value));
+            return self.optional_integer(key, 0..=u64::MAX).map(Some);
         }
-        let size = self.parse(key, SIZE, |text| match text {
+        self.parse(key, SIZE, |text| match text {
             "unlimited" => Ok(None),
             text => rate::parse_size(text).map(Some),
-        });
-        size.map(|size| size.value)
+        })
     }
 
     pub(super) fn has_integer(&self, key: &str) -> bool {
@@ -364,7 +353,7 @@ impl Section<'_> {
     /// One of a closed set of words; its default is the reference's.
     pub(super) fn word<T: Clone>(&mut self, key: &'static str, words: &[(&'static str, T)]) -> T {
         if let Some(word) = self.optional_word(key, words) {
-            return word.value;
+            return word;
         }
         self.default(key, |default| {
             let found = words.iter().find(|(word, _)| *word == default);
@@ -372,17 +361,16 @@ impl Section<'_> {
         })
     }
 
-    /// One of a closed set of words.
     pub(super) fn optional_word<T: Clone>(
         &mut self,
         key: &'static str,
         words: &[(&'static str, T)],
-    ) -> Option<Located<T>> {
+    ) -> Option<T> {
         let all = || words.iter().map(|(word, _)| *word);
         self.declare(key, || ValueKind::Word(all().collect()));
         let text = self.text(key)?;
-        if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text.value) {
-            return Some(text.map(|_| meaning.clone()));
+        if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text) {
+            return Some(meaning.clone());
         }
         let quoted: Vec<String> = all().map(|word| format!("`\"{word}\"`")).collect();
         let wanted = match quoted.split_last()? {
@@ -390,31 +378,24 @@ impl Section<'_> {
             (last, others) => format!("{} or {last}", others.join(", ")),
         };
         let message = format!("`{}` must be {wanted}", self.full_key(key));
-        let close = nearest(&text.value, all());
+        let close = nearest(&text, all());
         Diagnostic::new(Code::UnknownWord, message)
-            .at(&text.span, "not one of these")
+            .at(&self.value_span(key), "not one of these")
             .maybe_help(close.map(|word| format!("did you mean `{word}`?")))
             .report_to(self.reader);
         None
     }
 
     /// Reports a value that is readable and too small or too large.
-    pub(super) fn out_of_range<T>(&self, key: &str, value: &Located<T>, allowed: &str) {
+    pub(super) fn out_of_range(&self, key: &str, allowed: &str) {
         let message = format!("`{}` is out of range", self.full_key(key));
-        let label = format!("possible: {allowed}");
-        self.reader
-            .report(Diagnostic::new(Code::OutOfRange, message).at(&value.span, label));
+        Diagnostic::new(Code::OutOfRange, message)
+            .at(&self.value_span(key), format!("possible: {allowed}"))
+            .report_to(self.reader);
     }
 
-    /// Reports a value that stands in a list twice.
-    pub(super) fn report_duplicate(
-        &self,
-        message: impl Into<String>,
-        second: &Located<impl Sized>,
-    ) {
-        Diagnostic::new(Code::Duplicate, message)
-            .at(&second.span, "")
-            .report_to(self.reader);
+    pub(super) fn report_duplicate(&self, message: impl Into<String>, second: &TextSpan) {
+        duplicate(message).at(second, "").report_to(self.reader);
     }
 }
 
@@ -422,4 +403,80 @@ const SIZE: TextForm = TextForm::new(Code::BadQuantity, "a size");
 
 pub(super) fn header_name(text: &str) -> Result<HeaderName, &'static str> {
     HeaderName::from_bytes(text.as_bytes()).map_err(|_| "not a header's name")
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unfilled {
+    /// Its text in the file: `${REDIS_URL}`.
+    pub(super) written: String,
+    pub(super) error: &'static str,
+}
+
+const UNSET: &str = "not set, and no default is given";
+const UNCLOSED: &str = "the closing `}` is missing";
+const BAD_NAME: &str = "a name has letters, digits and `_` only";
+
+/// Fills in every reference of a text, or returns those that could not be filled in. As in a shell,
+/// a default replaces a variable that is unset or empty.
+pub(super) fn interpolate<'t>(
+    text: &'t str,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Cow<'t, str>, Vec<Unfilled>> {
+    if !text.contains('$') {
+        return Ok(Cow::Borrowed(text));
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut unfilled = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at..];
+        if let Some(after) = rest.strip_prefix("$$") {
+            out.push('$');
+            rest = after;
+        } else if let Some(after) = rest.strip_prefix("${") {
+            let Some(end) = after.find('}') else {
+                unfilled.push(Unfilled {
+                    written: rest.to_owned(),
+                    error: UNCLOSED,
+                });
+                rest = "";
+                break;
+            };
+            match fill(&after[..end], env) {
+                Ok(value) => out.push_str(&value),
+                Err(error) => {
+                    let written = rest[..end + 3].to_owned();
+                    unfilled.push(Unfilled { written, error });
+                }
+            }
+            rest = &after[end + 1..];
+        } else {
+            out.push('$');
+            rest = &rest[1..];
+        }
+    }
+    out.push_str(rest);
+    if unfilled.is_empty() {
+        Ok(Cow::Owned(out))
+    } else {
+        Err(unfilled)
+    }
+}
+
+fn fill(inside: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, &'static str> {
+    let (name, default) = match inside.split_once(":-") {
+        Some((name, default)) => (name, Some(default)),
+        None => (inside, None),
+    };
+    let first_fits = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    if !first_fits || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+        return Err(BAD_NAME);
+    }
+    match (env(name), default) {
+        (Some(value), None) => Ok(value),
+        (Some(value), Some(_)) if !value.is_empty() => Ok(value),
+        (_, Some(default)) => Ok(default.to_owned()),
+        (None, None) => Err(UNSET),
+    }
 }

@@ -8,9 +8,7 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderValue, Method};
 
 use super::compile::Compiled;
-use super::diagnostic::{Code, Diagnostic, TextSpan};
-use super::reader::ConfigReader;
-use super::{Listen, ServerAddress};
+use super::*;
 use crate::certificate::Validity;
 use crate::limit::key::Part;
 use crate::route::{HostPattern, Route, RouteQuery, ValueMatch};
@@ -76,9 +74,9 @@ fn check_tier_header(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
 fn check_own_upstream(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     for upstream in &compiled.definitions.upstreams {
         for (server, span) in upstream.settings.servers.iter().zip(&upstream.server_spans) {
-            let mut listens = compiled.config.listen.iter().zip(&compiled.places.listen);
-            if let Some((_, here)) = listens.find(|(listen, _)| is_same(listen, &server.address)) {
-                report_own(reader, span, here);
+            let mut listens = compiled.places.listen.iter();
+            if let Some(here) = listens.find(|listen| is_same(&listen.value, &server.address)) {
+                report_own(reader, span, &here.span);
             }
         }
     }

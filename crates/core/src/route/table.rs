@@ -17,7 +17,7 @@ pub struct Conflict {
     pub second: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RouteTable {
     routes: Vec<Route>,
     exact: Texts<Trie>,

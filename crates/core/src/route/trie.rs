@@ -37,7 +37,7 @@ impl Hasher for Fnv {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Trie {
     /// The first is the root.
     nodes: Vec<TrieNode>,
@@ -49,7 +49,7 @@ pub(super) struct Trie {
     expressions: Vec<u32>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 #[repr(align(64))]
 pub(super) struct TrieNode {
     /// The literal segment that leads here; empty for the root and for parameters.
@@ -67,7 +67,7 @@ const _: () = assert!(size_of::<TrieNode>() == 64);
 /// Labels up to this many bytes are stored in their node.
 const SHORT: usize = 30;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum SegmentLabel {
     Short(u8, [u8; SHORT]),
     Long(Box<str>),

@@ -42,8 +42,8 @@ impl KeyRing {
     /// The configured key, or a random one. That is provisional if Redis keeps the key.
     pub fn new(settings: &StoreSettings) -> Result<KeyRing, StoreError> {
         let configured = settings.hash_key.is_some();
-        let bytes = match settings.hash_key {
-            Some(bytes) => bytes,
+        let bytes = match &settings.hash_key {
+            Some(secret) => secret.0,
             None => random()?,
         };
         let known = configured || settings.kind == StoreKind::Memory;

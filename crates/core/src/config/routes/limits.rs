@@ -2,17 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::config::advice;
-use crate::config::definitions::{DEFAULT, DefinedLimit, Definitions};
-use crate::config::diagnostic::{Code, Diagnostic, TextSpan};
-use crate::config::habits::nearest;
-use crate::config::limits::{self, RawLimit, SectionsPresent};
-use crate::config::reader::Located;
-use crate::config::route::RawRoute;
-use crate::config::section::Section;
+use crate::config::definitions::{DEFAULT, Definitions};
+use crate::config::limits::DefinedLimit;
+use crate::config::route::DefinedRoute;
+use crate::config::*;
 use crate::limit::key::Part;
 use crate::limit::rate::RateText;
-use crate::limit::{Algorithm, Limit, Missing};
+use crate::limit::{Algorithm, Key, Limit, Missing, Rule};
 use crate::path::Case;
 use crate::route::CostSource;
 
@@ -22,48 +18,47 @@ pub(super) type ChosenLimit = Located<usize>;
 /// Finds the limits of each route.
 pub(super) fn choose_all(
     definitions: &mut Definitions<'_>,
-    raw: &[RawRoute],
-    names: &[String],
+    routes: &[DefinedRoute],
 ) -> Vec<Vec<ChosenLimit>> {
     let mut all = Vec::new();
-    for (raw, name) in raw.iter().zip(names) {
-        let chosen = choose(definitions, raw, name);
-        definitions.has_unlimited_route |= raw.limits.is_none() && chosen.is_empty();
-        mark_refunded(definitions, raw, &chosen);
+    for route in routes {
+        let chosen = choose(definitions, route);
+        definitions.has_unlimited_route |= route.limits.is_none() && chosen.is_empty();
+        mark_refunded(definitions, route, &chosen);
         all.push(chosen);
     }
-    set_path_case(definitions, raw, &all);
+    set_path_case(definitions, routes, &all);
     all
 }
 
 /// Checks the limits of a route and returns them.
 pub(super) fn check_all(
     definitions: &mut Definitions<'_>,
-    raw: &RawRoute,
+    route: &DefinedRoute,
     chosen: &[ChosenLimit],
 ) -> Vec<Arc<Limit>> {
     let mut limits = Vec::new();
     for chosen in chosen {
         definitions.limits[chosen.value].is_used = true;
         let defined = &definitions.limits[chosen.value];
-        check_params(definitions, defined, raw, &chosen.span);
-        check_cost(definitions, defined, raw);
+        check_params(definitions, defined, route, &chosen.span);
+        check_cost(definitions, defined, route);
         limits.extend(defined.limit.clone());
     }
     limits
 }
 
-fn choose(definitions: &mut Definitions<'_>, raw: &RawRoute, route: &str) -> Vec<ChosenLimit> {
-    let Some(texts) = &raw.limits else {
+fn choose(definitions: &mut Definitions<'_>, route: &DefinedRoute) -> Vec<ChosenLimit> {
+    let Some(texts) = &route.limits else {
         let default = definitions.limit_named(DEFAULT);
-        let default = default.map(|index| Located::new(index, &raw.path_span()));
+        let default = default.map(|index| Located::new(index, &route.path_span));
         return Vec::from_iter(default);
     };
     let mut chosen: Vec<ChosenLimit> = Vec::new();
-    for text in &texts.value {
+    for text in texts {
         let index = match definitions.limit_named(&text.value) {
             Some(index) => Some(index),
-            None if text.value.contains('/') => rate_in_place(definitions, text, route),
+            None if text.value.contains('/') => rate_in_place(definitions, text, &route.route.name),
             None if text.value == "unlimited" => None,
             None => {
                 report_unknown_limit(definitions, text);
@@ -72,8 +67,7 @@ fn choose(definitions: &mut Definitions<'_>, raw: &RawRoute, route: &str) -> Vec
         };
         let Some(index) = index else { continue };
         if let Some(first) = chosen.iter().find(|earlier| earlier.value == index) {
-            let message = format!("`{}` is named twice in one route", text.value);
-            Diagnostic::new(Code::Duplicate, message)
+            duplicate(format!("`{}` is named twice in one route", text.value))
                 .at(&text.span, "")
                 .at(&first.span, "first here")
                 .report_to(definitions.reader);
@@ -90,20 +84,15 @@ fn report_unknown_limit(definitions: &Definitions<'_>, text: &Located<String>) {
     }
     let limits = definitions.limits_with_sections().iter();
     let known = limits.map(|limit| limit.name.value.as_str());
-    let help = match nearest(&text.value, known) {
-        Some(near) => format!("did you mean `{near}`?"),
-        None => format!(
-            "define it: `[limit.{}]`, or write a rate such as `100/min`",
-            text.value
-        ),
-    };
-    Diagnostic::new(
-        Code::UnknownLimit,
-        format!("no limit is called `{}`", text.value),
-    )
-    .at(&text.span, "")
-    .help(help)
-    .report_to(definitions.reader);
+    let otherwise = format!(
+        "define it: `[limit.{}]`, or write a rate such as `100/min`",
+        text.value
+    );
+    let message = format!("no limit is called `{}`", text.value);
+    Diagnostic::new(Code::UnknownLimit, message)
+        .at(&text.span, "")
+        .help(did_you_mean(&text.value, known, otherwise))
+        .report_to(definitions.reader);
 }
 
 /// Defines a rate in place: a limit with the name of the route. Its key is that of the default
@@ -119,7 +108,7 @@ fn rate_in_place(
             let message = format!("`{}` is neither a limit's name nor a rate", text.value);
             Diagnostic::new(Code::BadRate, message)
                 .at_error(&text.span, &error)
-                .maybe_help(advice::for_text(Code::BadRate, &text.value))
+                .maybe_help(habits::advice_for(Code::BadRate, &text.value))
                 .report_to(definitions.reader);
             return None;
         }
@@ -134,21 +123,30 @@ fn rate_in_place(
         count += 1;
         name = format!("{base}-{count}");
     }
-    let rate = match rate {
-        RateText::Limited(rate) => vec![Located::new(rate, &text.span)],
+    let rules: Vec<Located<Rule>> = match rate {
+        RateText::Limited(rate) => vec![Located::new(Rule::by_size(rate), &text.span)],
         RateText::Unlimited => Vec::new(),
     };
-    let raw = Section::read_defaults("limit.NAME", |section| {
-        let name = Located::new(name, &text.span);
-        limits::settings(name, section, SectionsPresent::default())
-    });
-    let raw = RawLimit {
-        rates: Located::new(rate, &text.span),
-        key: default.map(|limit| limit.key.clone()),
-        missing: default.map_or(Missing::Ip, |limit| limit.missing),
-        ..raw
+    let key = default.map(|limit| limit.key.clone());
+    let key = key.unwrap_or_else(|| Located::new(Key::ip(), &text.span));
+    let missing = default.map_or(Missing::Ip, |limit| limit.missing);
+    let own: Vec<Rule> = rules.iter().map(|rule| rule.value).collect();
+    let limit = Limit {
+        missing,
+        on_error: definitions.inherited.on_error,
+        ..Limit::new(&name, &own, key.value.clone())
     };
-    Some(definitions.add_limit(raw))
+    let defined = DefinedLimit {
+        name: Located::new(name, &text.span),
+        limit: (!rules.is_empty()).then(|| Arc::new(limit)),
+        rate_span: text.span.clone(),
+        rules,
+        key,
+        missing,
+        on_error_span: text.span.clone(),
+        is_used: false,
+    };
+    Some(definitions.add_limit(defined))
 }
 
 /// The name of a limit for a route: `POST /login` becomes `post-login`.
@@ -167,10 +165,8 @@ fn limit_name(route: &str) -> String {
 
 /// Marks the limits of a route that gives units back: a client that such a limit denied may be
 /// allowed earlier than the denial said. Must come before the limits are shared.
-fn mark_refunded(definitions: &mut Definitions<'_>, raw: &RawRoute, chosen: &[ChosenLimit]) {
-    let settle = raw.settle.as_ref().map(|header| ("settle", &header.span));
-    let refund = raw.refund.as_ref().map(|set| ("refund", &set.span));
-    let Some((key, span)) = settle.or(refund) else {
+fn mark_refunded(definitions: &mut Definitions<'_>, route: &DefinedRoute, chosen: &[ChosenLimit]) {
+    let Some(Located { value: key, span }) = &route.gives_back else {
         return;
     };
     let is_concurrent = |defined: &DefinedLimit| {
@@ -186,24 +182,24 @@ fn mark_refunded(definitions: &mut Definitions<'_>, raw: &RawRoute, chosen: &[Ch
     }
     let mut limits = chosen.iter().map(|one| &definitions.limits[one.value]);
     if let Some(first) = limits.clone().next().filter(|_| limits.all(is_concurrent)) {
-        Diagnostic::new(
-            Code::Contradiction,
-            format!("nothing to give back by `{key}`"),
-        )
-        .at(span, "")
-        .at(&first.rate_span, "ends with its request")
-        .help("name a limit with a `rate`, or leave it out")
-        .report_to(definitions.reader);
+        contradiction(format!("nothing to give back by `{key}`"))
+            .at(span, "")
+            .at(&first.rate_span, "ends with its request")
+            .help("name a limit with a `rate`, or leave it out")
+            .report_to(definitions.reader);
     }
 }
 
 /// Sets the letter case of keys by path: it is that of the limit's routes, if all have the same.
-fn set_path_case(definitions: &mut Definitions<'_>, raw: &[RawRoute], chosen: &[Vec<ChosenLimit>]) {
-    let of_file = definitions.inherited.case;
+fn set_path_case(
+    definitions: &mut Definitions<'_>,
+    routes: &[DefinedRoute],
+    chosen: &[Vec<ChosenLimit>],
+) {
     for (index, defined) in definitions.limits.iter_mut().enumerate() {
         let uses = |chosen: &[ChosenLimit]| chosen.iter().any(|one| one.value == index);
-        let routes = raw.iter().zip(chosen).filter(|(_, chosen)| uses(chosen));
-        let mut cases = routes.map(|(route, _)| route.case.or(of_file).unwrap_or_default());
+        let users = routes.iter().zip(chosen).filter(|(_, chosen)| uses(chosen));
+        let mut cases = users.map(|(route, _)| route.route.case);
         let first = cases.next().unwrap_or_default();
         let is_same = cases.all(|case| case == first);
         if let Some(limit) = defined.limit.as_mut().and_then(Arc::get_mut) {
@@ -216,15 +212,18 @@ fn set_path_case(definitions: &mut Definitions<'_>, raw: &[RawRoute], chosen: &[
 fn check_params(
     definitions: &Definitions<'_>,
     limit: &DefinedLimit,
-    raw: &RawRoute,
+    route: &DefinedRoute,
     span: &TextSpan,
 ) {
-    let Some(path) = &raw.path else { return };
+    if !route.has_path {
+        return;
+    }
+    let path = &route.route.path;
     for part in &limit.key.value.parts {
         let [Part::PathParam(wanted)] = part.0.as_slice() else {
             continue;
         };
-        if path.value.params().any(|name| name == wanted) {
+        if path.params().any(|name| name == wanted) {
             continue;
         }
         let message = format!("the path has no `{{{wanted}}}` to count by");
@@ -234,11 +233,11 @@ fn check_params(
         if limit.key.span != *span {
             diagnostic = diagnostic.at(&limit.key.span, "asked for here");
         }
-        let close = nearest(wanted, path.value.params());
+        let close = nearest(wanted, path.params());
         let colon = format!(":{wanted}");
         let help = match close {
-            _ if raw.path_text.contains(&colon) => {
-                let path = raw.path_text.replace(&colon, &format!("{{{wanted}}}"));
+            _ if route.path_text.contains(&colon) => {
+                let path = route.path_text.replace(&colon, &format!("{{{wanted}}}"));
                 Some(format!("write the path as `{path}`"))
             }
             close => close.map(|name| format!("did you mean `path:{name}`?")),
@@ -249,13 +248,11 @@ fn check_params(
 
 /// Reports a cost above the units of a limit or of one of its tiers. The limit's own cost is
 /// checked with the limit.
-fn check_cost(definitions: &Definitions<'_>, defined: &DefinedLimit, raw: &RawRoute) {
-    let (Some(limit), Some(cost)) = (&defined.limit, &raw.cost) else {
+fn check_cost(definitions: &Definitions<'_>, defined: &DefinedLimit, route: &DefinedRoute) {
+    let (Some(limit), CostSource::Fixed(units)) = (&defined.limit, &route.route.cost) else {
         return;
     };
-    let CostSource::Fixed(units) = cost.value else {
-        return;
-    };
+    let units = *units;
     let smallest = defined.rules.iter().min_by_key(|rule| rule.value.units);
     let total = limit.units(units);
     let Some(rule) = smallest.filter(|rule| units > 1 && total > rule.value.units) else {
@@ -265,7 +262,7 @@ fn check_cost(definitions: &Definitions<'_>, defined: &DefinedLimit, raw: &RawRo
     let label = format!("each costs {total} of `limit.{}`", limit.name);
     Diagnostic::new(Code::CostAboveLimit, message)
         .help("lower the cost, or raise the rate")
-        .at(&cost.span, label)
+        .at(&route.cost_span, label)
         .at(&rule.span, "which never holds so many")
         .report_to(definitions.reader);
 }

@@ -1,6 +1,6 @@
 //! Files that only limit, and what is said of those that would do more.
 
-use super::super::{Limits, parse_limits, render};
+use super::super::{Config, parse_limits, render};
 use super::env;
 
 fn said(text: &str) -> String {
@@ -12,7 +12,7 @@ fn said(text: &str) -> String {
 }
 
 #[track_caller]
-fn fine(text: &str) -> Limits {
+fn fine(text: &str) -> Config {
     assert_eq!(said(text), "");
     parse_limits("limits.toml", text, &env).unwrap().0
 }
@@ -31,7 +31,7 @@ fn whatever_no_route_names_has_the_default_limit() {
         limits = ["login"]
         "#,
     );
-    let routes = limits.into_config().routes;
+    let routes = limits.routes;
     let limited: Vec<(&str, &str)> = routes
         .iter()
         .map(|route| (&*route.name, &*route.limits[0].name))
@@ -42,7 +42,7 @@ fn whatever_no_route_names_has_the_default_limit() {
 #[test]
 fn without_a_default_limit_the_rest_is_unlimited() {
     let limits = fine("[[route]]\npath = \"/login\"\nlimits = [\"5/min\"]\n");
-    let routes = limits.into_config().routes;
+    let routes = limits.routes;
     let counts: Vec<usize> = routes.iter().map(|route| route.limits.len()).collect();
     assert_eq!(counts, [1, 0]);
 }
@@ -50,7 +50,7 @@ fn without_a_default_limit_the_rest_is_unlimited() {
 #[test]
 fn a_route_that_takes_everything_leaves_no_rest() {
     let limits = fine("[[route]]\npath = \"/*\"\nlimits = [\"5/min\"]\n");
-    assert_eq!(limits.into_config().routes.iter().count(), 1);
+    assert_eq!(limits.routes.iter().count(), 1);
 }
 
 #[test]

@@ -5,10 +5,7 @@ use std::time::Duration;
 use http::HeaderValue;
 use http::uri::{Authority, PathAndQuery};
 
-use crate::config::diagnostic::Code;
-use crate::config::reader::ValueKind;
-use crate::config::section::Section;
-use crate::config::values::TextForm;
+use crate::config::*;
 use crate::route::StatusSet;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -22,19 +19,15 @@ const MAX_ATTEMPTS: u64 = 10;
 /// `health`: the request that checks a server, and the answers that pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// The path of the `GET`.
     pub path: PathAndQuery,
     /// The `Host` of the request; `None` is the server's own.
     pub host: Option<HeaderValue>,
-    /// Between two checks of a server.
     pub every: Duration,
-    /// From connecting to the head of the answer.
     pub timeout: Duration,
     /// Passed checks in a row that bring a server back; at least 1.
     pub healthy: u32,
     /// Failed checks in a row that take it out; at least 1.
     pub unhealthy: u32,
-    /// The statuses that pass.
     pub status: StatusSet,
 }
 
@@ -48,7 +41,6 @@ pub struct Ejection {
     pub longest_rest: Duration,
     /// Percent of the reachable servers that may be out at once.
     pub max_share: u32,
-    /// Answers that count as failures.
     pub status: StatusSet,
 }
 
@@ -61,12 +53,9 @@ impl Default for Ejection {
 /// `retries`: when a request is sent again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retries {
-    /// How often a request is sent again, at most.
     pub attempts: u32,
     /// Percent of the requests that may be sent again.
     pub budget: u32,
-    /// The failures after which a request is sent again, if it is idempotent. A request that was
-    /// not sent at all may always be sent again.
     pub on: RetryOn,
 }
 
@@ -94,7 +83,7 @@ pub(super) fn health(outer: &mut Section<'_>) -> Option<HealthCheck> {
     let value = outer.peek("health").map(|value| value.get_ref());
     let is_path = value.is_some_and(|value| value.is_str());
     let short = match is_path {
-        true => Some(outer.parse("health", PATH, path)?.value),
+        true => Some(outer.parse("health", PATH, path)?),
         false => None,
     };
     let mut section = match is_path {
@@ -104,14 +93,14 @@ pub(super) fn health(outer: &mut Section<'_>) -> Option<HealthCheck> {
     if value.is_some_and(|value| value.is_table()) {
         section.require("path", "path = \"/healthz\"");
     }
-    let long = section.parse("path", PATH, path).map(|path| path.value);
+    let long = section.parse("path", PATH, path);
     let host = section.parse("host", TextForm::new(Code::BadHttp, "a host"), host);
     let status = statuses(&mut section);
     let check = HealthCheck {
         path: short
             .or(long)
             .unwrap_or_else(|| PathAndQuery::from_static("/")),
-        host: host.map(|host| host.value),
+        host,
         every: section.duration("every", SHORTEST..=HOUR),
         timeout: section.duration("timeout", SHORTEST..=HOUR),
         healthy: section.integer("healthy", 1..=MAX_IN_A_ROW),
@@ -142,24 +131,19 @@ pub(super) fn eject(outer: &mut Section<'_>) -> Option<Ejection> {
 fn ejection(section: &mut Section<'_>) -> Ejection {
     let rest = section.duration("for", SHORTEST..=HOUR);
     let longest = section.optional_duration("max_for", SHORTEST..=24 * HOUR);
-    if let Some(longest) = longest.as_ref().filter(|longest| longest.value < rest) {
-        let allowed = format!("{rest:?} (`for`) or more");
-        section.out_of_range("max_for", longest, &allowed);
+    if longest.is_some_and(|longest| longest < rest) {
+        section.out_of_range("max_for", &format!("{rest:?} (`for`) or more"));
     }
     Ejection {
         failures: section.integer("failures", 1..=MAX_IN_A_ROW),
         rest,
-        longest_rest: match longest {
-            Some(longest) => longest.value,
-            // A `for` above the default raises it.
-            None => rest.max(section.default_duration("max_for")),
-        },
+        // A `for` above the default raises it.
+        longest_rest: longest.unwrap_or_else(|| rest.max(section.default_duration("max_for"))),
         max_share: section.integer("max_share", 1..=100),
         status: statuses(section).unwrap_or_default(),
     }
 }
 
-/// Reads `status`: a list of statuses and classes of statuses.
 fn statuses(section: &mut Section<'_>) -> Option<StatusSet> {
     let texts = section.texts("status")?;
     let mut set = StatusSet::default();
@@ -184,7 +168,6 @@ fn host(text: &str) -> Result<HeaderValue, &'static str> {
     HeaderValue::try_from(authority.as_str()).map_err(|_| WRITE)
 }
 
-/// Reads `retries`: a number of attempts, or a table.
 pub(super) fn retries(outer: &mut Section<'_>) -> Retries {
     outer.declare("retries", || ValueKind::IntegerOrTable);
     let is_number = outer.has_integer("retries");
@@ -198,7 +181,7 @@ pub(super) fn retries(outer: &mut Section<'_>) -> Retries {
         false => None,
     };
     let retries = Retries {
-        attempts: short.map_or(attempts, |short| short.value),
+        attempts: short.unwrap_or(attempts),
         budget: section.integer("budget", 0..=100),
         on: retry_on(&mut section).unwrap_or(RetryOn {
             closed: true,
@@ -209,7 +192,6 @@ pub(super) fn retries(outer: &mut Section<'_>) -> Retries {
     retries
 }
 
-/// Reads `on = ["closed", "timeout", "503"]`.
 fn retry_on(section: &mut Section<'_>) -> Option<RetryOn> {
     section.declare("on", || {
         ValueKind::WordsOrStatuses(vec!["closed", "timeout"])

@@ -3,11 +3,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::config::Config;
 use crate::config::compile::Compiled;
-use crate::config::definitions::DefinedLimit;
-use crate::config::diagnostic::{Code, Diagnostic};
-use crate::config::reader::{ConfigReader, Located};
+use crate::config::limits::DefinedLimit;
+use crate::config::*;
 use crate::limit::key::{Alternatives, Part, UnknownKey};
 use crate::limit::{Algorithm, Limit, Missing, OnError, Rate, Rule};
 use crate::route::Route;
@@ -230,12 +228,8 @@ fn check_open_login(reader: &ConfigReader<'_>, defined: &DefinedLimit, routes: &
         "`limit.{}` guards a login, and not while the store is away",
         limit.name
     );
-    let span = defined
-        .on_error
-        .as_ref()
-        .map_or(&defined.name.span, |word| &word.span);
     Diagnostic::new(Code::OpenLogin, message)
-        .at(span, "an outage lets every guess pass")
+        .at(&defined.on_error_span, "an outage lets every guess pass")
         .help("use `on_error = \"local\"` or `\"deny\"`")
         .report_to(reader);
 }
