@@ -12,8 +12,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::client::ClientIp;
-use crate::limit::key::key_hash_prefix::{KeyHashPrefix, SHORTEST, SHOWN};
-use crate::limit::key::{Alternatives, ApiKeys, Given, HashSecret, KeyError, Part};
+use crate::limit::key::{Alternatives, ApiKeys, Given, HashSecret, Part};
+use crate::limit::key::{KeyHashPrefix, SHORTEST, SHOWN};
 use crate::limit::{KeyHash, Limit, Missing};
 use crate::path::{CanonicalPath, Case, fold};
 use crate::route::host_of;
@@ -330,9 +330,7 @@ fn read(word: &str) -> Result<KeyWord<'_>, KeySelectionError> {
         Some((name, value)) => match Part::parse(name) {
             Ok(part) => Ok(KeyWord::Named(part, value)),
             // A plain value may contain `=`. But a name close to a part's name is a mistake.
-            Err(KeyError::Unknown { nearest: None, .. } | KeyError::Empty) => {
-                Ok(KeyWord::Plain(word))
-            }
+            Err(error) if error.names_nothing => Ok(KeyWord::Plain(word)),
             Err(error) => Err(KeySelectionError::new(format!("in `{word}`: {error}"))
                 .help("a plain value with a `=` in it is written as `PART=VALUE`")),
         },

@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use super::response::{ApiError, ApiResult, json_text, seconds};
 use super::schema::described;
 use crate::limit::KeyHash;
-use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::key::KeyHashPrefix;
 use crate::telemetry::watched::{DeniedRate, MOST_RATES, ObservedDenial, TakenDenials};
 
 /// Denials that are kept, so that an operator can find one by the id of its request.

@@ -21,7 +21,7 @@ use crate::key_selector::{
     KeySelectionError, KeySelectionErrorKind, KeySelector, SelectedKey, WindowStatus, client_usage,
     hash_prefix,
 };
-use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::key::KeyHashPrefix;
 use crate::limit::key::{ApiKeys, HashSecret};
 use crate::limit::{Algorithm, KeyHash, Limit, Retry, Tier, Window};
 use crate::proxy::Proxy;

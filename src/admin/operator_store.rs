@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::response::{ApiError, seconds};
 use super::schema::described;
 use crate::config::{RedisSettings, StoreKind, StoreSettings};
-use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::key::KeyHashPrefix;
 use crate::limit::{Charge, Decision, KeyHash, Limit};
 use crate::server::introspection::Snapshot;
 use crate::store::overrides::{ChangeOutcome, OverrideChange, OverrideList, Record};

@@ -5,7 +5,7 @@
 
 use unicode_width::UnicodeWidthChar;
 
-use crate::limit::key::key_hash_prefix::SHOWN;
+use crate::limit::key::SHOWN;
 pub(super) use crate::replay::report::grouped as count;
 use crate::telemetry::stamp;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::explanation::{KeyPart, LimitExplanation, RateExplanation};
 use super::secret::Secrets;
-use crate::limit::key::key_hash_prefix::SHOWN;
+use crate::limit::key::SHOWN;
 use crate::limit::key::{
     ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, PartText,
 };

@@ -32,7 +32,7 @@ async fn open(cluster: &RedisCluster, timeout: Duration) -> Store {
 
 async fn ask(store: &Store, charge: &Charge) -> Result<Decision, StoreError> {
     let generation = store.hash_key().generation;
-    store.charge(&mut charge.clone(), generation, now()).await
+    store.charge(charge, generation, now()).await
 }
 
 /// CRC-16/XMODEM bit by bit, as the cluster's specification has it.

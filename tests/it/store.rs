@@ -48,7 +48,7 @@ impl Fixture {
     async fn charge(&self, charge: &Charge) -> Decision {
         let generation = self.store.hash_key().generation;
         self.store
-            .charge(&mut charge.clone(), generation, now())
+            .charge(charge, generation, now())
             .await
             .expect("a decision")
     }
@@ -203,8 +203,8 @@ fn proxies_sharing_one_redis_hold_one_limit() {
             let charge = one(&limit, 1, 1);
             let generation = stores[0].hash_key().generation;
             let all = (0..600).map(|i| {
-                let (store, mut charge) = (&stores[i % 2], charge.clone());
-                async move { store.charge(&mut charge, generation, now()).await }
+                let (store, charge) = (&stores[i % 2], charge.clone());
+                async move { store.charge(&charge, generation, now()).await }
             });
             let decisions = futures_util::future::join_all(all).await;
             decisions

@@ -57,9 +57,7 @@ pub struct Rule {
 pub enum OnError {
     /// Limit in this process, by this proxy's share of the budget.
     Local,
-    /// Let the request pass.
     Allow,
-    /// Answer 503.
     Deny,
 }
 
@@ -77,11 +75,9 @@ impl OnError {
 /// What to do with a request that lacks the limit's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// Count it against the client's address.
     Ip,
     /// Answer 400.
     Deny,
-    /// Do not apply this limit.
     Skip,
     /// Count all such requests against one shared key.
     Shared,
@@ -103,7 +99,6 @@ pub struct Limit {
     /// The limit is counted and reported, and never enforced.
     pub shadow: bool,
     pub key: Key,
-    /// What to do with a request without the key.
     pub missing: Missing,
     pub on_error: OnError,
     /// The weight of every request in this limit, units.
@@ -173,7 +168,6 @@ pub struct LimitCheck {
 pub struct Asker {
     /// The key before it was hashed, as [`Key::spell`] writes it.
     pub key: Option<Arc<str>>,
-    /// The trace that the request belongs to.
     pub trace: Option<TraceId>,
 }
 
@@ -188,16 +182,13 @@ impl fmt::Debug for Asker {
 /// How a log shows the key that a limit denied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeniedKey {
-    /// By the beginning of this hash.
     Hash(KeyHash),
-    /// In the clear.
     Plain(Arc<str>),
 }
 
 /// The part of a check in its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// It decides.
     Enforced,
     /// Its limit is only counted and reported.
     Shadow,
@@ -281,7 +272,6 @@ pub struct Verdict {
     pub used: u64,
     /// Units left after it if the whole request was allowed, left now if not.
     pub remaining: u64,
-    /// When this limit would let the same request pass.
     pub retry: Retry,
     /// Time until nothing is counted any more if nothing else is admitted, microseconds.
     pub reset_us: u64,
@@ -325,14 +315,12 @@ pub struct Decision {
     pub verdicts: SmallVec<[Verdict; 2]>,
 }
 
-/// A charge and the decision on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Decided<'d> {
     pub charge: &'d Charge,
     pub decision: &'d Decision,
 }
 
-/// One check of a charge and its verdict.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckResult<'d> {
     pub check: &'d LimitCheck,

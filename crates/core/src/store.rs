@@ -47,9 +47,7 @@ use redis::{GuardedAnswer, Redis, RedisShared};
 /// The part of the store that all workers share; made once, before the workers start.
 #[derive(Clone, Debug)]
 pub enum Backing {
-    /// The embedded store itself.
     Memory(Arc<Memory>),
-    /// The common state of the workers' connections to Redis.
     Redis(Arc<RedisShared>),
 }
 
@@ -145,11 +143,10 @@ impl Store {
     /// key that the checks' key hashes were derived with ([`Store::hash_key`]).
     ///
     /// Answers within the store's timeout, counted from `arrived`. After an error the charge may
-    /// have been made ([`StoreError::maybe_charged`]); it is never repeated. `charge` is taken
-    /// while this waits, and unchanged when it returns.
+    /// have been made ([`StoreError::maybe_charged`]); it is never repeated.
     pub async fn charge(
         &self,
-        charge: &mut Charge,
+        charge: &Charge,
         generation: u64,
         arrived: Instant,
     ) -> Result<Decision, StoreError> {
@@ -201,7 +198,6 @@ impl Store {
         }
     }
 
-    /// Frees the slots that an admitted `charge` holds.
     pub fn release(&self, charge: &Charge) {
         match self {
             Store::Memory(memory) => memory.release(charge),
@@ -318,27 +314,20 @@ pub enum StoreError {
     /// The store is known to be away, or the hash key is not the one that its proxies share.
     /// Nothing was sent.
     Away,
-    /// No answer within the timeout.
     Timeout,
-    /// The connection could not be made.
     Refused,
-    /// The connection was lost before the answer came.
     Lost,
     /// TLS with the server failed. Nothing was sent.
     #[cfg(feature = "redis")]
     Tls(TlsTrouble),
-    /// This build has no Redis.
     #[cfg(not(feature = "redis"))]
     NoRedis,
     /// No sentinel names a server that reports itself as the master. Nothing was sent.
     NoMaster,
-    /// Too many requests wait for the store. Nothing was sent.
     Overloaded,
-    /// The server answered with an error.
     Server(ServerTrouble),
     /// The reply is not one of our script.
     Garbled,
-    /// The configured address cannot be used.
     BadAddress,
     /// The operating system gave no random bytes for a hash key.
     NoEntropy,
@@ -440,11 +429,8 @@ pub enum ServerTrouble {
     TryAgain,
     /// MISCONF: it cannot persist, and refuses writes.
     Misconfigured,
-    /// BUSY: another script runs.
     Busy,
-    /// It has as many clients as it may.
     MaxClients,
-    /// Any other error.
     Other,
 }
 

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use crate::cli::output::CommandError;
-use crate::limit::key::key_hash_prefix::{KeyHashPrefix, SHOWN};
+use crate::limit::key::{KeyHashPrefix, SHOWN};
 use crate::limit::rate::parse_duration;
 use crate::limit::{Limit, Rule};
 use crate::store::overrides;

@@ -56,10 +56,7 @@ impl Trial {
     async fn charge(&self, charge: &Charge) -> Result<Decision, StoreError> {
         let generation = self.store.hash_key().generation;
         let (begun, pace) = (Instant::now(), Pace::begin());
-        let result = self
-            .store
-            .charge(&mut charge.clone(), generation, now())
-            .await;
+        let result = self.store.charge(charge, generation, now()).await;
         let took = begun.elapsed();
         let most = self.timeout + pace.grants();
         assert!(
@@ -237,7 +234,7 @@ fn losing_the_script_all_the_time_loses_no_decision() {
                 .unwrap();
             let generation = store.hash_key().generation;
             let decision = store
-                .charge(&mut one(&limit, 1, 1), generation, now())
+                .charge(&one(&limit, 1, 1), generation, now())
                 .await
                 .unwrap();
             allowed += u32::from(decision.allowed);
@@ -285,7 +282,7 @@ fn tags_of_another_key_than_the_one_in_force_never_reach_redis() {
         for other in [0, generation - 1, generation + 1] {
             let charge = one(&trial.limit, 9, 1);
             assert_eq!(
-                trial.store.charge(&mut charge.clone(), other, now()).await,
+                trial.store.charge(&charge.clone(), other, now()).await,
                 Err(StoreError::Away)
             );
         }
@@ -331,8 +328,8 @@ fn a_full_server_that_does_not_evict_keeps_every_limited_client_limited() {
         let generation = store.hash_key().generation;
         let limit = limit("full", log_rule(2, Duration::from_secs(600)));
         let ask = async |who: u64| {
-            let mut charge = one(&limit, who, 1);
-            store.charge(&mut charge, generation, now()).await
+            let charge = one(&limit, who, 1);
+            store.charge(&charge, generation, now()).await
         };
         for who in 0..40 {
             while ask(who).await.unwrap().allowed {}
@@ -371,7 +368,7 @@ fn a_request_refused_for_memory_charges_none_of_its_batch_twice_or_half() {
         );
         assert!(
             store
-                .charge(&mut one(&full, 1, 1), generation, now())
+                .charge(&one(&full, 1, 1), generation, now())
                 .await
                 .unwrap()
                 .allowed
@@ -379,18 +376,15 @@ fn a_request_refused_for_memory_charges_none_of_its_batch_twice_or_half() {
         server.run("CONFIG SET maxmemory 1");
         let (denied, allowed) = (one(&full, 1, 1), one(&fresh, 1, 1));
         let both = [&denied, &allowed, &denied].map(|charge| {
-            let (store, mut charge) = (&store, charge.clone());
-            async move { store.charge(&mut charge, generation, now()).await }
+            let (store, charge) = (&store, charge.clone());
+            async move { store.charge(&charge, generation, now()).await }
         });
         let results = futures_util::future::join_all(both).await;
         let refused = Err(StoreError::Server(ServerTrouble::OutOfMemory));
         assert!(!results[0].as_ref().unwrap().allowed && !results[2].as_ref().unwrap().allowed);
         assert_eq!(results[1], refused);
         server.run("CONFIG SET maxmemory 0");
-        let decision = store
-            .charge(&mut allowed.clone(), generation, now())
-            .await
-            .unwrap();
+        let decision = store.charge(&allowed, generation, now()).await.unwrap();
         assert_eq!(decision.verdicts[0].used, 0);
     });
 }
@@ -466,7 +460,7 @@ fn a_connection_that_dies_idle_costs_no_request() {
             let generation = store.hash_key().generation;
             assert!(
                 store
-                    .charge(&mut one(&limit, 1, 1), generation, now())
+                    .charge(&one(&limit, 1, 1), generation, now())
                     .await
                     .is_ok()
             );
@@ -536,7 +530,7 @@ fn a_socket_file_serves_as_well_as_an_address() {
         let generation = store.hash_key().generation;
         assert!(
             store
-                .charge(&mut one(&limit, 1, 1), generation, now())
+                .charge(&one(&limit, 1, 1), generation, now())
                 .await
                 .unwrap()
                 .allowed
@@ -554,16 +548,14 @@ fn an_address_without_a_server_is_known_to_be_away_at_once() {
         let limit = limit("nowhere", log_rule(10, Duration::from_secs(60)));
         let generation = store.hash_key().generation;
         assert_eq!(
-            store
-                .charge(&mut one(&limit, 1, 1), generation, now())
-                .await,
+            store.charge(&one(&limit, 1, 1), generation, now()).await,
             Err(StoreError::Away)
         );
         let embedded = super::open(&memory_settings()).await;
         let generation = embedded.hash_key().generation;
         assert!(
             embedded
-                .charge(&mut one(&limit, 1, 1), generation, now())
+                .charge(&one(&limit, 1, 1), generation, now())
                 .await
                 .is_ok()
         );

@@ -94,8 +94,7 @@ impl Limits {
 
 async fn decide(store: &Store, charge: &Charge) -> Decision {
     let generation = store.hash_key().generation;
-    let mut lent = charge.clone();
-    let asked = store.charge(&mut lent, generation, now());
+    let asked = store.charge(charge, generation, now());
     asked.await.expect("a decision")
 }
 

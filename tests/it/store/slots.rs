@@ -27,7 +27,7 @@ fn slots(name: &str, units: u64, lease: Duration) -> Arc<Limit> {
 async fn ask(store: &Store, charge: &Charge) -> Decision {
     let generation = store.hash_key().generation;
     store
-        .charge(&mut charge.clone(), generation, now())
+        .charge(charge, generation, now())
         .await
         .expect("a decision")
 }
@@ -199,7 +199,7 @@ fn after_an_outage_the_store_learns_what_is_held() {
         loop {
             let look = one(&limit, 1, 0);
             let generation = other.hash_key().generation;
-            let looked = other.charge(&mut look.clone(), generation, now()).await;
+            let looked = other.charge(&look, generation, now()).await;
             if looked.is_ok_and(|decision| decision.verdicts[0].used == 5) {
                 break;
             }

@@ -120,7 +120,7 @@ impl Limiter {
             true => self.keep_to_share(admission)?,
             false => None,
         };
-        let (charge, generation) = (&mut admission.charge, admission.generation);
+        let (charge, generation) = (&admission.charge, admission.generation);
         let answered = self.store.charge(charge, generation, since).await;
         self.observe_duration(since);
         match answered {

@@ -15,7 +15,6 @@ use super::log::STAMPS;
 /// Lua's numbers hold all integers up to this one exactly.
 const EXACT: u64 = (1 << 53) - 1;
 
-/// The counts of one key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counter {
     start_us: u64,

@@ -9,7 +9,6 @@ use super::log::{self, Log};
 use super::slots::Slots;
 use super::{Algorithm, Retry, Rule, Verdict};
 
-/// The units that are counted for one key.
 #[derive(Clone, Debug)]
 pub enum Count {
     Log(Log),
@@ -32,7 +31,6 @@ impl FirstPass {
         self.aged.stepped()
     }
 
-    /// Units counted before this request.
     pub fn used(&self) -> u64 {
         self.aged.used()
     }
@@ -97,7 +95,6 @@ impl Count {
         FirstPass { retry, aged }
     }
 
-    /// Units counted at `now_us`.
     pub fn used(&self, rule: &Rule, now_us: u64) -> u64 {
         self.age(rule, now_us).used()
     }
@@ -203,7 +200,6 @@ impl Count {
         }
     }
 
-    /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
         match self {
             Count::Log(log) => log.heap_bytes(),

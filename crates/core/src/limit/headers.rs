@@ -37,9 +37,7 @@ const TEXT_BYTES: usize = 128;
 /// `[headers]`: which rate-limit headers a client gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderSettings {
-    /// Send `X-RateLimit-Limit`, `-Remaining`, `-Reset`.
     pub x_ratelimit: bool,
-    /// Send `RateLimit` and `RateLimit-Policy`.
     pub ietf: bool,
     pub reset: ResetForm,
     /// Extend `Access-Control-Expose-Headers` on CORS responses.
@@ -74,7 +72,6 @@ pub struct RateLimitStatus {
 /// The state of one limit after a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LimitStatus {
-    /// Units left.
     pub remaining: u64,
     /// Seconds until there are more; 0 where none are counted.
     pub next: u64,
@@ -127,7 +124,6 @@ impl RateLimitStatus {
         Some((charge.get(self.tightest)?, *self.states.get(self.tightest)?))
     }
 
-    /// The limit with the longest wait.
     pub fn longest<'c>(&self, charge: &'c Charge) -> Option<&'c LimitCheck> {
         charge.get(self.longest)
     }
@@ -140,7 +136,6 @@ impl RateLimitStatus {
     }
 }
 
-/// Microseconds as whole seconds, rounded up.
 pub fn seconds_up(us: u64) -> u64 {
     us.div_ceil(SECOND_US)
 }
@@ -239,7 +234,6 @@ pub fn write_appending(
     texts
 }
 
-/// Seconds as a header's value.
 pub fn seconds_value(seconds: u64) -> HeaderValue {
     small(seconds).unwrap_or_else(|| HeaderValue::from(seconds))
 }
@@ -316,7 +310,6 @@ impl ValueText {
     }
 }
 
-/// Adds our list to the upstream's, or replaces it.
 fn put_list(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue, keep: bool) {
     if keep {
         headers.append(name, value);

@@ -4,11 +4,9 @@
 //! client's values never leave this room in the clear: not to Redis, not to a log. No two different
 //! sets of parts may share a hash, and no spelling of the same value may have two.
 
-mod claims;
 mod custom;
 pub mod jwt;
 mod key_hash;
-pub mod key_hash_prefix;
 mod known;
 mod parse;
 mod text;
@@ -22,10 +20,10 @@ use super::Missing;
 use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
 
-pub use claims::Claims;
 pub use custom::{CustomKey, KeyRequest, custom_hash};
+pub use jwt::Claims;
 use key_hash::Identity;
-pub use key_hash::KeyHash;
+pub use key_hash::{KeyHash, KeyHashPrefix, SHORTEST, SHOWN};
 pub use known::{ApiKeys, KeyDigest, KeyNote, KeyStanding, KnownKey, KnownKeys, UnknownKey};
 pub use parse::{KeyError, MAX_CHOICES};
 pub use text::address;
@@ -62,20 +60,16 @@ pub enum Part {
     /// The API key, from the first source of `[api_key] from` that carries one.
     ApiKey,
     Header(HeaderName),
-    /// A query parameter.
     Query(String),
     Cookie(String),
-    /// The canonical path.
     Path,
     /// The value of a route's `{name}`.
     PathParam(String),
     Method,
     Host,
-    /// The route's name.
     Route,
     /// All requests together.
     Global,
-    /// The name of the client's tier.
     Tier,
     /// A claim of the token that `[auth.jwt]` verified.
     Jwt(String),
@@ -103,7 +97,6 @@ pub enum ApiKeySource {
     Header(HeaderName),
     /// `Authorization: Bearer KEY`.
     Bearer,
-    /// A query parameter.
     Query(String),
     Cookie(String),
 }
@@ -117,7 +110,6 @@ pub struct ApiKeySources(pub Vec<ApiKeySource>);
 pub struct Facts<'r> {
     /// The client's address, already grouped.
     pub ip: IpAddr,
-    /// The sources of API keys, and the known keys.
     pub api_key: &'r ApiKeys,
     /// The result of looking up the API key; `None` looks it up for each question.
     pub standing: Option<KeyStanding>,
@@ -128,14 +120,11 @@ pub struct Facts<'r> {
     /// The query, without its `?`.
     pub query: Option<&'r str>,
     pub headers: &'r HeaderMap,
-    /// The route's name.
     pub route: &'r str,
     /// Names and values of the route's `{param}`s.
     pub params: &'r [(&'r str, &'r str)],
-    /// The claims of its verified token.
     pub claims: Option<&'r Claims>,
     pub tier: Option<&'r str>,
-    /// The client's certificate.
     pub certificate: Option<&'r Certificate>,
     /// What a program has added to the request.
     pub extensions: Option<&'r Extensions>,
@@ -210,12 +199,10 @@ impl Key {
         Ok(())
     }
 
-    /// The client's address.
     pub fn ip() -> Key {
         Key::one(Part::Ip)
     }
 
-    /// What a program's closure makes of the request.
     pub fn custom(key: CustomKey) -> Key {
         Key::one(Part::Custom(key))
     }
@@ -226,7 +213,6 @@ impl Key {
         }
     }
 
-    /// Every alternative of every part.
     pub fn all(&self) -> impl Iterator<Item = &Part> {
         self.parts.iter().flat_map(|part| &part.0)
     }
@@ -240,9 +226,7 @@ impl Key {
     }
 }
 
-/// The alternative that a request carries, and its value.
 struct TakenPart<'k, 'r> {
-    /// `None` where the request carries no alternative.
     part: Option<&'k Part>,
     carried: Carried<'r>,
 }
@@ -315,7 +299,6 @@ impl Part {
 }
 
 impl ApiKeySources {
-    /// Whether a key may be in a query.
     pub fn reads_query(&self) -> bool {
         let in_query = |source: &ApiKeySource| matches!(source, ApiKeySource::Query(_));
         self.0.iter().any(in_query)

@@ -86,7 +86,6 @@ impl Ring {
 /// The state of a log at one instant. Valid until that log changes.
 #[derive(Clone, Copy, Debug)]
 pub struct AgedLog {
-    /// Units that count.
     pub used: u64,
     /// Whether the clock is before the last admission.
     pub stepped: bool,
@@ -338,7 +337,6 @@ impl Log {
         self.newest & (STAMPS - 1)
     }
 
-    /// Bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
         match &self.ring {
             Ring::Inside(_) => 0,

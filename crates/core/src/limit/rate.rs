@@ -36,20 +36,21 @@ pub enum RateText {
     Unlimited,
 }
 
-/// A text that is not a rate. The configuration's author is at fault.
+/// Why a text is no rate, length of time or size, and what to write instead. The configuration's
+/// author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RateError {
-    Empty,
-    /// There is no `/`, or more than one.
-    NoSlash,
-    /// The text before the `/` is not a whole number.
-    Count(String),
-    /// The count is not between 1 and [`MAX_UNITS`].
-    CountRange,
-    /// The text after the `/` is not a length of time.
-    Window(DurationError),
-    /// The window is not between [`MIN_WINDOW_US`] and [`MAX_WINDOW_US`].
-    WindowRange,
+pub struct QuantityError(String);
+
+impl fmt::Display for QuantityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for QuantityError {}
+
+fn error<T>(message: impl Into<String>) -> Result<T, QuantityError> {
+    Err(QuantityError(message.into()))
 }
 
 /// Up to this many units a log remembers every admission to the microsecond: 8 KB for a key.
@@ -69,7 +70,7 @@ const SHORT: [(&str, u64); 5] = [
 
 impl RateText {
     /// Reads `100/min`, `30/10s`, `10_000/day` or `unlimited`.
-    pub fn parse(text: &str) -> Result<Self, RateError> {
+    pub fn parse(text: &str) -> Result<Self, QuantityError> {
         let text = text.trim();
         if text == "unlimited" {
             return Ok(Self::Unlimited);
@@ -87,27 +88,27 @@ impl Rate {
     }
 
     /// Reads a count, `/`, and a window. The window's number may be left out if it is 1.
-    pub fn parse(text: &str) -> Result<Self, RateError> {
+    pub fn parse(text: &str) -> Result<Self, QuantityError> {
         let text = text.trim();
         if text.is_empty() {
-            return Err(RateError::Empty);
+            return error("a rate is missing; write for example `100/min`");
         }
-        let (count, window) = text.split_once('/').ok_or(RateError::NoSlash)?;
-        if window.contains('/') {
-            return Err(RateError::NoSlash);
-        }
-        let count = count.trim_end();
-        let units = match whole(count) {
-            Some(units) => units,
-            None if is_digits(count) => return Err(RateError::CountRange),
-            None => return Err(RateError::Count(count.to_owned())),
+        let parts = text.split_once('/');
+        let Some((count, window)) = parts.filter(|(_, window)| !window.contains('/')) else {
+            return error("a rate is a count, `/` and a window, for example `100/min` or `30/10s`");
         };
-        if !(1..=MAX_UNITS).contains(&units) {
-            return Err(RateError::CountRange);
+        let count = count.trim_end();
+        if !is_digits(count) {
+            return error(format!("`{count}` is not a whole number of requests"));
         }
-        let window_us = microseconds(window, Some(1)).map_err(RateError::Window)?;
+        let units = whole(count).filter(|units| (1..=MAX_UNITS).contains(units));
+        let Some(units) = units else {
+            return error(format!("the count must be from 1 to {MAX_UNITS}"));
+        };
+        let window_us = microseconds(window, Some(1))
+            .or_else(|QuantityError(wrong)| error(format!("in the window: {wrong}")))?;
         if !(MIN_WINDOW_US..=MAX_WINDOW_US).contains(&window_us) {
-            return Err(RateError::WindowRange);
+            return error("the window must be from 1 ms to 366 days");
         }
         Ok(Self { units, window_us })
     }
@@ -183,62 +184,6 @@ impl fmt::Display for Rate {
     }
 }
 
-impl fmt::Display for RateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("a rate is missing; write for example `100/min`"),
-            Self::NoSlash => f.write_str(
-                "a rate is a count, `/` and a window, for example `100/min` or `30/10s`",
-            ),
-            Self::Count(text) => write!(f, "`{text}` is not a whole number of requests"),
-            Self::CountRange => write!(f, "the count must be from 1 to {MAX_UNITS}"),
-            Self::Window(error) => write!(f, "in the window: {error}"),
-            Self::WindowRange => f.write_str("the window must be from 1 ms to 366 days"),
-        }
-    }
-}
-
-impl std::error::Error for RateError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Window(error) => Some(error),
-            _ => None,
-        }
-    }
-}
-
-/// A text that is not a length of time. The configuration's author is at fault.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DurationError {
-    Empty,
-    NoUnit,
-    /// Only a rate may leave the number out, after its `/`.
-    NoNumber,
-    /// The number is not whole, or too large.
-    Number(String),
-    Unit {
-        unit: String,
-        /// The known unit that looks most like it.
-        nearest: Option<&'static str>,
-    },
-    /// `m` may be minutes or milliseconds.
-    Ambiguous,
-}
-
-/// A text that is not a size. The configuration's author is at fault.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SizeError {
-    Empty,
-    /// The number is missing, not whole, or too large for 64 bits of bytes.
-    Number(String),
-    Unit {
-        unit: String,
-        /// The known unit that looks most like it.
-        nearest: Option<&'static str>,
-    },
-}
-
-/// All names of units of time, microseconds.
 const UNITS: [(&str, u64); 22] = [
     ("ms", 1_000),
     ("msec", 1_000),
@@ -264,7 +209,6 @@ const UNITS: [(&str, u64); 22] = [
     ("days", 86_400_000_000),
 ];
 
-/// Units of size, bytes.
 const SIZES: [(&str, u64); 8] = [
     ("B", 1),
     ("KB", 1_000),
@@ -277,18 +221,18 @@ const SIZES: [(&str, u64); 8] = [
 ];
 
 /// Reads `25ms`, `5s`, `1min`, `24h`. A unit is required, whatever the number.
-pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+pub fn parse_duration(text: &str) -> Result<Duration, QuantityError> {
     microseconds(text, None).map(Duration::from_micros)
 }
 
 /// Reads bytes: `1024`, `64KiB`, `10MB`. `K`, `M` and `G` alone are refused: some people mean 1000
 /// with them, others 1024.
-pub fn parse_size(text: &str) -> Result<u64, SizeError> {
+pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
     let text = text.trim();
     if text.is_empty() {
-        return Err(SizeError::Empty);
+        return error("a size is missing; write for example `64KiB`");
     }
-    let no_number = || SizeError::Number(text.to_owned());
+    let no_number = || QuantityError(format!("`{text}` is not a whole number of bytes that fits"));
     let (number, unit) = split_number(text).ok_or_else(no_number)?;
     let count = whole(number).ok_or_else(no_number)?;
     if unit.is_empty() {
@@ -299,36 +243,38 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
         let is_initial =
             |name: &&'static str| name.len() == 3 && name[..1].eq_ignore_ascii_case(unit);
         let names = || SIZES.iter().map(|(name, _)| *name);
-        return Err(SizeError::Unit {
-            unit: unit.to_owned(),
-            nearest: names().find(is_initial).or_else(|| nearest(unit, names())),
-        });
+        let nearest = names().find(is_initial).or_else(|| nearest(unit, names()));
+        let hint = unit_hint(nearest, "B KiB MiB GiB KB MB GB");
+        return error(format!("`{unit}` is not a unit of size; {hint}"));
     };
     count.checked_mul(*bytes).ok_or_else(no_number)
 }
 
 /// Reads a number and a unit as microseconds. `default` is the number where only a unit stands.
-fn microseconds(text: &str, default: Option<u64>) -> Result<u64, DurationError> {
+fn microseconds(text: &str, default: Option<u64>) -> Result<u64, QuantityError> {
     let text = text.trim();
     if text.is_empty() {
-        return Err(DurationError::Empty);
+        return error("a length of time is missing; write for example `10s`");
     }
-    let no_number = || DurationError::Number(text.to_owned());
+    let no_number = || {
+        let message = format!("`{text}` is not a whole number and a unit, such as `10s`");
+        QuantityError(message)
+    };
     let (number, unit) = split_number(text).ok_or_else(no_number)?;
-    let count = match number {
-        "" => default.ok_or(DurationError::NoNumber)?,
-        number => whole(number).ok_or_else(no_number)?,
+    let count = match (number, default) {
+        ("", Some(default)) => default,
+        ("", None) => return error("the number is missing; write for example `10s`"),
+        (number, _) => whole(number).ok_or_else(no_number)?,
     };
     match unit {
-        "" => return Err(DurationError::NoUnit),
-        "m" => return Err(DurationError::Ambiguous),
+        "" => return error("the unit is missing: one of `ms s min h d`"),
+        "m" => return error("`m` may be minutes or milliseconds: `min` or `ms`?"),
         _ => {}
     }
     let Some((_, us)) = UNITS.iter().find(|(name, _)| *name == unit) else {
-        return Err(DurationError::Unit {
-            unit: unit.to_owned(),
-            nearest: nearest(unit, UNITS.iter().map(|(name, _)| *name)),
-        });
+        let nearest = nearest(unit, UNITS.iter().map(|(name, _)| *name));
+        let hint = unit_hint(nearest, "ms s min h d");
+        return error(format!("`{unit}` is not a unit of time; {hint}"));
     };
     count.checked_mul(*us).ok_or_else(no_number)
 }
@@ -370,7 +316,6 @@ fn nearest(word: &str, candidates: impl Iterator<Item = &'static str>) -> Option
     (distance <= (lower.len() / 3).max(1) && distance < lower.len()).then_some(name)
 }
 
-/// Whether `word` is `name` without some of its letters.
 fn leaves_out(word: &str, name: &str) -> bool {
     let mut letters = name.chars();
     word.chars().all(|c| letters.any(|letter| letter == c))
@@ -383,42 +328,6 @@ fn unit_hint(nearest: Option<&str>, known: &str) -> String {
         None => format!("there are `{known}`"),
     }
 }
-
-impl fmt::Display for DurationError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("a length of time is missing; write for example `10s`"),
-            Self::NoUnit => f.write_str("the unit is missing: one of `ms s min h d`"),
-            Self::NoNumber => f.write_str("the number is missing; write for example `10s`"),
-            Self::Number(text) => write!(
-                f,
-                "`{text}` is not a whole number and a unit, such as `10s`"
-            ),
-            Self::Unit { unit, nearest } => {
-                let hint = unit_hint(*nearest, "ms s min h d");
-                write!(f, "`{unit}` is not a unit of time; {hint}")
-            }
-            Self::Ambiguous => f.write_str("`m` may be minutes or milliseconds: `min` or `ms`?"),
-        }
-    }
-}
-
-impl std::error::Error for DurationError {}
-
-impl fmt::Display for SizeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("a size is missing; write for example `64KiB`"),
-            Self::Number(text) => write!(f, "`{text}` is not a whole number of bytes that fits"),
-            Self::Unit { unit, nearest } => {
-                let hint = unit_hint(*nearest, "B KiB MiB GiB KB MB GB");
-                write!(f, "`{unit}` is not a unit of size; {hint}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for SizeError {}
 
 #[cfg(test)]
 mod quantity_tests;

@@ -46,7 +46,6 @@ impl Tiers {
         self.parts().any(is_in_target) || (self.by_key && in_query)
     }
 
-    /// Whether a token may name the tier.
     pub fn asks_claims(&self) -> bool {
         self.parts().any(|part| matches!(part, Part::Jwt(_)))
     }
@@ -57,7 +56,6 @@ impl Tiers {
 }
 
 impl Limit {
-    /// The windows that clients of this tier are held to.
     pub fn windows_of(&self, tier: Option<&str>) -> &[Arc<Window>] {
         let of_tier = |name| self.tiers.iter().find(|tier| &*tier.name == name);
         tier.and_then(of_tier)
@@ -69,7 +67,6 @@ impl Limit {
         !self.tiers.is_empty() || self.key.all().any(|part| *part == Part::Tier)
     }
 
-    /// Whether a claim of a token is part of the key.
     pub fn asks_claims(&self) -> bool {
         self.key.all().any(|part| matches!(part, Part::Jwt(_)))
     }

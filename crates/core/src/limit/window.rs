@@ -41,7 +41,6 @@ pub struct WindowTexts {
     pub allows_json: Box<str>,
 }
 
-/// The rates of a class of clients.
 #[derive(Clone, Debug)]
 pub struct Tier {
     pub name: Arc<str>,
@@ -49,7 +48,6 @@ pub struct Tier {
 }
 
 impl Window {
-    /// The only window of a limit.
     pub fn new(limit: &str, rule: Rule) -> Window {
         let store_suffix = store_suffix(limit, rule);
         Window {
@@ -84,7 +82,6 @@ impl Window {
         u128::from_le_bytes(tag.0) ^ identity(store_suffix)
     }
 
-    /// The windows of a limit with these rules.
     pub fn all(limit: &str, rules: &[Rule]) -> Vec<Arc<Window>> {
         let window = |rule: &Rule| {
             let mut window = Window::new(limit, *rule);

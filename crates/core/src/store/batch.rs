@@ -39,13 +39,11 @@ const RELEASED: u64 = 0x00ff_ffff_ffff_fffe;
 /// How a call names the script.
 #[derive(Clone, Copy, Debug)]
 pub enum ScriptName<'s> {
-    /// By the hash of its text, which the server should know.
     Hash(&'s str),
     /// By its text; the server learns it.
     Text,
 }
 
-/// One call of the script.
 #[derive(Clone, Copy, Debug)]
 pub struct ScriptCall<'s> {
     pub script: ScriptName<'s>,
@@ -56,7 +54,6 @@ pub struct ScriptCall<'s> {
     pub now_us: Option<u64>,
 }
 
-/// An operation on a charge's items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Decides so many equal requests: the first ones that fit are granted.
@@ -69,7 +66,6 @@ pub enum Operation {
     Settle,
 }
 
-/// One operation over the items of one charge.
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'c> {
     pub operation: Operation,
@@ -80,7 +76,6 @@ pub struct Group<'c> {
 }
 
 impl<'c> Group<'c> {
-    /// A group of one request.
     pub fn one(charge: &'c Charge) -> Group<'c> {
         Group {
             operation: Operation::Charge(1),
@@ -144,7 +139,6 @@ pub fn write<'c>(
     cmd.write_arg(&packed);
 }
 
-/// Writes one argument from pieces.
 #[cfg(feature = "redis")]
 fn write_pieces<const N: usize>(cmd: &mut Cmd, pieces: [&[u8]; N]) {
     let mut argument = cmd.writer_for_next_arg();
@@ -154,7 +148,6 @@ fn write_pieces<const N: usize>(cmd: &mut Cmd, pieces: [&[u8]; N]) {
     }
 }
 
-/// The name of an item's key.
 pub fn store_key(prefix: &str, item: &LimitCheck) -> Vec<u8> {
     key_of(prefix, item, &item.tag.text()).concat()
 }
@@ -172,7 +165,6 @@ fn key_of<'k>(prefix: &'k str, item: &'k LimitCheck, tag: &'k [u8]) -> [&'k [u8]
 
 type RuleTable<'r> = SmallVec<[&'r Rule; 8]>;
 
-/// The rules of a call, each once.
 fn rules_of<'c>(groups: impl Iterator<Item = Group<'c>>) -> RuleTable<'c> {
     let mut rules = RuleTable::new();
     for item in groups.flat_map(|group| group.charge) {
@@ -253,7 +245,6 @@ impl GroupOutcome {
 }
 
 impl<'r> Reply<'r> {
-    /// Reads the reply's head.
     pub fn read(bytes: &'r [u8]) -> Result<Reply<'r>, StoreError> {
         let mut reply = Reply {
             rest: bytes,

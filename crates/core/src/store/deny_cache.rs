@@ -50,7 +50,6 @@ pub struct DenyCache {
 
 type Generation = HashMap<u128, SmallVec<[Denied; 1]>, BuildHasherDefault<Folded>>;
 
-/// One denial of the store.
 #[derive(Clone, Debug)]
 struct Denied {
     cost: u64,
@@ -74,7 +73,6 @@ pub struct CallSpan {
 }
 
 impl DenyCache {
-    /// Keeps the denials of a decision.
     pub fn note(&mut self, charge: &Charge, decision: &Decision, span: CallSpan) {
         self.note_within(LONGEST_US, charge, decision, span);
     }
@@ -139,7 +137,6 @@ impl DenyCache {
         })
     }
 
-    /// Forgets one key.
     pub fn forget(&mut self, id: u128) {
         self.young.remove(&id);
         self.old.remove(&id);

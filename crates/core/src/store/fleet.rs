@@ -13,7 +13,6 @@ use crate::limit::Rule;
 /// Proxies that are assumed before any were counted.
 pub const ASSUMED: u32 = 8;
 
-/// The number of proxies, as configured and as counted by the store.
 #[derive(Debug)]
 pub struct Fleet {
     /// The configured number; 0 if the heartbeats alone count.
@@ -44,7 +43,6 @@ impl Fleet {
         }
     }
 
-    /// As many proxies as are counted.
     pub fn counted() -> Fleet {
         Fleet {
             configured: 0,

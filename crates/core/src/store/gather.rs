@@ -1,16 +1,13 @@
 //! Requests on their way to the store, gathered into as few groups as possible: equal requests are
 //! one.
 //!
-//! A request has two ends. The connection's task holds a [`QueuedRequest`] and answers it. The
-//! asker holds a [`PendingAnswer`]. Sans-IO: the connection's task decides what is sent where, and
-//! when.
+//! Sans-IO: the connection's task decides what is sent where, and when.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use smallvec::{SmallVec, smallvec};
+use tokio::sync::oneshot;
 
 use super::StoreError;
 use super::batch::{Group, GroupOutcome, Operation};
@@ -24,7 +21,6 @@ const MAX_INITIAL_BUNDLES: usize = 64;
 
 pub(super) type StoreResult = Result<Decision, StoreError>;
 
-/// One operation for the store.
 #[derive(Debug)]
 pub(super) struct StoreRequest {
     pub(super) charge: Charge,
@@ -38,78 +34,33 @@ pub(super) struct StoreRequest {
     pub(super) slot: u16,
 }
 
-#[derive(Debug)]
-struct SharedRequest {
-    request: StoreRequest,
-    answer: Mutex<AnswerState>,
-}
-
-#[derive(Debug)]
-enum AnswerState {
-    /// The asker has gone, has taken the answer, or never wanted one.
-    Closed,
-    /// The answer is to come, and to wake the asker.
-    Open(Option<Waker>),
-    Answered(StoreResult),
-}
-
-impl SharedRequest {
-    fn answer(&self) -> MutexGuard<'_, AnswerState> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns false if the asker has gone.
-    #[inline]
-    fn put(&self, answer: StoreResult) -> bool {
-        let mut state = self.answer();
-        let AnswerState::Open(waker) = &mut *state else {
-            return false;
-        };
-        let waker = waker.take();
-        *state = AnswerState::Answered(answer);
-        drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-        true
-    }
-}
-
-/// The task's end of a request. If it is dropped before it is answered, the asker gets
+/// A request on its way to the store. If it is dropped before it is answered, the asker gets
 /// [`StoreError::Lost`].
 #[derive(Debug)]
 pub(super) struct QueuedRequest {
-    shared: Arc<SharedRequest>,
-    wants_answer: bool,
+    request: StoreRequest,
+    /// `None` if nothing waits for the answer.
+    answer: Option<oneshot::Sender<StoreResult>>,
 }
 
 /// The asker's end of a request.
-#[derive(Debug)]
-pub(super) struct PendingAnswer(Arc<SharedRequest>);
+pub(super) type PendingAnswer = oneshot::Receiver<StoreResult>;
 
 impl StoreRequest {
-    /// Both ends of this request.
     pub(super) fn with_answer(self) -> (QueuedRequest, PendingAnswer) {
-        let shared = Arc::new(SharedRequest {
-            request: self,
-            answer: Mutex::new(AnswerState::Open(None)),
-        });
+        let (sender, answer) = oneshot::channel();
         let queued = QueuedRequest {
-            shared: Arc::clone(&shared),
-            wants_answer: true,
+            request: self,
+            answer: Some(sender),
         };
-        (queued, PendingAnswer(shared))
+        (queued, answer)
     }
 
-    /// The task's end of this request, whose answer nothing waits for.
+    /// A request whose answer nothing waits for.
     pub(super) fn without_answer(self) -> QueuedRequest {
-        let shared = Arc::new(SharedRequest {
-            request: self,
-            answer: Mutex::new(AnswerState::Closed),
-        });
         QueuedRequest {
-            shared,
-            wants_answer: false,
+            request: self,
+            answer: None,
         }
     }
 }
@@ -117,14 +68,13 @@ impl StoreRequest {
 impl QueuedRequest {
     /// Whether the asker wanted an answer and has gone.
     pub(super) fn is_given_up(&self) -> bool {
-        self.wants_answer && Arc::strong_count(&self.shared) == 1
+        self.answer.as_ref().is_some_and(oneshot::Sender::is_closed)
     }
 
     /// Returns false if the asker has gone, or never wanted an answer.
     #[inline]
-    pub(super) fn answer(mut self, answer: StoreResult) -> bool {
-        self.wants_answer = false;
-        self.shared.put(answer)
+    pub(super) fn answer(self, answer: StoreResult) -> bool {
+        self.answer.is_some_and(|asker| asker.send(answer).is_ok())
     }
 
     pub(super) fn fail(self, kind: StoreError) {
@@ -137,60 +87,13 @@ impl Deref for QueuedRequest {
     type Target = StoreRequest;
 
     fn deref(&self) -> &StoreRequest {
-        &self.shared.request
+        &self.request
     }
 }
 
-impl Drop for QueuedRequest {
-    fn drop(&mut self) {
-        if self.wants_answer {
-            self.shared.put(Err(StoreError::Lost));
-        }
-    }
-}
-
-impl PendingAnswer {
-    /// The answer, once.
-    pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<StoreResult> {
-        let mut state = self.0.answer();
-        if let AnswerState::Open(waker) = &mut *state {
-            match waker {
-                Some(waker) => waker.clone_from(context.waker()),
-                None => *waker = Some(context.waker().clone()),
-            }
-            return Poll::Pending;
-        }
-        match std::mem::replace(&mut *state, AnswerState::Closed) {
-            AnswerState::Answered(answer) => Poll::Ready(answer),
-            _ => Poll::Ready(Err(StoreError::Lost)),
-        }
-    }
-
-    /// The answer, once, if it has come.
-    pub(super) fn try_take(&self) -> Option<StoreResult> {
-        let has_come = matches!(*self.0.answer(), AnswerState::Answered(_));
-        has_come.then(|| self.close()).flatten()
-    }
-
-    /// Returns the answer if it has come. If not, the task learns that the asker has gone.
-    pub(super) fn close(&self) -> Option<StoreResult> {
-        match std::mem::replace(&mut *self.0.answer(), AnswerState::Closed) {
-            AnswerState::Answered(answer) => Some(answer),
-            AnswerState::Open(_) | AnswerState::Closed => None,
-        }
-    }
-
-    pub(super) fn charge(&self) -> &Charge {
-        &self.0.request.charge
-    }
-
-    /// Takes the charge back, or copies it if the task still has the request.
-    pub(super) fn take_charge(&mut self) -> Charge {
-        match Arc::get_mut(&mut self.0) {
-            Some(shared) => std::mem::take(&mut shared.request.charge),
-            None => self.charge().clone(),
-        }
-    }
+/// Waits for the answer.
+pub(super) async fn wait_for(answer: &mut PendingAnswer) -> StoreResult {
+    answer.await.unwrap_or(Err(StoreError::Lost))
 }
 
 /// Requests that ask exactly the same, or one operation of another kind.
@@ -223,7 +126,6 @@ pub(super) struct SendConditions {
 }
 
 impl Batch {
-    /// An empty batch with room for about so many requests.
     pub(super) fn for_about(requests: usize) -> Batch {
         Batch {
             bundles: Vec::with_capacity(requests.min(MAX_INITIAL_BUNDLES)),
@@ -244,7 +146,7 @@ impl Batch {
         let is_late = conditions.now >= request.arrived + conditions.timeout;
         if request.generation != conditions.generation {
             request.fail(StoreError::Away);
-        } else if is_late && request.wants_answer {
+        } else if is_late && request.answer.is_some() {
             request.fail(StoreError::Timeout);
         } else {
             return self.add(request, MAX_ITEMS);
@@ -318,7 +220,6 @@ impl Batch {
 }
 
 impl Bundle {
-    /// The charge of each request.
     pub(super) fn charge(&self) -> &Charge {
         &self.first.charge
     }
@@ -339,7 +240,6 @@ impl Bundle {
         }
     }
 
-    /// How many requests wait for this.
     pub(super) fn waiting(&self) -> u16 {
         u16::try_from(1 + self.more.len()).unwrap_or(u16::MAX)
     }
@@ -384,7 +284,6 @@ impl Bundle {
         self.into_requests().for_each(|request| request.fail(kind));
     }
 
-    /// Whether one more request asks the same.
     fn accepts(&self, request: &QueuedRequest, count: u16) -> bool {
         let same = |(mine, other): (&LimitCheck, &LimitCheck)| {
             mine.id() == other.id()

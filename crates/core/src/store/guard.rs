@@ -44,7 +44,6 @@ impl Breaker {
         matches!(self.state, BreakerState::Open { .. })
     }
 
-    /// While open: when to probe.
     pub fn probe_at(&self) -> Option<Instant> {
         match self.state {
             BreakerState::Open { until, .. } => Some(until),
@@ -74,14 +73,12 @@ impl Breaker {
         }
     }
 
-    /// A connection was made and its probe passed.
     pub fn connected(&mut self) {
         if let BreakerState::Open { pause, .. } = self.state {
             self.state = BreakerState::HalfOpen { pause };
         }
     }
 
-    /// A call was answered without an error.
     pub fn call_succeeded(&mut self) {
         self.state = BreakerState::Closed { failures: 0 };
     }

@@ -17,7 +17,6 @@ use crate::limit::key::HashSecret;
 /// The generation of a provisional key, whose tags only this process knows.
 pub const PROVISIONAL: u64 = 0;
 
-/// A key and its generation.
 #[derive(Debug)]
 pub struct KeyInForce {
     pub key: HashSecret,

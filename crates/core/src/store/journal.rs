@@ -18,7 +18,6 @@ const KEYS: usize = 65_536;
 /// microseconds. By then this process knows if an operator has reset their key.
 const SUSPECT_FOR_US: u64 = 1_500_000;
 
-/// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct Journal(Mutex<JournalState>);
 
@@ -40,7 +39,6 @@ pub(super) struct Debts<'j> {
 }
 
 impl Debts<'_> {
-    /// The store has charged them.
     pub(super) fn paid(mut self) {
         self.owed.clear();
     }

@@ -54,7 +54,6 @@ pub struct CacheLookup {
 }
 
 impl WorkerCache {
-    /// The decision on a request, if it is known, and its source.
     pub fn find(&self, charge: &Charge, lookup: CacheLookup) -> Option<(Source, Decision)> {
         let CacheLookup {
             now_us,
@@ -75,7 +74,6 @@ impl WorkerCache {
         Some((Source::Lease, decision))
     }
 
-    /// Notes the source of a decision that is answered without asking.
     pub fn note_source(&self, source: Source) {
         self.source.store(source as u8, Ordering::Relaxed);
     }
@@ -94,7 +92,6 @@ impl WorkerCache {
         }
     }
 
-    /// Forgets denials and leases: the store is not the one it was.
     pub fn clear(&self) {
         self.lock().clear();
     }
@@ -111,11 +108,9 @@ impl CacheState {
     }
 }
 
-/// The leases of one worker.
 #[derive(Debug, Default)]
 pub struct Leases(HashMap<u128, KeyLease>);
 
-/// The store's grants to a call that asked for units ahead.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseGrant<'o> {
     /// Requests that waited for the call; the rest of the grants is leased.

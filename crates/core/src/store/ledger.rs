@@ -20,7 +20,6 @@ const SWEEP_EVERY_US: u64 = 1_000_000;
 /// By how much an answer may be out of step with this process's clock, at most, microseconds.
 const SLACK_US: u64 = 100_000;
 
-/// See the file's head.
 #[derive(Debug)]
 pub struct Ledger {
     maps: Box<[Mutex<Map>]>,
@@ -189,7 +188,6 @@ impl Ledger {
         self.all().flat_map(items_of).collect()
     }
 
-    /// Forgets one budget ([`LimitCheck::id`]).
     pub fn forget(&self, budget: u128) {
         self.map(budget).keys.remove(&budget);
     }

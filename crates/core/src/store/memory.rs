@@ -32,12 +32,12 @@ use smallvec::{SmallVec, smallvec};
 use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing};
 use super::is_slots;
-use super::overrides::memory::MemoryOverrides;
+use super::overrides::MemoryOverrides;
 use super::recovery::Recovery;
 use crate::clock::Micros;
 use crate::config::StoreSettings;
 use crate::limit::decide::Count;
-use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::key::KeyHashPrefix;
 use crate::limit::{Charge, Decision, KeyHash, LimitCheck, Retry, Rule, Window};
 use crate::telemetry::decisions::{DecisionLog, Source};
 pub use bounds::Evictions;
@@ -136,7 +136,6 @@ impl Memory {
         }
     }
 
-    /// Decides and charges one request.
     pub fn charge(&self, charge: &Charge) -> Decision {
         self.decide(charge, DecisionMode::Alone)
     }
@@ -145,7 +144,6 @@ impl Memory {
         &self.overrides
     }
 
-    /// Forgets what is counted for one budget ([`LimitCheck::id`]).
     pub fn forget(&self, budget: u128) {
         let id = halves(budget);
         let mut shard = self.lock(self.shard_of(id));
@@ -177,7 +175,6 @@ impl Memory {
         }
     }
 
-    /// The secret that identities are hashed with.
     pub fn hash_key(&self) -> CurrentKey {
         self.keys.current()
     }
@@ -442,7 +439,6 @@ impl Memory {
     }
 }
 
-/// The identity of an item's budget.
 fn id(item: &LimitCheck) -> BudgetId {
     halves(item.id())
 }

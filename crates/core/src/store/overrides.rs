@@ -2,17 +2,16 @@
 //! limit, or a block, each until a certain time.
 //!
 //! [`Overrides`] is the table that requests are checked against. [`Record`] is one override as it
-//! is stored. The embedded store keeps its records in `memory`. Redis keeps them in a hash that
-//! `store/redis/overrides.rs` reads, and only `lua/overrides.lua` writes it.
+//! is stored. The embedded store keeps its records in [`MemoryOverrides`]. Redis keeps them in a
+//! hash that `store/redis/overrides.rs` reads, and only `lua/overrides.lua` writes it.
 
-pub mod memory;
 mod record;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
@@ -25,35 +24,15 @@ pub use record::{
 use crate::clock::MonotonicClock;
 use crate::limit::{KeyHash, Rule, Window};
 
-/// Until when an override holds, microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Until {
-    /// Until this time, exclusive.
-    Time(u64),
-    /// Until an operator removes it.
-    Removed,
-}
+/// The end of what holds until an operator removes it.
+const NEVER: u64 = u64::MAX;
 
-impl Until {
-    pub fn is_over(self, now_us: u64) -> bool {
-        matches!(self, Until::Time(end) if end <= now_us)
-    }
-
-    /// How long it still holds, microseconds; `None` until it is removed.
-    pub fn left_us(self, now_us: u64) -> Option<u64> {
-        match self {
-            Until::Time(end) => Some(end.saturating_sub(now_us)),
-            Until::Removed => None,
-        }
-    }
-}
-
-/// Another rate for one key of one limit.
 #[derive(Clone, Debug)]
 struct Override {
     limit: Arc<str>,
     windows: Arc<[Arc<Window>]>,
-    until: Until,
+    /// Exclusive, microseconds.
+    until_us: u64,
 }
 
 /// Every override and every block in force. It is pure: all times are of one clock. An override
@@ -61,7 +40,8 @@ struct Override {
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
     overrides: HashMap<KeyHash, SmallVec<[Override; 1]>>,
-    blocks: HashMap<KeyHash, Until>,
+    /// Until when each key is blocked, exclusive, microseconds.
+    blocks: HashMap<KeyHash, u64>,
     next_end_us: Option<u64>,
 }
 
@@ -96,12 +76,9 @@ impl Overrides {
         let mut known: HashMap<(&str, &[Rule]), SharedWindows> = HashMap::new();
         let in_force = records.iter().filter(|one| !one.is_over(now.store_us));
         for record in in_force.take(MAX_RECORDS) {
-            let until = match record.terms.until_us {
-                0 => Until::Removed,
-                end => Until::Time(
-                    now.local_us
-                        .saturating_add(end.saturating_sub(now.store_us)),
-                ),
+            let until_us = match record.terms.until_us {
+                0 => NEVER,
+                end_us => (now.local_us).saturating_add(end_us.saturating_sub(now.store_us)),
             };
             match &record.subject {
                 Subject::Override(limit, tag) => {
@@ -111,9 +88,9 @@ impl Overrides {
                         limit: limit.as_str().into(),
                         windows: Window::all(limit, rules).into(),
                     });
-                    table.set_override(&shared.limit, *tag, &shared.windows, until);
+                    table.set_override(&shared.limit, *tag, &shared.windows, until_us);
                 }
-                Subject::Block(tag) => table.block(*tag, until),
+                Subject::Block(tag) => table.block(*tag, until_us),
                 Subject::Reset(..) => {}
             }
         }
@@ -126,27 +103,25 @@ impl Overrides {
         limit: &Arc<str>,
         tag: KeyHash,
         windows: &Arc<[Arc<Window>]>,
-        until: Until,
+        until_us: u64,
     ) {
-        self.note_end(until);
+        self.note_end(until_us);
         let of_tag = self.overrides.entry(tag).or_default();
         of_tag.retain(|one| one.limit != *limit);
         of_tag.push(Override {
             limit: Arc::clone(limit),
             windows: Arc::clone(windows),
-            until,
+            until_us,
         });
     }
 
-    fn block(&mut self, tag: KeyHash, until: Until) {
-        self.note_end(until);
-        self.blocks.insert(tag, until);
+    fn block(&mut self, tag: KeyHash, until_us: u64) {
+        self.note_end(until_us);
+        self.blocks.insert(tag, until_us);
     }
 
-    fn note_end(&mut self, until: Until) {
-        if let Until::Time(end) = until {
-            self.next_end_us = Some(self.next_end_us.map_or(end, |next| next.min(end)));
-        }
+    fn note_end(&mut self, end_us: u64) {
+        self.next_end_us = Some(self.next_end_us.map_or(end_us, |next| next.min(end_us)));
     }
 
     pub fn is_empty(&self) -> bool {
@@ -160,14 +135,15 @@ impl Overrides {
     /// The windows that one key of `limit` has instead of the limit's own.
     pub fn windows(&self, limit: &str, tag: KeyHash, now_us: u64) -> Option<&[Arc<Window>]> {
         let mut of_tag = self.overrides.get(&tag)?.iter();
-        let found = of_tag.find(|one| *one.limit == *limit && !one.until.is_over(now_us))?;
+        let found = of_tag.find(|one| *one.limit == *limit && one.until_us > now_us)?;
         Some(&found.windows)
     }
 
-    /// Until when the key is blocked; `None` if it is not.
-    pub fn blocked(&self, tag: KeyHash, now_us: u64) -> Option<Until> {
-        let until = *self.blocks.get(&tag)?;
-        (!until.is_over(now_us)).then_some(until)
+    /// The block of a key; `None` if it is not blocked.
+    fn block_of(&self, tag: KeyHash, now_us: u64) -> Option<KeyBlock> {
+        let until_us = *self.blocks.get(&tag)?;
+        let left_us = (until_us != NEVER).then(|| until_us.saturating_sub(now_us));
+        (until_us > now_us).then_some(KeyBlock { left_us })
     }
 
     /// Whether the table still has something that has ended by `now_us`.
@@ -178,11 +154,11 @@ impl Overrides {
     /// The keys of ended overrides and blocks; an override has its limit.
     pub fn ended(&self, now_us: u64) -> impl Iterator<Item = (Option<&str>, KeyHash)> {
         let overrides = self.overrides.iter().flat_map(move |(tag, of_tag)| {
-            let ended = of_tag.iter().filter(move |one| one.until.is_over(now_us));
+            let ended = of_tag.iter().filter(move |one| one.until_us <= now_us);
             ended.map(|one| (Some(&*one.limit), *tag))
         });
         let blocks = self.blocks.iter();
-        let blocks = blocks.filter(move |(_, until)| until.is_over(now_us));
+        let blocks = blocks.filter(move |(_, until_us)| **until_us <= now_us);
         overrides.chain(blocks.map(|(tag, _)| (None, *tag)))
     }
 
@@ -190,12 +166,12 @@ impl Overrides {
     pub fn without_ended(&self, now_us: u64) -> Overrides {
         let mut left = Overrides::default();
         for (tag, of_tag) in &self.overrides {
-            for one in of_tag.iter().filter(|one| !one.until.is_over(now_us)) {
-                left.set_override(&one.limit, *tag, &one.windows, one.until);
+            for one in of_tag.iter().filter(|one| one.until_us > now_us) {
+                left.set_override(&one.limit, *tag, &one.windows, one.until_us);
             }
         }
-        for (tag, until) in self.blocks.iter().filter(|(_, end)| !end.is_over(now_us)) {
-            left.block(*tag, *until);
+        for (tag, until_us) in self.blocks.iter().filter(|(_, end_us)| **end_us > now_us) {
+            left.block(*tag, *until_us);
         }
         left
     }
@@ -266,12 +242,9 @@ impl OverrideSnapshot {
     }
 
     pub fn block_of(&self, tag: KeyHash) -> Option<KeyBlock> {
-        let until = self.table.blocked(tag, self.now_us)?;
-        let left_us = until.left_us(self.now_us);
-        Some(KeyBlock { left_us })
+        self.table.block_of(tag, self.now_us)
     }
 
-    /// The windows that a key has instead of the limit's own.
     pub fn windows(&self, limit: &str, tag: KeyHash) -> Option<&[Arc<Window>]> {
         self.table.windows(limit, tag, self.now_us)
     }
@@ -283,12 +256,10 @@ pub struct KeyBlock {
     pub left_us: Option<u64>,
 }
 
-/// Every override and block in force.
 #[derive(Clone, Debug, Default)]
 pub struct OverrideList {
     /// The store's time, microseconds since the Unix epoch; 0 if nothing was ever changed.
     pub now_us: u64,
-    /// By subject.
     pub records: Vec<Record>,
 }
 
@@ -315,8 +286,87 @@ pub struct OverrideChange {
 pub enum ChangeOutcome {
     /// It is made, and ends at this time by the store's clock (0: when it is removed).
     Made(u64),
-    /// There was nothing to remove.
     Nothing,
     /// There are as many overrides and blocks as there may be.
     Full,
+}
+
+/// Overrides of the embedded store: kept in this process and gone with it.
+#[derive(Debug, Default)]
+pub struct MemoryOverrides {
+    table: OverrideTable,
+    records: Mutex<Vec<Record>>,
+    /// The last changes, newest last.
+    changes: Mutex<VecDeque<Record>>,
+}
+
+impl MemoryOverrides {
+    /// The table and the time on its clock; `None`, at the cost of one load, if it is empty.
+    pub fn snapshot(&self) -> Option<OverrideSnapshot> {
+        self.table.snapshot()
+    }
+
+    pub fn list(&self) -> OverrideList {
+        let now_us = self.table.clock.now_us();
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        records.retain(|one| !one.is_over(now_us));
+        OverrideList {
+            now_us,
+            records: records.clone(),
+        }
+    }
+
+    pub fn changes(&self) -> Vec<Record> {
+        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        changes.iter().rev().cloned().collect()
+    }
+
+    /// Makes a change, which holds from the next request on. A reset is only noted.
+    pub fn change(&self, change: OverrideChange) -> ChangeOutcome {
+        let now_us = self.table.clock.now_us();
+        let mut terms = change.terms;
+        terms.at_us = now_us;
+        terms.until_us = match change.lasts_us {
+            0 => 0,
+            lasts => now_us.saturating_add(lasts),
+        };
+        let record = Record {
+            subject: change.subject,
+            terms,
+        };
+        let outcome = match record.subject {
+            Subject::Reset(..) => ChangeOutcome::Made(0),
+            _ => self.apply(&record, now_us),
+        };
+        if let ChangeOutcome::Made(_) = outcome {
+            let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+            if changes.len() == MAX_CHANGES {
+                changes.pop_front();
+            }
+            changes.push_back(record);
+        }
+        outcome
+    }
+
+    /// Sets or removes a record, and makes the new table.
+    fn apply(&self, record: &Record, now_us: u64) -> ChangeOutcome {
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = records.len();
+        records.retain(|one| one.subject != record.subject);
+        let was_there = records.len() < before;
+        records.retain(|one| !one.is_over(now_us));
+        let outcome = match record.terms.kind {
+            ChangeKind::Remove if was_there => ChangeOutcome::Made(0),
+            ChangeKind::Remove => ChangeOutcome::Nothing,
+            ChangeKind::Set if records.len() >= MAX_RECORDS => ChangeOutcome::Full,
+            ChangeKind::Set => {
+                records.push(record.clone());
+                records.sort_by(|one, other| one.subject.cmp(&other.subject));
+                ChangeOutcome::Made(record.terms.until_us)
+            }
+        };
+        self.table
+            .store(Overrides::from_records(&records, ClockPair::same(now_us)));
+        outcome
+    }
 }

@@ -33,7 +33,6 @@ pub struct Heartbeat {
     pub size: u32,
     /// The number of proxies with a smaller name.
     pub place: u32,
-    /// Store time.
     pub now_us: u64,
     /// When the store's memory began, store time.
     pub began_us: u64,
@@ -47,13 +46,11 @@ pub struct Heartbeat {
 pub struct Greeting {
     /// When the store's memory began, as this process knows it, store time.
     pub began_us: Option<u64>,
-    /// This process owes the store nothing.
     pub is_clear: bool,
     /// It asks for proxies that owed nothing at this time or later, store time.
     pub since_us: u64,
 }
 
-/// See the file's head; shared by all workers of a process.
 #[derive(Debug)]
 pub struct Recovery {
     fleet: Arc<Fleet>,
@@ -69,7 +66,6 @@ pub struct Recovery {
     ended_us: AtomicU64,
     /// The longest window of a decision meanwhile.
     longest_us: AtomicU64,
-    /// When this process was last active.
     alive_us: AtomicU64,
     stopped: AtomicBool,
     state: Mutex<RecoveryState>,
@@ -87,7 +83,6 @@ struct RecoveryState {
 }
 
 impl Recovery {
-    /// For the process of that name, started at `now_us`.
     pub fn new(fleet: Arc<Fleet>, name: ProcessName, now_us: u64) -> Recovery {
         Recovery {
             fleet,
@@ -202,7 +197,6 @@ impl Recovery {
         }
     }
 
-    /// Whether this process keeps to its shares now.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Acquire)
     }
@@ -233,7 +227,6 @@ impl Recovery {
         (since_us > 0).then_some(Away { since_us, now_us })
     }
 
-    /// This process is active.
     pub fn alive(&self, now_us: u64) {
         let before_us = self.alive_us.swap(now_us, Ordering::Relaxed);
         if before_us + STOPPED_US < now_us {
@@ -249,7 +242,6 @@ impl Recovery {
         !stopped || self.fleet.size() == 1
     }
 
-    /// How long until the next heartbeat, microseconds.
     pub fn beat_every_us(&self) -> u64 {
         match self.is_on() {
             true => BEAT_OFTEN_US,

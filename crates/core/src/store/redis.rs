@@ -15,7 +15,6 @@ mod override_client;
 mod overrides;
 #[cfg(test)]
 mod panics;
-mod sentinel;
 mod server_info;
 mod slot_lease;
 mod slot_ledger;
@@ -39,8 +38,9 @@ pub use slot_lease::GuardedAnswer;
 use slot_lease::SlotLease;
 
 use super::batch::{Operation, SCRIPT};
+use super::deny_cache::CallSpan;
 use super::fleet::Fleet;
-use super::gather::{QueuedRequest, StoreRequest};
+use super::gather::{QueuedRequest, SendConditions, StoreRequest};
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::lease::{CacheLookup, WorkerCache};
@@ -71,7 +71,6 @@ pub struct RedisShared {
     workers: AtomicU32,
     /// How many proxies share the store, and what they owe it after an outage.
     recovery: Arc<Recovery>,
-    /// The name of this process among the proxies.
     name: ProcessName,
     /// Workers, or connections to nodes, that are without the store.
     troubled: AtomicU32,
@@ -148,12 +147,10 @@ impl RedisShared {
         self.overrides.table.snapshot()
     }
 
-    /// The secret that identities are hashed with.
     pub(super) fn hash_key(&self) -> CurrentKey {
         self.keys.current()
     }
 
-    /// Sets the store that stands in for this one, once.
     pub(super) fn set_local(&self, local: &Arc<Memory>) {
         let _ = self.local.set(Arc::clone(local));
     }
@@ -186,6 +183,21 @@ impl RedisShared {
         generation != PROVISIONAL && generation == self.keys.generation()
     }
 
+    fn send_conditions(&self, now: Instant) -> SendConditions {
+        SendConditions {
+            now,
+            timeout: self.timeout,
+            generation: self.keys.generation(),
+        }
+    }
+
+    fn span_since(&self, sent: Instant) -> CallSpan {
+        CallSpan {
+            sent_us: self.clock.at_us(sent),
+            came_us: self.clock.now_us(),
+        }
+    }
+
     /// A seed for the pauses of one more worker. Pauses must differ between proxies too, which all
     /// count their workers from 0.
     fn next_seed(&self) -> u64 {
@@ -205,16 +217,13 @@ pub struct Redis {
     ready: watch::Receiver<bool>,
 }
 
-/// The state of the servers, which a handle checks before it asks.
 #[derive(Clone, Debug)]
 enum ServersView {
     /// Whether the breaker is open: of one server, or of the master that sentinels name.
     Server(Arc<AtomicBool>),
-    /// The nodes of a cluster.
     Cluster(ClusterView),
 }
 
-/// The parts that a worker's task shares with its handles.
 struct TaskSetup {
     shared: Arc<RedisShared>,
     queue: mpsc::Receiver<QueuedRequest>,
@@ -234,7 +243,6 @@ impl<T> From<mpsc::error::TrySendError<T>> for StoreError {
 }
 
 impl Redis {
-    /// Starts the worker's task on the current runtime; it ends with the last handle.
     pub fn spawn(shared: Arc<RedisShared>) -> Redis {
         let (ready, is_ready) = watch::channel(false);
         let (queue, requests) = mpsc::channel(QUEUE);
@@ -265,10 +273,9 @@ impl Redis {
         }
     }
 
-    /// Decides and charges one request; see [`super::Store::charge`].
     pub async fn charge(
         &self,
-        charge: &mut Charge,
+        charge: &Charge,
         generation: u64,
         arrived: Instant,
     ) -> Result<Decision, StoreError> {
@@ -281,7 +288,7 @@ impl Redis {
 
     async fn decide(
         &self,
-        charge: &mut Charge,
+        charge: &Charge,
         generation: u64,
         arrived: Instant,
     ) -> Result<Decision, StoreError> {
@@ -293,10 +300,7 @@ impl Redis {
             return Ok(decision);
         }
         match &self.servers {
-            ServersView::Server(_) => {
-                let answer = self.send_charge(charge, generation, arrived)?;
-                answer.take(charge).await
-            }
+            ServersView::Server(_) => self.send_charge(charge, generation, arrived)?.take().await,
             // In a box: else each connection of a client had room for it, whatever the store is.
             ServersView::Cluster(view) => {
                 Box::pin(cluster::charge(self, view, charge, generation, arrived)).await
@@ -304,11 +308,10 @@ impl Redis {
         }
     }
 
-    /// Puts a charge into the queue; all its keys lie in one slot of a cluster. `charge` is empty
-    /// until its answer is taken.
+    /// Puts a charge into the queue; all its keys lie in one slot of a cluster.
     fn send_charge(
         &self,
-        charge: &mut Charge,
+        charge: &Charge,
         generation: u64,
         arrived: Instant,
     ) -> Result<GuardedAnswer, StoreError> {
@@ -320,20 +323,16 @@ impl Redis {
             ServersView::Cluster(_) => charge.first().map(slot_of).ok_or(StoreError::Garbled)?,
         };
         let request = StoreRequest {
-            charge: std::mem::take(charge),
+            charge: charge.clone(),
             operation: Operation::Charge(1),
             extra: SmallVec::new(),
             generation,
             arrived,
             slot,
         };
-        let (request, mut answer) = request.with_answer();
-        if let Err(refused) = self.queue.try_send(request) {
-            let error = StoreError::from(refused);
-            *charge = answer.take_charge();
-            return Err(error);
-        }
-        Ok(self.slots.guard(answer))
+        let (request, answer) = request.with_answer();
+        self.queue.try_send(request)?;
+        Ok(self.slots.guard(answer, charge))
     }
 
     /// Asks for a decision that nothing waits for; see [`super::Store::observe`]. The checks of
@@ -350,17 +349,15 @@ impl Redis {
         if let Some((_, decision)) = self.shared.find_cached(&self.cache, charge, arrived) {
             return Observed::Decided(Some(decision));
         }
-        let answer = self.send_charge(&mut charge.clone(), generation, arrived);
+        let answer = self.send_charge(charge, generation, arrived);
         answer.map_or(Observed::Decided(None), Observed::Pending)
     }
 
-    /// See [`super::Store::give_back`].
     pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
         let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
         self.notify(Operation::GiveBack, charge, stamps.collect(), generation);
     }
 
-    /// See [`super::Store::settle`].
     pub fn settle(&self, charge: &Charge, generation: u64) {
         self.notify(Operation::Settle, charge, SmallVec::new(), generation);
     }
@@ -407,14 +404,12 @@ impl Redis {
         }
     }
 
-    /// See [`super::Store::hold`].
     pub fn hold(&self, charge: &Charge, generation: u64) {
         if generation != PROVISIONAL {
             self.slots.hold(charge);
         }
     }
 
-    /// Waits until the first attempt to connect has ended.
     pub async fn ready(&self) {
         // An error means that the task is gone: then nothing is worth waiting for.
         let _ = self.ready.clone().wait_for(|ready| *ready).await;

@@ -21,7 +21,6 @@ use super::StoreError;
 use super::deny_cache::UNASKED;
 use crate::limit::{Charge, Decision, LimitCheck};
 
-/// What must happen next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Ask the place of this part for the part's items.
@@ -34,7 +33,6 @@ pub enum Step {
 
 pub type Steps = SmallVec<[Step; 3]>;
 
-/// Items of a request that one place decides together.
 #[derive(Clone, Debug)]
 pub struct ReservePart {
     pub place: u16,
@@ -51,7 +49,6 @@ enum PartState {
     Failed(StoreError),
 }
 
-/// A request on its way.
 #[derive(Clone, Debug)]
 pub struct Reserve {
     parts: SmallVec<[ReservePart; 1]>,
@@ -100,7 +97,6 @@ impl Reserve {
         }
     }
 
-    /// The parts, by their numbers.
     pub fn parts(&self) -> &[ReservePart] {
         &self.parts
     }
@@ -110,7 +106,6 @@ impl Reserve {
         items.map(|index| charge[*index].clone()).collect()
     }
 
-    /// Whether the request has its answer.
     pub fn is_over(&self) -> bool {
         self.answered
     }
@@ -268,12 +263,10 @@ impl Habit {
     /// Below this share, all places are asked at once again.
     const LEAVE: f32 = 0.1;
 
-    /// Whether to ask one place after the other.
     pub fn one_by_one(&self) -> bool {
         self.one_by_one
     }
 
-    /// A request of these limits has been decided.
     pub fn learn(&mut self, refused: bool) {
         self.refused += (f32::from(u8::from(refused)) - self.refused) * Self::WEIGHT;
         self.one_by_one = self.refused

@@ -76,7 +76,7 @@ impl Redis {
         match shared.0 {}
     }
 
-    pub async fn charge(&self, _: &mut Charge, _: u64, _: Instant) -> Result<Decision, StoreError> {
+    pub async fn charge(&self, _: &Charge, _: u64, _: Instant) -> Result<Decision, StoreError> {
         match self.0 {}
     }
 

@@ -4,6 +4,7 @@
 //! from it. A key works only with the algorithms of its own kind, so that a public key is never
 //! used as a shared secret. `none` is not an algorithm. Time is an argument.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use base64::Engine as _;
@@ -12,9 +13,6 @@ use ring::hmac;
 use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde_json::{Map, Value};
 
-use super::value::{Carried, bearer};
-use super::{Claims, Facts};
-
 /// Bytes of a token, at most.
 const MAX_TOKEN: usize = 16 << 10;
 /// Keys of one set, at most: a token may have to be tried with each.
@@ -22,7 +20,6 @@ const MAX_KEYS: usize = 64;
 /// Bytes of an RSA modulus: 2048 to 8192 bits.
 const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 
-/// How a token may be signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JwtAlgorithm {
     Hs256,
@@ -73,9 +70,7 @@ impl JwtAlgorithm {
 /// `[auth.jwt]`: which tokens are accepted.
 #[derive(Clone, Debug)]
 pub struct JwtRules {
-    /// At least one.
     pub keys: Vec<JwtKey>,
-    /// At least one.
     pub algorithms: Vec<JwtAlgorithm>,
     /// Accepted values of `iss`; empty accepts all.
     pub issuers: Vec<String>,
@@ -93,15 +88,32 @@ pub struct Verified {
     pub until_s: u64,
 }
 
-impl Facts<'_> {
-    /// Calls `read` with the request's bearer token. `None` if it carries no token, or several that
-    /// differ.
-    pub fn with_bearer<T>(&self, read: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
-        match bearer(self.headers) {
-            Carried::One(token) => read(token.as_bytes()),
-            Carried::Nothing | Carried::Several | Carried::Unknown => None,
+/// The claims of a verified token, as values of keys.
+#[derive(Debug)]
+pub struct Claims(pub(super) Map<String, Value>);
+
+impl Claims {
+    /// The text of a claim: a string as it is, a number or a boolean as JSON writes it. Dots lead
+    /// into objects, unless the claim's own name has them (`https://example.com/plan`).
+    pub fn text(&self, name: &str) -> Option<Cow<'_, str>> {
+        match find_claim(&self.0, name)? {
+            Value::String(text) => Some(Cow::Borrowed(text)),
+            Value::Number(number) => Some(Cow::Owned(number.to_string())),
+            Value::Bool(truth) => Some(Cow::Borrowed(if *truth { "true" } else { "false" })),
+            Value::Null | Value::Array(_) | Value::Object(_) => None,
         }
     }
+}
+
+/// Tries the whole name first, then each shorter beginning that names an object.
+fn find_claim<'c>(object: &'c Map<String, Value>, name: &str) -> Option<&'c Value> {
+    if let Some(value) = object.get(name) {
+        return Some(value);
+    }
+    name.match_indices('.').find_map(|(dot, _)| {
+        let inner = object.get(&name[..dot])?.as_object()?;
+        find_claim(inner, &name[dot + 1..])
+    })
 }
 
 impl JwtRules {
@@ -138,7 +150,7 @@ impl JwtRules {
         let signed = signed.as_bytes();
         keys.any(|key| key.has_signed(algorithm, signed, &signature))
             .then_some(Verified {
-                claims: Claims::new(claims),
+                claims: Claims(claims),
                 until_s,
             })
     }
@@ -181,7 +193,6 @@ impl JwtRules {
     }
 }
 
-/// Decodes a part of a token that is a JSON object.
 fn object(part: &str) -> Option<Map<String, Value>> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).ok()?).ok()
 }
@@ -212,7 +223,6 @@ enum Material {
     Point(JwtAlgorithm, Vec<u8>),
 }
 
-/// How `ring` verifies signatures of one algorithm.
 enum Verification {
     Hmac(hmac::Algorithm),
     Rsa(&'static RsaParameters),
@@ -244,29 +254,13 @@ impl fmt::Debug for JwtKey {
     }
 }
 
-/// A text that is not a set of keys. The configuration's author is at fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JwksError {
-    /// Not JSON, or without `keys`.
-    NotASet,
-    /// More than [`MAX_KEYS`].
-    TooMany,
-    /// The key with this number, from 1, lacks something or is too weak.
-    Key(usize, &'static str),
-    /// No key in it can verify anything.
-    Empty,
-}
+/// Why a text is not a set of keys. The configuration's author is at fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JwksError(String);
 
 impl fmt::Display for JwksError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotASet => f.write_str("not a JSON Web Key Set: an object with `keys`"),
-            Self::TooMany => write!(f, "more than {MAX_KEYS} keys"),
-            Self::Key(number, why) => write!(f, "key {number}: {why}"),
-            Self::Empty => {
-                f.write_str("no key for signatures; RSA, P-256, P-384 and Ed25519 are possible")
-            }
-        }
+        f.write_str(&self.0)
     }
 }
 
@@ -285,21 +279,22 @@ impl JwtKey {
     /// Reads the keys of a set that verify signatures. Unknown kinds are left out, as the standard
     /// demands; a broken key is an error.
     pub fn set(text: &[u8]) -> Result<Vec<JwtKey>, JwksError> {
-        let set: Map<String, Value> =
-            serde_json::from_slice(text).map_err(|_| JwksError::NotASet)?;
-        let all = set.get("keys").and_then(Value::as_array);
-        let all = all.ok_or(JwksError::NotASet)?;
+        let set: Option<Map<String, Value>> = serde_json::from_slice(text).ok();
+        let all = set.as_ref().and_then(|set| set.get("keys")?.as_array());
+        let no_set = || JwksError("not a JSON Web Key Set: an object with `keys`".to_owned());
+        let all = all.ok_or_else(no_set)?;
         if all.len() > MAX_KEYS {
-            return Err(JwksError::TooMany);
+            return Err(JwksError(format!("more than {MAX_KEYS} keys")));
         }
         let mut keys = Vec::new();
         for (index, key) in all.iter().enumerate() {
-            let wrong = |why| JwksError::Key(index + 1, why);
-            let key = key.as_object().ok_or(wrong("not an object"))?;
+            let wrong = |why| JwksError(format!("key {}: {why}", index + 1));
+            let key = key.as_object().ok_or_else(|| wrong("not an object"))?;
             keys.extend(read_key(key).map_err(wrong)?);
         }
         if keys.is_empty() {
-            return Err(JwksError::Empty);
+            let message = "no key for signatures; RSA, P-256, P-384 and Ed25519 are possible";
+            return Err(JwksError(message.to_owned()));
         }
         Ok(keys)
     }

@@ -1,4 +1,4 @@
-//! Key hashes, also called tags: how the parts of a key become one hash, and the text of a hash.
+//! Key hashes, also called tags: how the parts of a key become one hash, and its text.
 
 use std::fmt;
 
@@ -12,7 +12,6 @@ use super::{HashSecret, Part};
 pub struct KeyHash(pub [u8; 16]);
 
 impl KeyHash {
-    /// Characters in its text.
     pub const TEXT_LEN: usize = 22;
 
     /// Writes 22 characters of base64url without padding (RFC 4648, section 5).
@@ -33,7 +32,6 @@ impl KeyHash {
         text
     }
 
-    /// Reads what [`KeyHash::text`] writes.
     pub fn parse(text: &str) -> Option<KeyHash> {
         let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
         Some(KeyHash(bytes.try_into().ok()?))
@@ -50,7 +48,6 @@ impl fmt::Display for KeyHash {
 
 /// Identities up to this many bytes need no heap. Most are much shorter.
 const USUAL: usize = 192;
-/// Bytes before a part's name and value.
 const HEAD: usize = 17;
 
 /// Collects the parts of a key for its hash: for each part its kind, and the lengths and bytes of
@@ -122,10 +119,44 @@ impl<'h> Identity<'h> {
     }
 }
 
+/// Characters that lists and logs show of a tag.
+pub const SHOWN: usize = 8;
+/// Characters that are told apart by `tag=`, at least.
+pub const SHORTEST: usize = 4;
+
+/// The first characters of a tag's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyHashPrefix(String);
+
+impl KeyHashPrefix {
+    /// Reads 4 to 22 characters of base64url.
+    pub fn parse(text: &str) -> Option<KeyHashPrefix> {
+        let is_base64url = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        let fits = match text.len() {
+            SHORTEST..KeyHash::TEXT_LEN => text.bytes().all(is_base64url),
+            KeyHash::TEXT_LEN => KeyHash::parse(text).is_some(),
+            _ => false,
+        };
+        fits.then(|| KeyHashPrefix(text.to_owned()))
+    }
+
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
+    pub fn matches(&self, tag: KeyHash) -> bool {
+        tag.text().starts_with(self.0.as_bytes())
+    }
+}
+
+impl fmt::Display for KeyHashPrefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use base64::Engine as _;
-    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use proptest::prelude::*;
 
     use super::*;
@@ -135,5 +166,27 @@ mod tests {
         fn the_text_of_a_tag_is_base64url(tag in any::<[u8; 16]>()) {
             prop_assert_eq!(KeyHash(tag).to_string(), URL_SAFE_NO_PAD.encode(tag));
         }
+
+        #[test]
+        fn a_prefix_matches_what_begins_with_it(
+            tag in any::<[u8; 16]>(),
+            other in any::<[u8; 16]>(),
+            length in SHORTEST..=KeyHash::TEXT_LEN,
+        ) {
+            let (tag, other) = (KeyHash(tag), KeyHash(other));
+            let text = tag.to_string();
+            let prefix = KeyHashPrefix::parse(&text[..length]).unwrap();
+            prop_assert!(prefix.matches(tag));
+            let begins = other.to_string().starts_with(prefix.text());
+            prop_assert_eq!(prefix.matches(other), begins);
+        }
+    }
+
+    #[test]
+    fn what_is_no_hash_is_no_prefix() {
+        for text in ["", "abc", "192.0.2.7", "abcd=efg", "AAAAAAAAAAAAAAAAAAAAAB"] {
+            assert_eq!(KeyHashPrefix::parse(text), None, "{text}");
+        }
+        assert!(KeyHashPrefix::parse("abcd").is_some());
     }
 }

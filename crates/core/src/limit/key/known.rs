@@ -22,7 +22,6 @@ pub enum UnknownKey {
     /// The request has no key: `or ip` and `missing` decide.
     #[default]
     Missing,
-    /// Answer 401.
     Deny,
     /// Count by it.
     Trust,
@@ -43,7 +42,6 @@ pub struct ApiKeys {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyDigest([u8; 32]);
 
-/// The client of a known key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KnownKey<'k> {
     /// The client's name for people.
@@ -107,7 +105,6 @@ impl ApiKeys {
         self.unknown == UnknownKey::Trust
     }
 
-    /// Whether a file lists this key.
     pub fn is_listed(&self, key: &[u8]) -> bool {
         self.listed(key).is_some()
     }
@@ -176,7 +173,6 @@ impl Facts<'_> {
         }
     }
 
-    /// The source of the API key that limits count by.
     pub fn api_key_source(&self) -> Option<&ApiKeySource> {
         match self.key_standing() {
             KeyStanding::Counted { source, .. } => self.api_key.from.0.get(source),
@@ -200,7 +196,6 @@ impl<'r> Facts<'r> {
         })
     }
 
-    /// The API key that limits count by.
     pub(super) fn api_key(&self) -> Carried<'r> {
         let keys: &'r ApiKeys = self.api_key;
         let Some(standing) = self.standing else {
@@ -220,7 +215,6 @@ impl<'r> Facts<'r> {
 }
 
 impl KeyDigest {
-    /// Hashes a key as requests carry it.
     pub fn of(key: &[u8]) -> KeyDigest {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest(&SHA256, key).as_ref());

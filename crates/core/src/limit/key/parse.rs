@@ -9,30 +9,49 @@ use super::{Alternatives, ApiKeySource, ApiKeySources, Credential, Key, Part};
 /// Alternatives in one part, parts in one key, and sources of API keys, at most.
 pub const MAX_CHOICES: usize = 8;
 
-/// A text that is not a key. The configuration's author is at fault.
+/// Why a text is not a key. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KeyError {
-    Empty,
-    /// More than [`MAX_CHOICES`] parts, alternatives or sources.
-    TooMany,
-    /// This word stands where `or` should.
-    OrMissing(String),
-    Unknown {
-        part: String,
-        /// The known part that looks most like it.
-        nearest: Option<&'static str>,
-    },
-    /// A part such as `header` without its `:NAME`.
-    NameMissing(&'static str),
-    /// A part such as `ip` with a `:NAME`.
-    NameNotTaken(&'static str),
-    /// No header, cookie or path parameter can have this name.
-    Name(String),
-    /// A certificate has no such field.
-    Credential(String),
-    /// The alternative before this one is always present, so this one is never taken.
-    Unreachable(String),
+pub struct KeyError {
+    message: String,
+    /// The text is empty, or begins with a word that is not close to any known one.
+    pub names_nothing: bool,
 }
+
+impl KeyError {
+    fn new(message: impl Into<String>) -> KeyError {
+        KeyError {
+            message: message.into(),
+            names_nothing: false,
+        }
+    }
+
+    fn empty() -> KeyError {
+        KeyError {
+            names_nothing: true,
+            ..KeyError::new("a key is missing; write for example `ip`")
+        }
+    }
+
+    fn too_many() -> KeyError {
+        KeyError::new(format!("at most {MAX_CHOICES} are possible"))
+    }
+
+    fn name(name: &str) -> KeyError {
+        KeyError::new(format!("`{name}` is not a possible name"))
+    }
+
+    fn name_missing(word: &str) -> KeyError {
+        KeyError::new(format!("`{word}` needs a name: `{word}:NAME`"))
+    }
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for KeyError {}
 
 /// Whether `:NAME` follows a part's word.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -75,23 +94,29 @@ impl Key {
         Ok(Self { parts })
     }
 
-    /// Reads one part: `ip`, or `api_key or ip`.
     pub fn parse_part(text: &str) -> Result<Alternatives, KeyError> {
         let mut parts: Vec<Part> = Vec::new();
         let mut words = text.split_whitespace();
         loop {
             let part = Part::parse(words.next().unwrap_or_default())?;
             if parts.len() == MAX_CHOICES {
-                return Err(KeyError::TooMany);
+                return Err(KeyError::too_many());
             }
             if parts.contains(&part) || parts.last().is_some_and(Part::is_always_present) {
-                return Err(KeyError::Unreachable(part.to_string()));
+                return Err(KeyError::new(format!(
+                    "`{part}` is never used: what stands before it is always present"
+                )));
             }
             parts.push(part);
             match words.next() {
                 None => return Ok(Alternatives(parts)),
                 Some("or") => {}
-                Some(word) => return Err(KeyError::OrMissing(word.to_owned())),
+                Some(word) => {
+                    return Err(KeyError::new(format!(
+                        "`{word}` stands where `or` should; parts that are counted together are \
+                         an array"
+                    )));
+                }
             }
         }
     }
@@ -151,9 +176,9 @@ fn parse_all<'a, T>(
         .map(parse)
         .collect::<Result<Vec<_>, _>>()?;
     match all.len() {
-        0 => Err(KeyError::Empty),
+        0 => Err(KeyError::empty()),
         1..=MAX_CHOICES => Ok(all),
-        _ => Err(KeyError::TooMany),
+        _ => Err(KeyError::too_many()),
     }
 }
 
@@ -163,7 +188,7 @@ fn word_and_name<'t>(
 ) -> Result<(&'static str, Option<&'t str>), KeyError> {
     let text = text.trim();
     if text.is_empty() {
-        return Err(KeyError::Empty);
+        return Err(KeyError::empty());
     }
     let (word, name) = match text.split_once(':') {
         Some((word, name)) => (word, Some(name)),
@@ -172,8 +197,8 @@ fn word_and_name<'t>(
     let found = known.iter().find(|(known, _)| *known == word);
     let (word, named) = *found.ok_or_else(|| unknown(word, known))?;
     match (named, name) {
-        (Name::Never, Some(_)) => Err(KeyError::NameNotTaken(word)),
-        (Name::Required, None) | (_, Some("")) => Err(KeyError::NameMissing(word)),
+        (Name::Never, Some(_)) => Err(KeyError::new(format!("`{word}` takes no name"))),
+        (Name::Required, None) | (_, Some("")) => Err(KeyError::name_missing(word)),
         _ => Ok((word, name)),
     }
 }
@@ -189,18 +214,23 @@ fn unknown(word: &str, known: &'static [KeyWord]) -> KeyError {
     let nearest = near
         .min_by_key(|(_, distance)| *distance)
         .map(|(name, _)| name);
-    KeyError::Unknown {
-        part: word.to_owned(),
-        nearest,
+    let hint = nearest.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+    KeyError {
+        message: format!("`{word}` is nothing to count by{hint}"),
+        names_nothing: nearest.is_none(),
     }
 }
 
 fn header_name(name: &str) -> Result<HeaderName, KeyError> {
-    HeaderName::from_bytes(name.as_bytes()).map_err(|_| KeyError::Name(name.to_owned()))
+    HeaderName::from_bytes(name.as_bytes()).map_err(|_| KeyError::name(name))
 }
 
 fn credential(name: &str) -> Result<Credential, KeyError> {
-    Credential::parse(name).ok_or_else(|| KeyError::Credential(name.to_owned()))
+    Credential::parse(name).ok_or_else(|| {
+        KeyError::new(format!(
+            "`tls` has no `{name}`; write `tls:subject`, `tls:san` or `tls:fingerprint`"
+        ))
+    })
 }
 
 /// Reads a token of RFC 9110, the form of names of cookies and path parameters.
@@ -210,34 +240,19 @@ fn token(name: &str) -> Result<String, KeyError> {
         .all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b));
     match fits {
         true => Ok(name.to_owned()),
-        false => Err(KeyError::Name(name.to_owned())),
+        false => Err(KeyError::name(name)),
     }
 }
 
-impl Part {
-    const fn word(&self) -> &'static str {
-        match self {
-            Self::Ip => "ip",
-            Self::ApiKey => "api_key",
-            Self::Header(_) => "header",
-            Self::Query(_) => "query",
-            Self::Cookie(_) => "cookie",
-            Self::Path | Self::PathParam(_) => "path",
-            Self::Method => "method",
-            Self::Host => "host",
-            Self::Route => "route",
-            Self::Global => "global",
-            Self::Tier => "tier",
-            Self::Jwt(_) => "jwt",
-            Self::Tls(_) => "tls",
-            Self::Custom(_) => "custom",
-        }
-    }
-}
+/// The word of each part, by its [`Part::kind`].
+const WORDS: [&str; 16] = [
+    "missing", "ip", "api_key", "header", "query", "cookie", "path", "path", "method", "host",
+    "route", "global", "tier", "jwt", "tls", "custom",
+];
 
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.word(), self.name()) {
+        match (WORDS[usize::from(self.kind())], self.name()) {
             (word, "") => f.write_str(word),
             (word, name) => write!(f, "{word}:{name}"),
         }
@@ -254,50 +269,24 @@ impl fmt::Display for Alternatives {
     }
 }
 
-impl fmt::Display for KeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("a key is missing; write for example `ip`"),
-            Self::OrMissing(word) => write!(
-                f,
-                "`{word}` stands where `or` should; parts that are counted together are an array"
-            ),
-            Self::TooMany => write!(f, "at most {MAX_CHOICES} are possible"),
-            Self::Unknown { part, nearest } => {
-                write!(f, "`{part}` is nothing to count by")?;
-                match nearest {
-                    Some(nearest) => write!(f, "; did you mean `{nearest}`?"),
-                    None => Ok(()),
-                }
-            }
-            Self::NameMissing(word) => write!(f, "`{word}` needs a name: `{word}:NAME`"),
-            Self::NameNotTaken(word) => write!(f, "`{word}` takes no name"),
-            Self::Name(name) => write!(f, "`{name}` is not a possible name"),
-            Self::Credential(name) => write!(
-                f,
-                "`tls` has no `{name}`; write `tls:subject`, `tls:san` or `tls:fingerprint`"
-            ),
-            Self::Unreachable(part) => {
-                write!(
-                    f,
-                    "`{part}` is never used: what stands before it is always present"
-                )
-            }
-        }
-    }
-}
-
-impl std::error::Error for KeyError {}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn error(text: &str) -> KeyError {
-        Key::parse_part(text).unwrap_err()
+    fn error(text: &str) -> String {
+        Key::parse_part(text).unwrap_err().to_string()
     }
+
+    /// The message for a word that is no part.
+    fn unknown(part: &str, nearest: Option<&str>) -> String {
+        let hint = nearest.map_or_else(String::new, |one| format!("; did you mean `{one}`?"));
+        format!("`{part}` is nothing to count by{hint}")
+    }
+
+    const EMPTY: &str = "a key is missing; write for example `ip`";
+    const TOO_MANY: &str = "at most 8 are possible";
 
     #[test]
     fn every_part_reads_back_as_written() {
@@ -334,43 +323,50 @@ mod tests {
             ("teir", Some("tier")),
             ("bearer", None),
         ] {
-            let part = text.split(':').next().unwrap().to_owned();
-            assert_eq!(error(text), KeyError::Unknown { part, nearest }, "{text}");
+            let part = text.split(':').next().unwrap();
+            assert_eq!(error(text), unknown(part, nearest), "{text}");
+            let names_nothing = Key::parse_part(text).unwrap_err().names_nothing;
+            assert_eq!(names_nothing, nearest.is_none(), "{text}");
         }
-        assert_eq!(error(""), KeyError::Empty);
-        assert_eq!(error("ip or"), KeyError::Empty);
-        assert_eq!(
-            error("ip, path"),
-            KeyError::Unknown {
-                part: "ip,".into(),
-                nearest: Some("ip")
-            }
-        );
-        assert_eq!(error("api_key ip"), KeyError::OrMissing("ip".into()));
-        assert_eq!(error("header"), KeyError::NameMissing("header"));
-        assert_eq!(error("path:"), KeyError::NameMissing("path"));
-        assert_eq!(error("ip:x"), KeyError::NameNotTaken("ip"));
-        assert_eq!(error("tls:cn"), KeyError::Credential("cn".into()));
-        assert_eq!(error("header:a(b"), KeyError::Name("a(b".into()));
-        assert_eq!(error("cookie:a=b"), KeyError::Name("a=b".into()));
-        assert_eq!(
-            error("ip or api_key"),
-            KeyError::Unreachable("api_key".into())
-        );
-        assert_eq!(
-            error("api_key or api_key"),
-            KeyError::Unreachable("api_key".into())
-        );
+        assert!(Key::parse_part("").unwrap_err().names_nothing);
+        for (text, message) in [
+            ("", EMPTY),
+            ("ip or", EMPTY),
+            ("ip, path", &unknown("ip,", Some("ip"))),
+            (
+                "api_key ip",
+                "`ip` stands where `or` should; parts that are counted together are an array",
+            ),
+            ("header", "`header` needs a name: `header:NAME`"),
+            ("path:", "`path` needs a name: `path:NAME`"),
+            ("ip:x", "`ip` takes no name"),
+            (
+                "tls:cn",
+                "`tls` has no `cn`; write `tls:subject`, `tls:san` or `tls:fingerprint`",
+            ),
+            ("header:a(b", "`a(b` is not a possible name"),
+            ("cookie:a=b", "`a=b` is not a possible name"),
+            (
+                "ip or api_key",
+                "`api_key` is never used: what stands before it is always present",
+            ),
+            (
+                "api_key or api_key",
+                "`api_key` is never used: what stands before it is always present",
+            ),
+        ] {
+            assert_eq!(error(text), message, "{text}");
+        }
     }
 
     #[test]
     fn numbers_of_parts_are_bounded() {
         let many: Vec<String> = (0..9).map(|n| format!("query:{n}")).collect();
         let parts = many.iter().map(String::as_str);
-        assert_eq!(error(&many.join(" or ")), KeyError::TooMany);
-        assert_eq!(Key::parse(parts.clone()), Err(KeyError::TooMany));
+        assert_eq!(error(&many.join(" or ")), TOO_MANY);
+        assert_eq!(Key::parse(parts.clone()).unwrap_err().to_string(), TOO_MANY);
         assert_eq!(Key::parse(parts.take(8)).unwrap().parts.len(), 8);
-        assert_eq!(Key::parse([]), Err(KeyError::Empty));
+        assert_eq!(Key::parse([]).unwrap_err().to_string(), EMPTY);
     }
 
     #[test]
@@ -385,18 +381,10 @@ mod tests {
                 ApiKeySource::Cookie("key".into())
             ]
         );
-        let unknown = |part: &str, nearest| {
-            Err(KeyError::Unknown {
-                part: part.into(),
-                nearest,
-            })
-        };
-        assert_eq!(ApiKeySources::parse(["ip"]), unknown("ip", None));
-        assert_eq!(
-            ApiKeySources::parse(["bearrer"]),
-            unknown("bearrer", Some("bearer"))
-        );
-        assert_eq!(ApiKeySources::parse([]), Err(KeyError::Empty));
+        let error = |text| ApiKeySources::parse([text]).unwrap_err().to_string();
+        assert_eq!(error("ip"), unknown("ip", None));
+        assert_eq!(error("bearrer"), unknown("bearrer", Some("bearer")));
+        assert_eq!(ApiKeySources::parse([]).unwrap_err().to_string(), EMPTY);
     }
 
     #[test]

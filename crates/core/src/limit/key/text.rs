@@ -15,7 +15,6 @@ use crate::limit::Missing;
 /// A longer spelled key stays a hash, bytes.
 const MAX_SPELLED: usize = 512;
 
-/// The value of a request for one part of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PartText<'k> {
     /// The request carries this alternative, with this value.
@@ -24,7 +23,6 @@ pub enum PartText<'k> {
     Several(&'k Part),
     /// It carries an unknown API key, and the configuration refuses those.
     Unknown,
-    /// It carries none of the alternatives.
     Nothing,
 }
 
@@ -116,7 +114,6 @@ fn push_escaped(out: &mut String, bytes: &[u8]) {
 pub struct Given(Option<(Part, Vec<u8>)>);
 
 impl Given {
-    /// An address, already grouped.
     pub fn ip(ip: IpAddr) -> Given {
         Given(Some((Part::Ip, PartValue::ip(ip).as_bytes().to_vec())))
     }
@@ -168,7 +165,6 @@ impl Given {
 }
 
 impl Facts<'_> {
-    /// The hash of the client's address.
     pub fn ip_tag(&self, hash_key: &HashSecret) -> KeyHash {
         Part::Ip.hash_value(PartValue::ip(self.ip).as_bytes(), hash_key)
     }

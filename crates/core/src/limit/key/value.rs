@@ -22,12 +22,10 @@ pub(super) enum PartValue<'r> {
     Made(SmallVec<[u8; 64]>),
 }
 
-/// What was found for a part.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Carried<'r> {
     Nothing,
     One(PartValue<'r>),
-    /// Values that differ.
     Several,
     /// An unknown API key, where the configuration refuses those.
     Unknown,
@@ -50,6 +48,15 @@ impl PartValue<'_> {
 }
 
 impl Facts<'_> {
+    /// Calls `read` with the request's bearer token. `None` if it carries no token, or several that
+    /// differ.
+    pub fn with_bearer<T>(&self, read: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
+        match bearer(self.headers) {
+            Carried::One(token) => read(token.as_bytes()),
+            Carried::Nothing | Carried::Several | Carried::Unknown => None,
+        }
+    }
+
     /// Whether `test` holds for an API key that the request carries, known or not. For keys that
     /// the configuration itself names, which makes them known.
     pub fn any_api_key(&self, test: impl Fn(&[u8]) -> bool) -> bool {
@@ -81,7 +88,6 @@ impl Key {
         names_known || (self.asks_api_key() && facts.any_api_key(known))
     }
 
-    /// Whether the API key is one of its parts.
     pub fn asks_api_key(&self) -> bool {
         self.all().any(|part| *part == Part::ApiKey)
     }
@@ -176,7 +182,6 @@ impl ApiKeySource {
 /// has signed it, so the client cannot choose it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Credential {
-    /// As RFC 4514 writes it.
     Subject,
     /// The first subject alternative name.
     San,
@@ -270,7 +275,7 @@ fn listed<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
 
 /// The credentials of `Authorization: Bearer`. Tokens contain no comma (RFC 6750, section 2.1), so
 /// a comma means several values.
-pub(super) fn bearer(headers: &HeaderMap) -> Carried<'_> {
+fn bearer(headers: &HeaderMap) -> Carried<'_> {
     let lines = headers.get_all(header::AUTHORIZATION).iter();
     let tokens = lines.filter_map(|line| {
         let line = line.as_bytes().trim_ascii();
@@ -311,7 +316,6 @@ fn cookie<'r>(headers: &'r HeaderMap, name: &str) -> Carried<'r> {
     Carried::from_copies(pairs.filter_map(|pair| named_value(pair.trim_ascii(), name)))
 }
 
-/// The value of `name=value`, if it has this name.
 pub(super) fn named_value<'r>(pair: &'r [u8], wanted: &str) -> Option<PartValue<'r>> {
     let equals = pair.iter().position(|byte| *byte == b'=')?;
     let (name, value) = (pair[..equals].trim_ascii(), pair[equals + 1..].trim_ascii());

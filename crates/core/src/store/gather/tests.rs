@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
+
 use super::*;
 use crate::limit::{Algorithm, Asker, Key, KeyHash, Limit, Retry, Rule, Verdict};
 use crate::trace::TraceId;
@@ -71,7 +73,7 @@ fn equal_requests_are_one_group_and_grants_follow_arrival() {
     let mut seen = 0;
     let bundle = batch.bundles.remove(0);
     bundle.answer(&mut outcome, |_, _| seen += 1);
-    let of = |which: usize| answers[which].try_take().unwrap().unwrap();
+    let mut of = |which: usize| answers[which].try_recv().unwrap().unwrap();
     let (first, second, third) = (of(0), of(2), of(4));
     assert_eq!((first.allowed, first.verdicts[0].used), (true, 8));
     assert_eq!((second.allowed, second.verdicts[0].used), (true, 9));
@@ -122,36 +124,37 @@ fn question() -> StoreRequest {
     }
 }
 
-fn poll(asked: &PendingAnswer) -> Poll<StoreResult> {
-    asked.poll(&mut Context::from_waker(Waker::noop()))
+fn poll(asked: &mut PendingAnswer) -> Option<StoreResult> {
+    wait_for(asked).now_or_never()
 }
 
 #[test]
 fn an_answer_is_there_once() {
-    let (waiting, asked) = question().with_answer();
-    assert!(poll(&asked).is_pending() && asked.try_take().is_none());
+    let (waiting, mut asked) = question().with_answer();
+    assert!(poll(&mut asked).is_none() && asked.try_recv().is_err());
     assert!(waiting.answer(Ok(Decision::default())));
-    assert_eq!(poll(&asked), Poll::Ready(Ok(Decision::default())));
-    assert!(asked.try_take().is_none() && asked.close().is_none());
+    assert_eq!(poll(&mut asked), Some(Ok(Decision::default())));
+    assert!(asked.try_recv().is_err());
 }
 
 #[test]
 fn what_the_task_drops_is_lost_and_not_waited_for() {
-    let (waiting, asked) = question().with_answer();
-    assert!(poll(&asked).is_pending());
+    let (waiting, mut asked) = question().with_answer();
+    assert!(poll(&mut asked).is_none());
     drop(waiting);
-    assert_eq!(poll(&asked), Poll::Ready(Err(StoreError::Lost)));
+    assert_eq!(poll(&mut asked), Some(Err(StoreError::Lost)));
 }
 
 #[test]
 fn whoever_answers_knows_whether_somebody_cared() {
-    let (waiting, asked) = question().with_answer();
-    assert!(waiting.wants_answer && !waiting.is_given_up());
-    assert!(asked.close().is_none());
+    let (waiting, mut asked) = question().with_answer();
+    assert!(waiting.answer.is_some() && !waiting.is_given_up());
+    asked.close();
+    assert!(asked.try_recv().is_err());
     assert!(!waiting.answer(Ok(Decision::default())), "it has gone");
     let (waiting, asked) = question().with_answer();
     drop(asked);
     assert!(waiting.is_given_up());
     let told = question().without_answer();
-    assert!(!told.wants_answer && !told.is_given_up());
+    assert!(told.answer.is_none() && !told.is_given_up());
 }

@@ -44,14 +44,12 @@ pub(super) enum EvictionClass {
     Held,
 }
 
-/// Keys that eviction chooses from: those of one limit and class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct EvictionList {
     pub(super) limit: LimitNumber,
     pub(super) class: EvictionClass,
 }
 
-/// Keys and bytes held.
 #[derive(Debug, Default)]
 struct HeldTotals {
     keys: AtomicUsize,
@@ -73,7 +71,6 @@ impl HeldTotals {
     }
 }
 
-/// The keys of one limit, and its losses.
 #[derive(Debug, Default)]
 struct LimitHolding {
     name: OnceLock<Arc<str>>,
@@ -88,7 +85,6 @@ struct LimitHolding {
 pub struct Evictions {
     /// The limit's name; empty for limits without a number of their own.
     pub limit: Arc<str>,
-    /// Keys forgotten before they had expired.
     pub keys: u64,
     /// Keys of these that were at their limit.
     pub at_limit: u64,
@@ -108,7 +104,6 @@ struct Numbers {
     limits: HashMap<Arc<str>, LimitNumber>,
 }
 
-/// See the file's head.
 #[derive(Debug)]
 pub(super) struct MemoryBounds {
     held: HeldTotals,
@@ -148,7 +143,6 @@ impl MemoryBounds {
         self.held.get(PassedBound::Bytes)
     }
 
-    /// Counts a change of keys and bytes of a window.
     pub(super) fn add(&self, window: WindowNumber, keys: isize, bytes: isize) {
         self.held.add(keys, bytes);
         self.holding(self.limit_of(window)).held.add(keys, bytes);
@@ -208,7 +202,6 @@ impl MemoryBounds {
         LimitNumber(number)
     }
 
-    /// The limit that a window belongs to.
     pub(super) fn limit_of(&self, window: WindowNumber) -> LimitNumber {
         let window = self.windows[usize::from(window.0)].get();
         window.map_or(LimitNumber(OTHERS), |window| window.limit)
@@ -246,7 +239,6 @@ impl MemoryBounds {
         own.or_else(|| holders.max_by_key(|limit| held(*limit)))
     }
 
-    /// Notes that a key was forgotten whose `units` still counted.
     pub(super) fn note_evicted(&self, list: EvictionList, units: u64) {
         let holding = self.holding(list.limit);
         holding.evicted.fetch_add(1, Ordering::Relaxed);

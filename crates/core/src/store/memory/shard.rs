@@ -44,14 +44,12 @@ pub(super) struct Shard {
     random: u64,
 }
 
-/// The count of one budget.
 #[derive(Debug)]
 pub(super) struct CountEntry {
     id: BudgetId,
     pub(super) count: Count,
     /// From this time on nothing counts, microseconds.
     pub(super) empty_at_us: u64,
-    /// Its position in its list.
     position: u32,
     window: WindowNumber,
     class: EvictionClass,
@@ -413,7 +411,6 @@ impl EntryRow {
         (self.pieces.len() * PIECE + last).saturating_sub(PIECE)
     }
 
-    /// Adds an entry and returns its place.
     fn push(&mut self, entry: CountEntry) -> usize {
         let place = self.len();
         if place.is_multiple_of(PIECE) {

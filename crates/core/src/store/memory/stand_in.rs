@@ -11,13 +11,11 @@ use crate::store::recovery::Recovery;
 /// For what the counts are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DecisionMode {
-    /// A decision by this store alone.
     Alone,
     /// A decision beside that of the shared store, for as long as shares hold.
     Beside,
     /// To count what the shared store has decided.
     Warm,
-    /// To report usage.
     Usage,
 }
 
@@ -58,7 +56,6 @@ impl Memory {
         decision
     }
 
-    /// First pass over one item.
     pub(super) fn check<'i>(
         &self,
         shard: &Shard,

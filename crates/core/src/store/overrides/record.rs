@@ -22,19 +22,16 @@ const MAX_RULES: usize = 8;
 /// Characters of each text in a record.
 const MAX_NOTE: usize = 200;
 
-/// The key that a record is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Subject {
     /// Another rate for one key of a limit.
     Override(String, KeyHash),
-    /// A key whose requests are all refused.
     Block(KeyHash),
     /// A key of a limit whose counts are deleted.
     Reset(String, KeyHash),
 }
 
 impl Subject {
-    /// Reads a field's name.
     pub fn parse(field: &str) -> Option<Subject> {
         let (kind, rest) = field.split_once(':')?;
         let of_limit = || {
@@ -49,7 +46,6 @@ impl Subject {
         }
     }
 
-    /// The limit, if the record is about one.
     pub fn limit(&self) -> Option<&str> {
         match self {
             Subject::Override(limit, _) | Subject::Reset(limit, _) => Some(limit),
@@ -65,7 +61,6 @@ impl Subject {
 }
 
 impl fmt::Display for Subject {
-    /// The field's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Subject::Override(limit, tag) => write!(f, "o:{limit}:{tag}"),
@@ -93,7 +88,6 @@ pub struct RecordTerms {
     /// When it ends, by the store's clock, microseconds since the Unix epoch; 0 if it must be
     /// removed.
     pub until_us: u64,
-    /// When it was set, by the same clock.
     pub at_us: u64,
     /// The user and host of the operator.
     pub by: String,
@@ -109,7 +103,6 @@ pub struct RecordTerms {
     pub note: String,
 }
 
-/// A subject and its terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub subject: Subject,
@@ -117,12 +110,10 @@ pub struct Record {
 }
 
 impl Record {
-    /// Reads a field of the hash of records in force.
     pub fn of_field(field: &str, value: &str) -> Option<Record> {
         Record::checked(Subject::parse(field)?, RecordTerms::parse(value)?)
     }
 
-    /// Reads one of the last changes.
     pub fn of_change(text: &str) -> Option<Record> {
         let field = text.lines().find_map(|line| line.strip_prefix("field "))?;
         Record::checked(Subject::parse(field)?, RecordTerms::parse(text)?)
@@ -266,11 +257,9 @@ fn is_sound(rule: &Rule) -> bool {
         && (rule.algorithm != Algorithm::Counter || product < 1 << 53)
 }
 
-/// Why rates cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RulesError {
     pub message: String,
-    /// Advice for the operator.
     pub help: Option<String>,
 }
 

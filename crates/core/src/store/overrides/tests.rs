@@ -22,24 +22,9 @@ fn units(table: &Overrides, limit: &str, who: u8, now_us: u64) -> Option<Vec<u64
 fn an_override_is_for_one_key_of_one_limit_until_its_end() {
     let mut table = Overrides::default();
     assert!(table.is_empty());
-    table.set_override(
-        &"login".into(),
-        KeyHash([1; 16]),
-        &windows(7),
-        Until::Time(100),
-    );
-    table.set_override(
-        &"login".into(),
-        KeyHash([2; 16]),
-        &Arc::from([]),
-        Until::Removed,
-    );
-    table.set_override(
-        &"search".into(),
-        KeyHash([1; 16]),
-        &windows(9),
-        Until::Removed,
-    );
+    table.set_override(&"login".into(), KeyHash([1; 16]), &windows(7), 100);
+    table.set_override(&"login".into(), KeyHash([2; 16]), &Arc::from([]), NEVER);
+    table.set_override(&"search".into(), KeyHash([1; 16]), &windows(9), NEVER);
     assert!(!table.is_empty() && !table.has_blocks());
     assert_eq!(units(&table, "login", 1, 99), Some(vec![7]));
     assert_eq!(units(&table, "login", 1, 100), None);
@@ -47,47 +32,32 @@ fn an_override_is_for_one_key_of_one_limit_until_its_end() {
     assert_eq!(units(&table, "search", 1, 1000), Some(vec![9]));
     assert_eq!(units(&table, "search", 2, 0), None);
     assert_eq!(units(&table, "other", 1, 0), None);
-    table.set_override(
-        &"login".into(),
-        KeyHash([1; 16]),
-        &windows(8),
-        Until::Time(200),
-    );
+    table.set_override(&"login".into(), KeyHash([1; 16]), &windows(8), 200);
     assert_eq!(units(&table, "login", 1, 150), Some(vec![8]));
 }
 
 #[test]
 fn a_block_holds_until_its_end_and_says_how_long() {
     let mut table = Overrides::default();
-    table.block(KeyHash([1; 16]), Until::Time(100));
-    table.block(KeyHash([2; 16]), Until::Removed);
+    table.block(KeyHash([1; 16]), 100);
+    table.block(KeyHash([2; 16]), NEVER);
     assert!(table.has_blocks());
     let left = |who: u8, now_us| {
-        let until = table.blocked(KeyHash([who; 16]), now_us)?;
-        Some(until.left_us(now_us))
+        let block = table.block_of(KeyHash([who; 16]), now_us)?;
+        Some(block.left_us)
     };
     assert_eq!(left(1, 40), Some(Some(60)));
     assert_eq!(left(1, 100), None);
-    assert_eq!(left(2, u64::MAX), Some(None));
+    assert_eq!(left(2, u64::MAX - 1), Some(None));
     assert_eq!(left(3, 0), None);
 }
 
 #[test]
 fn what_has_ended_is_noticed_once_and_taken_out() {
     let mut table = Overrides::default();
-    table.block(KeyHash([1; 16]), Until::Time(100));
-    table.set_override(
-        &"login".into(),
-        KeyHash([1; 16]),
-        &windows(7),
-        Until::Time(50),
-    );
-    table.set_override(
-        &"search".into(),
-        KeyHash([1; 16]),
-        &windows(7),
-        Until::Removed,
-    );
+    table.block(KeyHash([1; 16]), 100);
+    table.set_override(&"login".into(), KeyHash([1; 16]), &windows(7), 50);
+    table.set_override(&"search".into(), KeyHash([1; 16]), &windows(7), NEVER);
     assert!(!table.has_ended(49));
     assert!(table.has_ended(50));
     let ended = |now_us| table.ended(now_us).map(|(limit, _)| limit);
@@ -97,6 +67,84 @@ fn what_has_ended_is_noticed_once_and_taken_out() {
     assert!(!left.has_ended(99) && left.has_ended(100));
     assert!(left.has_blocks());
     let left = left.without_ended(100);
-    assert!(!left.has_blocks() && !left.has_ended(u64::MAX));
+    assert!(!left.has_blocks() && !left.has_ended(u64::MAX - 1));
     assert_eq!(units(&left, "search", 1, 100), Some(vec![7]));
+}
+
+fn change(subject: Subject, kind: ChangeKind, lasts_us: u64) -> OverrideChange {
+    OverrideChange {
+        subject,
+        lasts_us,
+        terms: RecordTerms {
+            kind,
+            ..RecordTerms::default()
+        },
+    }
+}
+
+#[test]
+fn what_is_said_holds_until_it_is_taken_back() {
+    let overrides = MemoryOverrides::default();
+    let (one, other) = (KeyHash([1; 16]), KeyHash([2; 16]));
+    assert!(overrides.snapshot().is_none());
+    let block = || Subject::Block(one);
+    assert_eq!(
+        overrides.change(change(block(), ChangeKind::Remove, 0)),
+        ChangeOutcome::Nothing
+    );
+    assert_eq!(
+        overrides.change(change(block(), ChangeKind::Set, 0)),
+        ChangeOutcome::Made(0)
+    );
+    let subject = Subject::Override("login".to_owned(), other);
+    let hour = 3_600_000_000;
+    let ChangeOutcome::Made(until_us) = overrides.change(change(subject, ChangeKind::Set, hour))
+    else {
+        panic!("it is made");
+    };
+    let now = overrides.snapshot().unwrap();
+    assert!(until_us > now.now_us && now.block_of(one).is_some());
+    assert_eq!(now.windows("login", other).unwrap().len(), 0);
+    assert!(now.table.windows("login", other, until_us).is_none());
+    assert_eq!(overrides.list().records.len(), 2);
+    assert_eq!(
+        overrides.change(change(block(), ChangeKind::Remove, 0)),
+        ChangeOutcome::Made(0)
+    );
+    let now = overrides.snapshot().unwrap();
+    assert!(now.block_of(one).is_none());
+}
+
+#[test]
+fn what_was_changed_is_kept_up_to_a_number() {
+    let overrides = MemoryOverrides::default();
+    let tag = KeyHash([1; 16]);
+    assert_eq!(
+        overrides.change(change(Subject::Block(tag), ChangeKind::Set, 0)),
+        ChangeOutcome::Made(0)
+    );
+    assert_eq!(
+        overrides.change(change(Subject::Block(tag), ChangeKind::Remove, 0)),
+        ChangeOutcome::Made(0)
+    );
+    // Nothing was changed by this one.
+    assert_eq!(
+        overrides.change(change(Subject::Block(tag), ChangeKind::Remove, 0)),
+        ChangeOutcome::Nothing
+    );
+    let whats: Vec<&str> = overrides.changes().iter().map(Record::what).collect();
+    assert_eq!(whats, ["block removed", "block"]);
+    for _ in 0..MAX_CHANGES {
+        overrides.change(change(
+            Subject::Reset("login".to_owned(), tag),
+            ChangeKind::Set,
+            0,
+        ));
+    }
+    let changes = overrides.changes();
+    assert_eq!(
+        (changes.len(), changes[MAX_CHANGES - 1].what()),
+        (MAX_CHANGES, "reset")
+    );
+    assert!(overrides.list().records.is_empty());
 }

@@ -23,7 +23,7 @@ use smallvec::SmallVec;
 use super::Redis;
 use crate::limit::{Charge, LimitCheck};
 use crate::store::batch::Operation;
-use crate::store::deny_cache::{CallSpan, GIVES_BACK_US, LONGEST_US};
+use crate::store::deny_cache::{GIVES_BACK_US, LONGEST_US};
 use crate::store::gather::StoreResult;
 use crate::store::reserve::{Habit, Reserve, Step, Steps};
 use crate::store::{ServerTrouble, StoreError};
@@ -132,14 +132,14 @@ impl Drop for Reservation<'_> {
 async fn ask_slot(
     redis: &Redis,
     view: &ClusterView,
-    mut charge: Charge,
+    charge: Charge,
     generation: u64,
     arrived: Instant,
 ) -> StoreResult {
     let shared = &redis.shared;
     let epoch = shared.overrides.epoch();
-    let answer = redis.send_charge(&mut charge, generation, arrived)?;
-    let decision = answer.take(&mut charge).await?;
+    let answer = redis.send_charge(&charge, generation, arrived)?;
+    let decision = answer.take().await?;
     // If an operator has changed something meanwhile, the decision may be older.
     if !decision.allowed && epoch == shared.overrides.epoch() {
         // If another slot's refusal gives units back, a denial ends early.
@@ -147,10 +147,7 @@ async fn ask_slot(
             true => GIVES_BACK_US,
             false => LONGEST_US,
         };
-        let span = CallSpan {
-            sent_us: shared.clock.at_us(arrived),
-            came_us: shared.clock.now_us(),
-        };
+        let span = shared.span_since(arrived);
         let mut cache = redis.cache.lock();
         cache
             .denied

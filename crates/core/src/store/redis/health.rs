@@ -19,13 +19,11 @@ use crate::telemetry::decisions::{DecisionLog, Source};
 /// microseconds.
 const STEP_US: u64 = 100_000;
 
-/// See the file's head.
 pub(super) struct ServerHealth {
     /// The node; `None` for the server of a store without nodes.
     node: Option<RedisAddress>,
     pub(super) breaker: Breaker,
     trouble: Option<StoreError>,
-    /// As of the last reply.
     clock: Option<ClockOffset>,
 }
 
@@ -109,10 +107,8 @@ impl ServerHealth {
     }
 }
 
-/// The state of a server, from a reply.
 #[derive(Debug, Default)]
 pub(super) struct ReplyReport {
-    /// Something was written.
     wrote: bool,
     /// Why the server refused to write, or that its reply cannot be read.
     trouble: Option<StoreError>,
@@ -150,7 +146,6 @@ impl ClockOffset {
     }
 }
 
-/// The receivers of a reply's decisions.
 pub(super) struct ReplyOutput<'w> {
     pub(super) span: CallSpan,
     pub(super) slots: &'w SlotLease,

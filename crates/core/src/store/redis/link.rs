@@ -29,10 +29,10 @@ use crate::wire::Stream;
 /// How long a connection and its probe may take while no request waits for them.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// Login and TLS of every connection. All workers share it, so TLS sessions are resumed.
+/// Login and TLS of connections. All workers share it, so TLS sessions are resumed.
 pub(super) struct ServerAccess {
-    login: RedisConnectionInfo,
-    tls: Option<TlsClient>,
+    pub(super) login: RedisConnectionInfo,
+    pub(super) tls: Option<TlsClient>,
 }
 
 impl ServerAccess {
@@ -46,12 +46,35 @@ impl ServerAccess {
         })
     }
 
+    /// Connects, shakes hands and logs in.
     pub(super) async fn open(&self, address: &RedisAddress) -> Result<RedisLink, StoreError> {
-        RedisLink::open(address, &self.login, self.tls()).await
-    }
-
-    pub(super) fn tls(&self) -> Option<&TlsClient> {
-        self.tls.as_ref()
+        let stream = match (address, &self.tls) {
+            (RedisAddress::Unix(path), _) => {
+                let stream = UnixStream::connect(path).await;
+                Stream::Unix(stream.map_err(|error| connect_error(&error))?)
+            }
+            (RedisAddress::Tcp(host, port), None) => Stream::Tcp(connect_tcp(host, *port).await?),
+            (RedisAddress::Tcp(host, port), Some(tls)) => {
+                let stream = Stream::Tcp(connect_tcp(host, *port).await?);
+                let stream = tls.over(stream, host).await.map_err(|error| {
+                    tracing::debug!(%error, host, "redis: no TLS");
+                    TlsTrouble::within(&error).map_or(StoreError::Lost, StoreError::Tls)
+                })?;
+                Stream::Tls(Box::new(TlsStream::Client(stream)))
+            }
+        };
+        let (sender, pushes) = mpsc::unbounded_channel();
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_push_sender(sender);
+        let opened = MultiplexedConnection::new_with_config(&self.login, stream, config).await;
+        let (connection, driver) = opened?;
+        Ok(RedisLink {
+            connection,
+            pushes,
+            master: None,
+            _driver: AbortOnDrop::spawn(driver),
+        })
     }
 }
 
@@ -59,7 +82,6 @@ impl ServerAccess {
 /// move together, or two masters would count for it.
 pub(super) struct MasterWatch {
     pub(super) latest: watch::Receiver<u64>,
-    /// The epoch of the link's master.
     pub(super) epoch: u64,
     pub(super) _watching: AbortOnDrop,
 }
@@ -69,7 +91,6 @@ impl MasterWatch {
         *self.latest.borrow() > self.epoch
     }
 
-    /// Resolves when it has.
     pub(super) async fn moved(&mut self) {
         let own = self.epoch;
         if self.latest.wait_for(|epoch| *epoch > own).await.is_err() {
@@ -107,41 +128,6 @@ pub(super) struct RedisLink {
 }
 
 impl RedisLink {
-    /// Connects, shakes hands and logs in.
-    pub(super) async fn open(
-        address: &RedisAddress,
-        login: &RedisConnectionInfo,
-        tls: Option<&TlsClient>,
-    ) -> Result<RedisLink, StoreError> {
-        let stream = match (address, tls) {
-            (RedisAddress::Unix(path), _) => {
-                let stream = UnixStream::connect(path).await;
-                Stream::Unix(stream.map_err(|error| connect_error(&error))?)
-            }
-            (RedisAddress::Tcp(host, port), None) => Stream::Tcp(connect_tcp(host, *port).await?),
-            (RedisAddress::Tcp(host, port), Some(tls)) => {
-                let stream = Stream::Tcp(connect_tcp(host, *port).await?);
-                let stream = tls.over(stream, host).await.map_err(|error| {
-                    tracing::debug!(%error, host, "redis: no TLS");
-                    TlsTrouble::within(&error).map_or(StoreError::Lost, StoreError::Tls)
-                })?;
-                Stream::Tls(Box::new(TlsStream::Client(stream)))
-            }
-        };
-        let (sender, pushes) = mpsc::unbounded_channel();
-        let config = AsyncConnectionConfig::new()
-            .set_response_timeout(None)
-            .set_push_sender(sender);
-        let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
-        let (connection, driver) = opened?;
-        Ok(RedisLink {
-            connection,
-            pushes,
-            master: None,
-            _driver: AbortOnDrop::spawn(driver),
-        })
-    }
-
     pub(super) fn connection(&mut self) -> &mut MultiplexedConnection {
         &mut self.connection
     }
@@ -168,7 +154,6 @@ impl RedisLink {
         }
     }
 
-    /// Whether another server has taken this one's place.
     pub(super) fn has_moved(&self) -> bool {
         self.master.as_ref().is_some_and(MasterWatch::has_moved)
     }
@@ -262,7 +247,6 @@ pub(super) async fn within<T, E: From<StoreError>>(
     result.unwrap_or_else(|_| Err(StoreError::Timeout.into()))
 }
 
-/// A call of the script over one connection.
 pub(super) struct ScriptRun<'r> {
     pub(super) shared: &'r RedisShared,
     /// A worker's name as a holder of slots; 0 for none.

@@ -33,7 +33,6 @@ pub(super) async fn begin(
     beat(link.connection(), shared).await
 }
 
-/// The result of the maintenance.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MaintenanceReport {
     /// The store still held its data; if not, it has been emptied.

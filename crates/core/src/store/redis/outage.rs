@@ -25,7 +25,6 @@ mod tests;
 pub const OUTAGE_AFTER: Duration = Duration::from_millis(100);
 /// Outages with lines of their own before further ones are damped.
 const FULL_REPORTS: u32 = 5;
-/// After so long without an outage, each one has lines of its own again.
 const QUIET: Duration = Duration::from_secs(60);
 /// The time from the first outage without a line to the line that sums up.
 const SUM_UP_AFTER: Duration = Duration::from_secs(10);
@@ -52,7 +51,6 @@ struct CurrentOutage {
     stage: OutageStage,
 }
 
-/// How the log reports an outage that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutageStage {
     /// Nothing yet: it is shorter than [`OUTAGE_AFTER`].
@@ -73,7 +71,6 @@ struct UnreportedOutages {
     away: Duration,
 }
 
-/// One line of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OutageLine {
     Away(StoreError),
@@ -90,7 +87,6 @@ enum OutageLine {
 }
 
 impl OutageLog {
-    /// One worker more is without the server. Returns whether an outage begins.
     fn begin(&mut self, kind: StoreError, now: Instant) -> bool {
         self.workers += 1;
         let is_first = self.workers == 1;
@@ -145,13 +141,11 @@ impl OutageLog {
         None
     }
 
-    /// When outages without lines are due to be summed up.
     fn sums_up_at(&self) -> Option<Instant> {
         self.unreported
             .map(|unreported| unreported.since + SUM_UP_AFTER)
     }
 
-    /// Sums up, if it is due at `now`.
     fn sum_up(&mut self, now: Instant) -> Option<OutageLine> {
         self.sums_up_at().filter(|due| *due <= now)?;
         let mut unreported = self.unreported.take()?;
@@ -175,7 +169,6 @@ impl OutageLog {
         })
     }
 
-    /// Whether this log matters no more at `now`.
     fn is_over(&self, now: Instant) -> bool {
         let is_quiet = self.ended.is_none_or(|ended| ended + QUIET <= now);
         self.current.is_none() && self.unreported.is_none() && is_quiet
@@ -213,18 +206,6 @@ impl OutageReporter {
             tokio::time::sleep(OUTAGE_AFTER).await;
             reporter.update(|log| log.lasts(now, clock::now()));
         });
-    }
-
-    fn end(self: &Arc<Self>, now: Instant) {
-        self.update(|log| log.end(now));
-    }
-
-    fn away_since(&self) -> Option<Instant> {
-        self.log().current.map(|outage| outage.since)
-    }
-
-    fn is_over(&self, now: Instant) -> bool {
-        self.log().is_over(now)
     }
 
     /// Writes the line of a change, and sums up later where the change makes that due.
@@ -298,7 +279,6 @@ impl OutageReporter {
     }
 }
 
-/// The outages of all servers of a store.
 #[derive(Debug, Default)]
 pub(super) struct Outages {
     /// By node; `None` is the server of a store without nodes. Servers that have been well for long
@@ -312,7 +292,7 @@ impl Outages {
     /// One worker more is without a server.
     pub(super) fn begin(&self, node: Option<&RedisAddress>, kind: StoreError, now: Instant) {
         let mut reporters = self.reporters();
-        reporters.retain(|_, one| !one.is_over(now));
+        reporters.retain(|_, one| !one.log().is_over(now));
         let reporter = reporters.entry(node.cloned()).or_insert_with(|| {
             Arc::new(OutageReporter {
                 node: node.map(ToString::to_string),
@@ -326,14 +306,15 @@ impl Outages {
     /// One worker fewer is without a server.
     pub(super) fn end(&self, node: Option<&RedisAddress>, now: Instant) {
         if let Some(reporter) = self.reporters().get(&node.cloned()) {
-            reporter.end(now);
+            reporter.update(|log| log.end(now));
         }
     }
 
     /// Since when some worker is without some server.
     pub(super) fn away_since(&self) -> Option<Instant> {
         let reporters = self.reporters();
-        reporters.values().filter_map(|one| one.away_since()).min()
+        let outages = reporters.values().filter_map(|one| one.log().current);
+        outages.map(|outage| outage.since).min()
     }
 
     pub(super) fn count_unmade(&self) {
@@ -348,12 +329,10 @@ impl Outages {
 }
 
 impl RedisShared {
-    /// See `Store::may_decide_alone`.
     pub fn may_decide_alone(&self) -> bool {
         self.recovery.may_decide(self.clock.now_us())
     }
 
-    /// See `Store::suspect`.
     pub fn suspect(&self, lost: Charge) {
         let now_us = self.clock.now_us();
         self.recovery.away(now_us);
@@ -380,7 +359,6 @@ impl RedisShared {
         }
     }
 
-    /// Takes the store's answer to a heartbeat.
     pub(super) fn hear(&self, greeting: Greeting, beat: Heartbeat) {
         let recovery = &self.recovery;
         if recovery.heard(greeting, beat, self.clock.now_us()) {
@@ -401,7 +379,6 @@ impl RedisShared {
         self.troubled.load(Ordering::Acquire) == 0 && self.journal.is_empty()
     }
 
-    /// Remembers what was admitted without the store.
     pub fn owe(&self, charge: &Charge, generation: u64) {
         let now_us = self.clock.now_us();
         self.recovery.away(now_us);

@@ -15,7 +15,7 @@ use super::link::{RedisLink, connect, learn_key, within};
 use super::overrides::{self, OverrideKeys};
 use crate::clock;
 use crate::config::{RedisSettings, StoreSettings};
-use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::key::KeyHashPrefix;
 use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck};
 use crate::store::StoreError;
 use crate::store::batch::{self, Group, Reply, ScriptCall, ScriptName};
@@ -34,11 +34,9 @@ const SCAN_COUNT: u32 = 2000;
 /// Clients that are found, at most.
 const MAX_FOUND: usize = 100;
 
-/// Why an operator's command did not work.
 #[derive(Debug)]
 pub struct OverrideClientError {
     kind: StoreError,
-    /// The server's own message.
     message: Option<String>,
 }
 
@@ -86,7 +84,6 @@ pub struct FoundHashes {
     pub partly: bool,
 }
 
-/// See the file's head.
 pub struct OverrideClient {
     link: RedisLink,
     shared: Arc<RedisShared>,
@@ -121,7 +118,6 @@ impl OverrideClient {
         })
     }
 
-    /// The secret that identities are hashed with.
     pub fn hash_key(&self) -> CurrentKey {
         self.shared.keys.current()
     }
@@ -134,24 +130,21 @@ impl OverrideClient {
         Ok(())
     }
 
-    /// Sends one command to the node that this is connected to.
     fn query<T: FromRedisValue>(&mut self, command: &Cmd) -> Result<T, OverrideClientError> {
         wait(&self.runtime, command.query_async(self.link.connection()))
     }
 
-    /// Every override and block in force.
     pub fn overrides(&mut self) -> Result<OverrideList, OverrideClientError> {
         self.connect_to(slot_of_tag(RECORDS_TAG))?;
         let reading = overrides::read_all(self.link.connection(), &self.shared);
-        let read = wait(&self.runtime, reading)?.parse();
-        let now_us = read.clocks.store_us;
-        let mut records = read.records;
+        let stored = wait(&self.runtime, reading)?;
+        let now_us = stored.clocks.store_us;
+        let mut records = stored.parse();
         records.retain(|one| !one.is_over(now_us));
         records.sort_by(|one, other| one.subject.cmp(&other.subject));
         Ok(OverrideList { now_us, records })
     }
 
-    /// The last changes, newest first.
     pub fn changes(&mut self) -> Result<Vec<Record>, OverrideClientError> {
         self.connect_to(slot_of_tag(RECORDS_TAG))?;
         let reading = overrides::read_changes(self.link.connection(), &self.shared, MAX_CHANGES);
@@ -288,7 +281,6 @@ impl OverrideClient {
         slots.into_iter().map(Some).collect()
     }
 
-    /// Returns whether it came to the end.
     fn scan(
         &mut self,
         pattern: &str,

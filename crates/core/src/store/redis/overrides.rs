@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::aio::ConnectionLike;
+use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError};
 use tokio::sync::watch;
 
@@ -77,7 +77,6 @@ impl SharedOverrides {
         self.table.load().has_ended(self.table.clock.now_us())
     }
 
-    /// Removes what has ended from the table.
     fn sweep(&self) {
         if !self.has_ended() {
             return;
@@ -113,7 +112,7 @@ impl Drop for ReadClaim {
 
 /// Starts a task that reads what has changed, or removes what has ended.
 pub(super) async fn refresh(
-    connection: &(impl ConnectionLike + Clone + Send + 'static),
+    connection: &MultiplexedConnection,
     shared: &Arc<RedisShared>,
 ) -> Result<(), StoreError> {
     let overrides = &shared.overrides;
@@ -162,7 +161,7 @@ pub(super) async fn refresh(
 /// The same on a new connection. It waits a little for the first table, so that a proxy does not
 /// admit blocked clients at its start.
 pub(super) async fn learn(
-    connection: &(impl ConnectionLike + Clone + Send + 'static),
+    connection: &MultiplexedConnection,
     shared: &Arc<RedisShared>,
 ) -> Result<(), StoreError> {
     refresh(connection, shared).await?;
@@ -200,8 +199,8 @@ impl OverrideKeys {
     }
 }
 
-async fn read_version<C: ConnectionLike>(
-    connection: &mut C,
+async fn read_version(
+    connection: &mut MultiplexedConnection,
     shared: &RedisShared,
 ) -> Result<u64, RedisError> {
     let key = OverrideKeys::new(&shared.prefix).version;
@@ -213,60 +212,40 @@ async fn read_version<C: ConnectionLike>(
 /// A field of the hash: its name and its text.
 type Field = (Vec<u8>, Vec<u8>);
 
-/// All fields of one version, as they came; some may have come twice.
+/// The records of one version, as they came.
 #[derive(Debug, Default)]
-pub(super) struct RawRecords {
-    version: u64,
-    clocks: ClockPair,
-    fields: Vec<Field>,
-}
-
-/// The records of one version.
-#[derive(Debug)]
-pub(super) struct RecordSet {
+pub(super) struct StoredOverrides {
     version: u64,
     pub(super) clocks: ClockPair,
-    pub(super) records: Vec<Record>,
-    /// Fields that are no records.
-    unread: usize,
+    fields: HashMap<Vec<u8>, Vec<u8>>,
 }
 
-impl RawRecords {
-    /// Takes some time if there are many: not for a thread that answers requests.
-    pub(super) fn parse(self) -> RecordSet {
-        let text = |bytes: Vec<u8>| {
-            String::from_utf8(bytes)
-                .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+impl StoredOverrides {
+    /// Leaves out fields that are no records. Takes some time if there are many: not for a thread
+    /// that answers requests.
+    pub(super) fn parse(&self) -> Vec<Record> {
+        let record = |(field, value): (&Vec<u8>, &Vec<u8>)| {
+            let (field, value) = (
+                String::from_utf8_lossy(field),
+                String::from_utf8_lossy(value),
+            );
+            Record::of_field(&field, &value)
         };
-        let fields = self.fields.into_iter();
-        let fields: HashMap<String, String> = fields
-            .map(|(field, value)| (text(field), text(value)))
-            .collect();
-        let records: Vec<Record> = fields
-            .iter()
-            .filter_map(|(field, value)| Record::of_field(field, value))
-            .collect();
-        RecordSet {
-            version: self.version,
-            clocks: self.clocks,
-            unread: fields.len() - records.len(),
-            records,
-        }
+        self.fields.iter().filter_map(record).collect()
     }
 }
 
-/// Reads all fields of one version.
-pub(super) async fn read_all<C: ConnectionLike>(
-    connection: &mut C,
+pub(super) async fn read_all(
+    connection: &mut MultiplexedConnection,
     shared: &RedisShared,
-) -> Result<RawRecords, RedisError> {
+) -> Result<StoredOverrides, RedisError> {
     let keys = OverrideKeys::new(&shared.prefix);
     let mut attempt = 0;
     loop {
         let before = read_version(connection, shared).await?;
         if before == 0 {
             // Nothing was ever changed. Reading no more, this needs no further permissions.
-            return Ok(RawRecords::default());
+            return Ok(StoredOverrides::default());
         }
         // In a cluster a bare TIME would be another node's.
         let mut clock = redis::cmd("EVAL");
@@ -284,7 +263,7 @@ pub(super) async fn read_all<C: ConnectionLike>(
         if attempt < ATTEMPTS && read_version(connection, shared).await? != before {
             continue;
         }
-        return Ok(RawRecords {
+        return Ok(StoredOverrides {
             version: before,
             clocks,
             fields,
@@ -292,30 +271,31 @@ pub(super) async fn read_all<C: ConnectionLike>(
     }
 }
 
-async fn read_fields<C: ConnectionLike>(
-    connection: &mut C,
+async fn read_fields(
+    connection: &mut MultiplexedConnection,
     name: &str,
-) -> Result<Vec<Field>, RedisError> {
-    let mut all = Vec::new();
+) -> Result<HashMap<Vec<u8>, Vec<u8>>, RedisError> {
+    let mut all = HashMap::new();
+    let mut read = 0;
     let mut cursor = 0_u64;
     loop {
         let mut step = redis::cmd("HSCAN");
         step.arg(name).arg(cursor).arg("COUNT").arg(STEP);
         let (next, some): (u64, Vec<Field>) = step.query_async(connection).await?;
+        read += some.len();
         all.extend(some);
         if next == 0 {
             return Ok(all);
         }
-        if all.len() > 2 * MAX_RECORDS {
+        if read > 2 * MAX_RECORDS {
             return Err(RedisError::from((ErrorKind::Client, "too many overrides")));
         }
         cursor = next;
     }
 }
 
-/// The last changes, newest first.
-pub(super) async fn read_changes<C: ConnectionLike>(
-    connection: &mut C,
+pub(super) async fn read_changes(
+    connection: &mut MultiplexedConnection,
     shared: &RedisShared,
     most: usize,
 ) -> Result<Vec<Record>, RedisError> {
@@ -328,8 +308,8 @@ pub(super) async fn read_changes<C: ConnectionLike>(
 }
 
 /// The changes after a version. Mostly there is one, so this asks for few first.
-async fn changes_since<C: ConnectionLike>(
-    connection: &mut C,
+async fn changes_since(
+    connection: &mut MultiplexedConnection,
     shared: &RedisShared,
     known: u64,
 ) -> Result<Vec<Record>, RedisError> {
@@ -342,13 +322,12 @@ async fn changes_since<C: ConnectionLike>(
     Ok(new)
 }
 
-/// Reads everything and swaps the table.
-async fn read_and_swap<C: ConnectionLike>(
-    connection: &mut C,
+async fn read_and_swap(
+    connection: &mut MultiplexedConnection,
     shared: &Arc<RedisShared>,
 ) -> Result<(), RedisError> {
     let known = shared.overrides.version.load(Ordering::Acquire);
-    let raw = read_all(connection, shared).await?;
+    let stored = read_all(connection, shared).await?;
     let new = match known {
         UNREAD => Vec::new(),
         known => changes_since(connection, shared, known).await?,
@@ -356,14 +335,17 @@ async fn read_and_swap<C: ConnectionLike>(
     let shared = Arc::clone(shared);
     // On another thread: a hundred thousand records would delay this thread's requests.
     let swap = move || {
-        let (overrides, read) = (&shared.overrides, raw.parse());
-        let table = Overrides::from_records(&read.records, read.clocks);
+        let (overrides, records) = (&shared.overrides, stored.parse());
+        let table = Overrides::from_records(&records, stored.clocks);
         overrides.sweep();
         forget_reset_keys(&shared, &new);
         overrides.swap(table);
-        overrides.version.store(read.version, Ordering::Release);
+        overrides.version.store(stored.version, Ordering::Release);
         overrides.refused.store(false, Ordering::Relaxed);
-        log_changes(known, &read, &new);
+        log_read(known, &stored, records.len());
+        if known != UNREAD {
+            log_changes(&new, records.len());
+        }
     };
     // A panic there is reported by its thread, and the next version is read anew.
     let _ = tokio::task::spawn_blocking(swap).await;
@@ -386,21 +368,28 @@ fn forget_reset_keys(shared: &RedisShared, changes: &[Record]) {
     }
 }
 
-/// Logs every change that this process has seen, once, oldest first.
-fn log_changes(known: u64, read: &RecordSet, new: &[Record]) {
-    let (in_force, unread) = (read.records.len(), read.unread);
+/// Logs what is in force after the first reading, and what is wrong with it.
+fn log_read(known: u64, stored: &StoredOverrides, in_force: usize) {
+    let unread = stored.fields.len() - in_force;
     if unread > 0 {
         tracing::warn!(
             unread,
             "overrides and blocks that cannot be read are left out"
         );
     }
-    if known == UNREAD {
-        if in_force > 0 {
-            tracing::info!(in_force, "overrides and blocks are read");
-        }
-        return;
+    if known == UNREAD && in_force > 0 {
+        tracing::info!(in_force, "overrides and blocks are read");
     }
+    if known != UNREAD && stored.version < known {
+        tracing::warn!(
+            in_force,
+            "overrides and blocks are not what they were: the store was emptied or replaced"
+        );
+    }
+}
+
+/// Logs the changes that are new to this process, once, oldest first.
+fn log_changes(new: &[Record], in_force: usize) {
     let unlogged = new.len().saturating_sub(MAX_LOGGED);
     if unlogged > 0 {
         tracing::info!(in_force, "{unlogged} older changes of overrides and blocks");
@@ -418,15 +407,8 @@ fn log_changes(known: u64, read: &RecordSet, new: &[Record]) {
             change.what()
         );
     }
-    if read.version < known {
-        tracing::warn!(
-            in_force,
-            "overrides and blocks are not what they were: the store was emptied or replaced"
-        );
-    }
 }
 
-/// As many characters of a tag as the access log shows.
 fn abbreviate(tag: KeyHash) -> String {
     tag.to_string().chars().take(8).collect()
 }

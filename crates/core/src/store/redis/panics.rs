@@ -115,7 +115,7 @@ async fn decided(store: &Store) -> u64 {
     let began = clock::now();
     loop {
         let generation = store.hash_key().generation;
-        match store.charge(&mut charge(), generation, clock::now()).await {
+        match store.charge(&charge(), generation, clock::now()).await {
             Ok(decision) => return decision.verdicts[0].used,
             Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
         }
@@ -134,9 +134,9 @@ fn panics_cost_the_link_and_no_more(backing: &Backing, prefix: &'static str) {
             let _calling = arm_for("redis.call", prefix, 1);
             let asked = clock::now();
             let generation = store.hash_key().generation;
-            let answer = store.charge(&mut charge(), generation, clock::now()).await;
+            let answer = store.charge(&charge(), generation, clock::now()).await;
             assert_eq!(answer.unwrap_err(), StoreError::Lost);
-            let second = store.charge(&mut charge(), generation, clock::now()).await;
+            let second = store.charge(&charge(), generation, clock::now()).await;
             assert_eq!(second.unwrap_err(), StoreError::Away);
             assert!(asked.elapsed() < PATIENCE / 2, "somebody waited");
             // Nothing of it was charged.

@@ -52,7 +52,6 @@ pub fn fetch_server_info(
     runtime.block_on(server_info(server, patience))
 }
 
-/// Asks a server about itself.
 pub async fn server_info(
     server: &RedisSettings,
     patience: Duration,

@@ -17,7 +17,7 @@ use crate::clock;
 use crate::limit::{Charge, Decision};
 use crate::store::batch::{GroupOutcome, Operation};
 use crate::store::gather::{
-    Batch, Bundle, PendingAnswer, QueuedRequest, StoreRequest, StoreResult,
+    Batch, Bundle, PendingAnswer, QueuedRequest, StoreRequest, StoreResult, wait_for,
 };
 use crate::store::{StoreError, is_slots};
 
@@ -51,7 +51,6 @@ impl SlotLease {
         }))
     }
 
-    /// The worker's name in Redis.
     pub(super) fn name(&self) -> u64 {
         self.0.name
     }
@@ -61,12 +60,10 @@ impl SlotLease {
         self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the next report is due; `None` while nothing is held.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         self.ledger().next_due(now)
     }
 
-    /// Waits until a report becomes due at once.
     pub(super) async fn woken(&self) {
         self.0.is_due.notified().await;
     }
@@ -121,7 +118,6 @@ impl SlotLease {
         }
     }
 
-    /// The call with this bundle, a report, has its answer.
     pub(super) fn reported(&self, bundle: &Bundle) {
         if bundle.operation == Operation::Report {
             self.ledger().reported(bundle.charge());
@@ -186,10 +182,13 @@ impl SlotLease {
         }
     }
 
-    /// Makes an answer free its slots if it is dropped before it is taken.
-    pub(super) fn guard(&self, answer: PendingAnswer) -> GuardedAnswer {
-        let holder = has_slots(answer.charge()).then(|| self.clone());
-        GuardedAnswer { answer, holder }
+    /// Makes the answer to `charge` free its slots if it is dropped before it is taken.
+    pub(super) fn guard(&self, answer: PendingAnswer, charge: &Charge) -> GuardedAnswer {
+        let held = has_slots(charge).then(|| SlotsToFree {
+            lease: self.clone(),
+            charge: charge.clone(),
+        });
+        GuardedAnswer { answer, held }
     }
 }
 
@@ -197,38 +196,42 @@ impl SlotLease {
 #[derive(Debug)]
 pub struct GuardedAnswer {
     answer: PendingAnswer,
-    /// `None` if there is nothing to free.
-    holder: Option<SlotLease>,
+    held: Option<SlotsToFree>,
+}
+
+#[derive(Debug)]
+struct SlotsToFree {
+    lease: SlotLease,
+    charge: Charge,
 }
 
 impl GuardedAnswer {
-    /// Waits for the answer; the caller owns the slots that it grants. Puts the asked charge back
-    /// into `charge`.
-    pub(super) async fn take(mut self, charge: &mut Charge) -> StoreResult {
-        let answer = std::future::poll_fn(|context| self.answer.poll(context)).await;
-        self.holder = None;
-        *charge = self.answer.take_charge();
+    /// Waits for the answer; the caller owns the slots that it grants.
+    pub(super) async fn take(mut self) -> StoreResult {
+        let answer = wait_for(&mut self.answer).await;
+        self.held = None;
         answer
     }
 
     /// The answer, once, if it has come.
     pub(crate) fn try_take(&mut self) -> Option<StoreResult> {
-        let answer = self.answer.try_take()?;
-        self.holder = None;
+        let answer = self.answer.try_recv().ok()?;
+        self.held = None;
         Some(answer)
     }
 }
 
 impl Drop for GuardedAnswer {
     fn drop(&mut self) {
-        let Some(holder) = &self.holder else {
+        let Some(held) = &self.held else {
             return;
         };
         // If the task has not answered by now, it frees the slots itself.
-        if let Some(Ok(decision)) = self.answer.close()
+        self.answer.close();
+        if let Ok(Ok(decision)) = self.answer.try_recv()
             && decision.allowed
         {
-            holder.release(self.answer.charge());
+            held.lease.release(&held.charge);
         }
     }
 }

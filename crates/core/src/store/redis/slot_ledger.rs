@@ -25,7 +25,6 @@ const REPORTS_PER_LEASE: u32 = 3;
 /// The pause after Redis refused to write a report.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
-/// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct SlotLedger {
     keys: HashMap<u128, HeldKey>,
@@ -52,9 +51,7 @@ struct HeldKey {
 enum ReportState {
     /// Redis knows less or more than is held.
     Due,
-    /// A call that reports it is under way.
     Sent,
-    /// Redis knows it.
     Known,
 }
 
@@ -64,7 +61,6 @@ impl SlotLedger {
         self.keys.get(&item.id()).map_or(0, |key| key.units)
     }
 
-    /// When the next report is due; `None` while nothing is held.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         if !self.due_now.is_empty() {
             return Some(now);
@@ -99,7 +95,6 @@ impl SlotLedger {
         }
     }
 
-    /// Frees what `charge` held.
     pub(super) fn release(&mut self, charge: &Charge) {
         for item in slots_of(charge) {
             let id = item.id();
@@ -240,7 +235,6 @@ impl SlotLedger {
     }
 }
 
-/// The items of `charge` that hold slots.
 fn slots_of(charge: &Charge) -> impl Iterator<Item = &LimitCheck> {
     charge.iter().filter(|item| is_slots(item))
 }

@@ -21,7 +21,7 @@ use super::{QUEUE, RedisShared, TaskSetup, maintenance};
 use crate::clock;
 use crate::store::StoreError;
 use crate::store::deny_cache::CallSpan;
-use crate::store::gather::{Batch, Bundle, QueuedRequest, SendConditions};
+use crate::store::gather::{Batch, Bundle, QueuedRequest};
 use crate::store::lease::WorkerCache;
 
 /// Requests in one call: equal ones cost the server nothing, but the worker must answer each.
@@ -52,7 +52,6 @@ pub(super) struct ServerTask {
     yield_calls: u8,
     /// The overrides' epoch when the last call was sent.
     epoch: u64,
-    /// The command under way.
     command: Cmd,
     /// One timer for every wait of this task.
     sleep: Pin<Box<Sleep>>,
@@ -79,7 +78,6 @@ impl ServerTask {
         }
     }
 
-    /// Runs until every handle is gone.
     pub(super) async fn run(mut self) {
         let mut link = None;
         loop {
@@ -283,12 +281,8 @@ impl ServerTask {
     /// Everything that waits and is worth sending, up to a batch.
     fn gather(&mut self) -> Batch {
         let mut batch = Batch::for_about(self.waiting.len() + self.queue.len());
-        let (now, generation) = (clock::now(), self.shared.keys.generation());
-        let conditions = SendConditions {
-            now,
-            timeout: self.shared.timeout,
-            generation,
-        };
+        let now = clock::now();
+        let conditions = self.shared.send_conditions(now);
         let mut taken = 0;
         while taken < MAX_REQUESTS
             && let Some(request) = self.next_request()
@@ -304,7 +298,8 @@ impl ServerTask {
             _ => YIELD_CALLS,
         };
         batch.ask_ahead(&self.cache, self.shared.clock.at_us(now));
-        self.slots.add_reports(&mut batch, now, generation);
+        self.slots
+            .add_reports(&mut batch, now, conditions.generation);
         batch
     }
 
@@ -328,10 +323,7 @@ impl ServerTask {
             }
             () = &mut self.sleep => Err(StoreError::Timeout),
         };
-        let span = CallSpan {
-            sent_us: self.shared.clock.at_us(sent),
-            came_us: self.shared.clock.now_us(),
-        };
+        let span = self.shared.span_since(sent);
         match result {
             Ok(bytes) => self.answer(batch, &bytes, span),
             Err(kind) => {
@@ -357,7 +349,6 @@ impl ServerTask {
             .note_reply(&report, &self.shared, &self.cache, now)
     }
 
-    /// Asks for what all proxies of the store share.
     async fn maintain(&mut self, link: &mut RedisLink) -> Result<(), StoreError> {
         let now = clock::now();
         self.reset_to_oldest();
@@ -398,7 +389,6 @@ impl ServerTask {
         Some(oldest.arrived + self.shared.timeout)
     }
 
-    /// Answers the requests whose time is over.
     fn expire(&mut self, now: Instant) {
         while self.next_deadline().is_some_and(|deadline| deadline <= now)
             && let Some(request) = self.waiting.pop_front()

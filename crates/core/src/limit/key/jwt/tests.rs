@@ -146,7 +146,7 @@ fn claims_are_found_by_name_and_by_path() {
     let text = r#"{"sub": "jo", "n": 7, "half": 0.5, "yes": true, "no": null, "list": ["a"],
         "org": {"id": 9, "plan": {"name": "pro"}, "plan.name": "own"},
         "https://example.com/plan": "gold", "a.b": {"c": "d"}}"#;
-    let claims = Claims::new(serde_json::from_str(text).unwrap());
+    let claims = Claims(serde_json::from_str(text).unwrap());
     for (name, expected) in [
         ("sub", Some("jo")),
         ("n", Some("7")),

@@ -16,30 +16,23 @@ use crate::store::gather::{Batch, Bundle};
 use crate::store::redis::RedisShared;
 use crate::store::redis::health::ServerHealth;
 use crate::store::redis::link::ScriptRun;
-use crate::store::redis::slot_lease::SlotLease;
 use crate::store::{ServerTrouble, StoreError};
 
 /// A node's connection, its health, and the calls that wait for both.
 pub(super) struct ClusterNode {
     pub(super) address: RedisAddress,
     pub(super) health: ServerHealth,
-    link: Option<LiveLink>,
+    pub(super) connection: Option<NodeConnection>,
+    /// The connection ends when this is dropped.
+    keep: Option<oneshot::Sender<()>>,
     /// The number of its connection.
     pub(super) epoch: u32,
-    /// A connection is being made.
     pub(super) opening: bool,
     /// Calls that wait for the connection.
     pub(super) parked: Vec<ClusterCall>,
-    /// Calls under way.
     pub(super) calls: usize,
     /// Keeps a node that has no slots yet, while slots move to it.
     pub(super) used_at: Instant,
-}
-
-struct LiveLink {
-    connection: MultiplexedConnection,
-    /// The connection ends when this is dropped.
-    _keep: oneshot::Sender<()>,
 }
 
 impl ClusterNode {
@@ -47,7 +40,8 @@ impl ClusterNode {
         ClusterNode {
             health: ServerHealth::new(Some(address.clone()), seed),
             address,
-            link: None,
+            connection: None,
+            keep: None,
             epoch: 0,
             opening: false,
             parked: Vec::new(),
@@ -56,21 +50,9 @@ impl ClusterNode {
         }
     }
 
-    pub(super) fn is_connected(&self) -> bool {
-        self.link.is_some()
-    }
-
-    pub(super) fn connection(&self) -> Option<NodeConnection> {
-        let link = self.link.as_ref()?;
-        Some(NodeConnection {
-            connection: link.connection.clone(),
-            address: self.address.clone(),
-        })
-    }
-
     pub(super) fn wants_connection(&self, now: Instant) -> bool {
         let is_due = self.health.breaker.probe_at().is_none_or(|at| at <= now);
-        self.link.is_none() && !self.opening && is_due
+        self.connection.is_none() && !self.opening && is_due
     }
 
     /// Takes a new connection. It should end when the returned receiver resolves.
@@ -78,16 +60,17 @@ impl ClusterNode {
         let (keep, dropped) = oneshot::channel();
         self.health.breaker.connected();
         self.epoch += 1;
-        self.link = Some(LiveLink {
+        self.connection = Some(NodeConnection {
             connection,
-            _keep: keep,
+            address: self.address.clone(),
         });
+        self.keep = Some(keep);
         dropped
     }
 
     pub(super) fn disconnect(&mut self) {
         self.epoch += 1;
-        self.link = None;
+        (self.connection, self.keep) = (None, None);
     }
 
     /// The node answers a probe. That ends only a trouble with reaching it.
@@ -112,13 +95,11 @@ impl ClusterNode {
 pub(super) struct ClusterCall {
     pub(super) slot: u16,
     pub(super) batch: Batch,
-    /// When its requests have waited long enough.
     pub(super) deadline: Instant,
     /// How often it was sent to another node.
     pub(super) hops: u8,
     /// The node is to answer although the slot is not yet its own.
     pub(super) asking: bool,
-    /// The overrides' epoch when the call was made.
     pub(super) epoch: u64,
 }
 
@@ -129,7 +110,6 @@ pub(super) enum CallError {
     Redirected(Redirection),
     /// No node serves the slot; nothing has run, and the node may be well.
     SlotDown,
-    /// Any other trouble of the node.
     Failed(StoreError),
 }
 
@@ -146,7 +126,6 @@ impl ClusterCall {
         bundles.len() > 1 || bundles.any(|bundle| bundle.charge().len() > 1)
     }
 
-    /// Sends the call once, and waits for its reply until the deadline.
     pub(super) async fn send(
         &self,
         shared: &Arc<RedisShared>,
@@ -165,10 +144,7 @@ impl ClusterCall {
         let result = timeout_at(self.deadline.into(), sending).await;
         let result = result.map_err(|_| CallError::Failed(StoreError::Timeout))?;
         let bytes = result.map_err(|error| CallError::new(&error, &node.address))?;
-        let span = CallSpan {
-            sent_us: shared.clock.at_us(sent),
-            came_us: shared.clock.now_us(),
-        };
+        let span = shared.span_since(sent);
         Ok(CallReply { bytes, span })
     }
 }
@@ -184,15 +160,5 @@ impl CallError {
             return CallError::SlotDown;
         }
         CallError::Failed(StoreError::from(error))
-    }
-}
-
-/// Fails the requests of a call without a reply.
-pub(super) fn fail(batch: Batch, kind: StoreError, slots: &SlotLease) {
-    if kind.maybe_charged() {
-        slots.fail(batch.bundles, kind);
-    } else {
-        // Held slots are reported again, but not at once: the node may be away.
-        slots.refuse(batch.bundles, kind);
     }
 }

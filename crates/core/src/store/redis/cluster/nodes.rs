@@ -16,7 +16,7 @@ use super::topology::{self, NodeId, SlotRange, slot_of, slot_of_tag};
 use crate::clock;
 use crate::limit::LimitCheck;
 use crate::store::batch::Operation;
-use crate::store::gather::StoreRequest;
+use crate::store::gather::{StoreRequest, wait_for};
 use crate::store::redis::health::ReplyReport;
 use crate::store::redis::link::{PROBE_TIMEOUT, RedisLink, learn_key, within};
 use crate::store::redis::{maintenance, overrides};
@@ -84,9 +84,9 @@ impl ClusterTask {
                 arrived: now,
                 slot,
             };
-            let (request, answer) = request.with_answer();
+            let (request, mut answer) = request.with_answer();
             self.work.push(Box::pin(async move {
-                let paid = std::future::poll_fn(|context| answer.poll(context)).await;
+                let paid = wait_for(&mut answer).await;
                 ClusterEvent::Paid(paid.is_err().then_some(unpaid))
             }));
             self.enqueue(request);
@@ -133,7 +133,6 @@ impl ClusterTask {
         self.read_map_soon(MAP_IN_TROUBLE);
     }
 
-    /// Takes in what a reply reports of its node.
     pub(super) fn replied(&mut self, link: LinkId, report: &ReplyReport, now: Instant) {
         let Some(node) = self.nodes.get_mut(&link.node) else {
             return;
@@ -193,12 +192,10 @@ impl ClusterTask {
         }
     }
 
-    /// Reads the map again soon.
     pub(super) fn read_map_soon(&mut self, after: Duration) {
         self.map_at = self.map_at.min(self.map_read_at + after);
     }
 
-    /// Does everything that has become due.
     pub(super) fn tick(&mut self, now: Instant) {
         let shared = &self.shared;
         shared.recovery.alive(shared.clock.at_us(now));
@@ -236,17 +233,16 @@ impl ClusterTask {
     fn start_reading_map(&mut self, now: Instant) {
         (self.reading_map, self.map_read_at, self.map_at) = (true, now, now + MAP_EVERY);
         // Another node each time: one may be behind the others.
-        let connected = self.nodes.values().filter(|node| node.is_connected());
+        let connected = self.nodes.values().filter(|node| node.connection.is_some());
         let asked = connected.max_by_key(|node| {
             (u64::from(node.epoch) ^ clock::unix_us()).wrapping_mul(0x9E37_79B9_7F4A_7C15)
         });
-        let asked = asked.and_then(ClusterNode::connection);
+        let asked = asked.and_then(|node| node.connection.clone());
         let reading = topology::read_map(Arc::clone(&self.shared), asked);
         self.work
             .push(Box::pin(async { ClusterEvent::MapRead(reading.await) }));
     }
 
-    /// When something becomes due next.
     pub(super) fn wake_at(&self, gives_up: Instant) -> Instant {
         let mut at = if self.reading_map {
             self.map_at + MAP_EVERY
@@ -308,8 +304,8 @@ impl ClusterTask {
         let whole = format!("{}{name}", self.shared.prefix);
         let slot = slot_of_tag(braced.unwrap_or(&whole).as_bytes());
         let owner = self.view.lock().map.owner(slot)?;
-        let node = self.nodes.get(&owner)?.connection()?;
-        Some(node.connection)
+        let node = self.nodes.get(&owner)?.connection.as_ref()?;
+        Some(node.connection.clone())
     }
 
     pub(super) fn learned(&mut self, learned: Result<bool, StoreError>, now: Instant) {

@@ -19,12 +19,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::ClusterView;
-use super::node::{self, CallError, CallReply, ClusterCall, ClusterNode};
+use super::node::{CallError, CallReply, ClusterCall, ClusterNode};
 use super::topology::{NO_NODE, NodeId, Redirection, SlotRange};
 use crate::clock;
 use crate::config::RedisAddress;
 use crate::limit::Charge;
-use crate::store::gather::{Batch, QueuedRequest, SendConditions};
+use crate::store::gather::{Batch, QueuedRequest};
 use crate::store::guard::PAUSE_MIN;
 use crate::store::lease::WorkerCache;
 use crate::store::redis::health::{ReplyOutput, ServerHealth};
@@ -63,7 +63,6 @@ pub(super) struct LinkId {
 
 pub(super) enum ClusterEvent {
     Called(LinkId, ClusterCall, Result<CallReply, CallError>),
-    /// The pause before a redirection is over.
     Rested(NodeId, ClusterCall),
     Opened(NodeId, Result<RedisLink, StoreError>),
     Ended(LinkId),
@@ -83,7 +82,6 @@ pub(in crate::store::redis) struct ClusterTask {
     /// In trouble while no node is known. The first seed stands for all.
     pub(super) seeds: ServerHealth,
     queues: HashMap<u16, SlotQueue>,
-    /// Requests in the queues.
     waiting: usize,
     /// Slots whose next call may begin.
     idle_slots: Vec<u16>,
@@ -127,7 +125,6 @@ impl ClusterTask {
         }
     }
 
-    /// Runs until every handle is gone.
     pub(in crate::store::redis) async fn run(mut self) {
         let gives_up = clock::now() + PROBE_TIMEOUT + SHARED_EVERY / 5;
         while AssertUnwindSafe(self.serve(gives_up))
@@ -213,10 +210,9 @@ impl ClusterTask {
             };
             let batch = self.gather(slot, now);
             let deadline = batch.deadline(now, self.shared.timeout);
-            let batches = if is_moving {
-                batch.split()
-            } else {
-                vec![batch]
+            let batches = match is_moving {
+                true => batch.split(),
+                false => vec![batch],
             };
             for batch in batches {
                 let call = ClusterCall {
@@ -239,11 +235,7 @@ impl ClusterTask {
         let Some(queue) = self.queues.get_mut(&slot) else {
             return batch;
         };
-        let conditions = SendConditions {
-            now,
-            timeout: self.shared.timeout,
-            generation: self.shared.keys.generation(),
-        };
+        let conditions = self.shared.send_conditions(now);
         while let Some(request) = queue.requests.pop_front() {
             if let Some(request) = batch.add_if_due(request, conditions) {
                 queue.requests.push_front(request);
@@ -256,7 +248,6 @@ impl ClusterTask {
         batch
     }
 
-    /// A new call.
     fn begin(&mut self, owner: Option<NodeId>, call: ClusterCall, now: Instant) {
         failpoint!("redis.call", self.shared.prefix);
         if call.batch.bundles.is_empty() {
@@ -282,7 +273,7 @@ impl ClusterTask {
             return self.fail(call, StoreError::Away);
         };
         node.used_at = now;
-        let Some(connection) = node.connection() else {
+        let Some(connection) = node.connection.clone() else {
             return node.parked.push(call);
         };
         node.calls += 1;
@@ -298,11 +289,19 @@ impl ClusterTask {
     }
 
     pub(super) fn fail(&mut self, call: ClusterCall, kind: StoreError) {
-        node::fail(call.batch, kind, &self.slots);
+        self.fail_batch(call.batch, kind);
         self.finish(call.slot);
     }
 
-    /// A call of this slot has ended.
+    fn fail_batch(&self, batch: Batch, kind: StoreError) {
+        if kind.maybe_charged() {
+            self.slots.fail(batch.bundles, kind);
+        } else {
+            // Held slots are reported again, but not at once: the node may be away.
+            self.slots.refuse(batch.bundles, kind);
+        }
+    }
+
     fn finish(&mut self, slot: u16) {
         if let Some(queue) = self.queues.get_mut(&slot) {
             queue.calls = queue.calls.saturating_sub(1);
@@ -383,7 +382,6 @@ impl ClusterTask {
         }
     }
 
-    /// A call that has not run goes to another node.
     fn follow(&mut self, id: NodeId, mut call: ClusterCall, asking: bool, now: Instant) {
         (call.hops, call.asking) = (call.hops + 1, asking);
         if call.hops > MAX_HOPS {
@@ -414,7 +412,7 @@ impl ClusterTask {
         for batch in call.batch.split() {
             if batch.bundles.iter().any(|bundle| bundle.charge().len() > 1) {
                 let kind = StoreError::Server(ServerTrouble::TryAgain);
-                node::fail(batch, kind, &self.slots);
+                self.fail_batch(batch, kind);
                 continue;
             }
             let call = ClusterCall {
@@ -430,7 +428,6 @@ impl ClusterTask {
         self.finish(slot);
     }
 
-    /// The node at an address, known or new.
     pub(super) fn node_at(&mut self, address: &RedisAddress, now: Instant) -> NodeId {
         let known = self.nodes.iter().find(|(_, node)| node.address == *address);
         if let Some((id, _)) = known {

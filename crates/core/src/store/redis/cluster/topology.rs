@@ -14,12 +14,10 @@ use crate::store::redis::access::Access;
 use crate::store::redis::link::{PROBE_TIMEOUT, RedisLink, within};
 use crate::store::{ServerTrouble, StoreError};
 
-/// Slots of every cluster.
 const SLOTS: usize = 16_384;
 
 /// A node, for as long as this process knows it.
 pub(super) type NodeId = u16;
-/// Stands for no node.
 pub(super) const NO_NODE: NodeId = NodeId::MAX;
 
 /// The slot of an item's key (`store::batch::store_key`): that of the part between its braces. No
@@ -56,7 +54,6 @@ const CRC16: [u16; 256] = {
     table
 };
 
-/// The node that holds each slot.
 #[derive(Debug)]
 pub(super) struct SlotMap {
     owners: Box<[NodeId]>,
@@ -140,7 +137,6 @@ fn parse_range(entry: &Value, asked: &RedisAddress) -> Option<SlotRange> {
 /// Why a node does not answer a call. None of these has run anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirection {
-    /// The slot belongs to another node.
     Moved(RedisAddress),
     /// The slot is moving there, and this key already has.
     Ask(RedisAddress),
@@ -149,7 +145,6 @@ pub(super) enum Redirection {
 }
 
 impl Redirection {
-    /// Reads an error's code and text.
     pub(super) fn parse(code: &str, text: &str, asked: &RedisAddress) -> Option<Redirection> {
         if code == "TRYAGAIN" {
             return Some(Redirection::TryAgain);
@@ -180,7 +175,6 @@ pub(super) struct NodeConnection {
 }
 
 impl NodeConnection {
-    /// Asks the node which master holds which slots.
     async fn read_ranges(mut self) -> Result<Vec<SlotRange>, StoreError> {
         let mut command = redis::cmd("CLUSTER");
         command.arg("SLOTS");
