@@ -146,14 +146,6 @@ impl<'a> CanonicalPath<'a> {
         self.variants.as_ref()?.folded.as_ref()
     }
 
-    /// Copies the path; [`CanonicalPath::is_as_sent`] becomes false.
-    pub fn into_owned(self) -> CanonicalPath<'static> {
-        CanonicalPath {
-            resolved: Cow::Owned(self.resolved.into_owned()),
-            variants: self.variants,
-        }
-    }
-
     /// Begins with `/`; ends with one only if it is nothing else.
     pub fn as_str(&self) -> &str {
         &self.resolved

@@ -10,6 +10,7 @@ use std::hash::BuildHasher;
 use std::ops::{Index, IndexMut};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
+use serde::Serialize;
 use smallvec::SmallVec;
 
 use crate::limit::decide::{Count, FirstPass};
@@ -27,7 +28,7 @@ pub enum Scale {
 pub const SCALES: [Scale; 3] = [Scale::Half, Scale::Own, Scale::Twice];
 
 /// A value for each of the three rates.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Rates<T> {
     pub half: T,
     pub own: T,
