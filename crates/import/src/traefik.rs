@@ -21,7 +21,6 @@ use middlewares::MiddlewareEffect;
 use rule::Alternative;
 use tree::{TraefikFile, TreeItem};
 
-/// Reads a file.
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let text = files::read_text(path)?;
     let name: std::rc::Rc<str> = path.display().to_string().into();
@@ -36,24 +35,29 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
         },
         what: error.message,
     })?;
-    let mut draft = Draft::default();
+    let empty = TreeItem::default();
     let mut file = TraefikFile {
-        name: name.clone(),
-        draft: &mut draft,
+        name,
+        http: &empty,
+        draft: Draft::default(),
     };
     let root = labels::read_compose(&root, &mut file).unwrap_or(root);
+    let mut file = TraefikFile {
+        http: root.get("http").unwrap_or(&empty),
+        ..file
+    };
     read_root(&root, &mut file);
-    if draft.routes.is_empty() {
+    if file.draft.routes.is_empty() {
         let why = "there is nothing to serve; one stands there to be changed. What is read is a \
                    file with `http.routers`, or a compose file with labels such as \
                    `traefik.http.routers.NAME.rule`";
-        let first = SourceLine {
-            file: name,
+        let first = TreeItem {
             line: 1,
+            ..empty.clone()
         };
-        draft.notes.lost(&first, "no http.routers", why);
+        file.lost(&first, "no http.routers", why);
     }
-    Ok(draft)
+    Ok(file.draft)
 }
 
 /// Whether the first line with content is the head of a table or a key with `=`, or the name ends
@@ -93,23 +97,20 @@ fn read_root(root: &TreeItem, file: &mut TraefikFile<'_>) {
                 file.needless(item, key, why);
             }
         }
-        known.push(' ');
-        known.push_str(section);
+        known = format!("{known} {section}");
     }
     file.note_unknown(root, "", &known);
     let points = entry_points::read_entry_points(root, file);
     entry_points::read_tls(root, file);
-    let empty = TreeItem::default();
-    let http = root.get("http").unwrap_or(&empty);
     let sections = "routers middlewares services serversTransports";
-    file.note_unknown(http, "http.", sections);
-    add_routers(http, points, file);
+    file.note_unknown(file.http, "http.", sections);
+    add_routers(points, file);
 }
 
 /// Adds every router of `http`, and the addresses of the entry points. Only routers tell which of
 /// these use TLS.
-fn add_routers(http: &TreeItem, points: Vec<EntryPoint>, file: &mut TraefikFile<'_>) {
-    let routers = http.entries_at("routers");
+fn add_routers(points: Vec<EntryPoint>, file: &mut TraefikFile<'_>) {
+    let routers = file.http.entries_at("routers");
     let points = complete_entry_points(points, routers, file);
     entry_points::add_listens(&points, file);
     // Traefik tries the longest rule first, unless a priority says otherwise.
@@ -121,12 +122,15 @@ fn add_routers(http: &TreeItem, points: Vec<EntryPoint>, file: &mut TraefikFile<
     });
     for (name, item) in order {
         let router = Router {
-            name,
             what: format!("router {name}"),
             item,
-            http,
             points: &points,
         };
+        file.note_unknown(
+            item,
+            &format!("routers.{name}."),
+            "rule service middlewares entryPoints priority tls ruleSyntax observability",
+        );
         router.add_routes(file);
     }
 }
@@ -182,13 +186,10 @@ fn complete_entry_points(
     points
 }
 
-/// A router, and the parts of the file that it refers to.
 struct Router<'f> {
-    name: &'f str,
     /// `router NAME`
     what: String,
     item: &'f TreeItem,
-    http: &'f TreeItem,
     points: &'f [EntryPoint],
 }
 
@@ -202,8 +203,6 @@ struct SharedRoute {
 impl Router<'_> {
     /// Adds a route for each alternative of its rule.
     fn add_routes(&self, file: &mut TraefikFile<'_>) {
-        let known = "rule service middlewares entryPoints priority tls ruleSyntax observability";
-        file.note_unknown(self.item, &format!("routers.{}.", self.name), known);
         if self.item.at("tls.certResolver").is_some() {
             let what = format!("{}: tls.certResolver", self.what);
             entry_points::note_acme(self.item, &what, file);
@@ -219,7 +218,7 @@ impl Router<'_> {
             let more: Vec<String> = more.cloned().collect();
             names.splice(0..0, more);
         }
-        let effect = middlewares::read_middlewares(&names, self.http, self.item, file);
+        let effect = middlewares::read_middlewares(&names, self.item, file);
         if !points.is_empty() && points.iter().all(|point| point.tls) {
             let only = file.entry(self.item, self.what.clone());
             file.draft.tls.only.get_or_insert(only);
@@ -260,7 +259,7 @@ impl Router<'_> {
             return target.clone();
         }
         let service = self.item.text_at("service").unwrap_or_default();
-        match services::add_upstream(service, effect.retries, self.http, file) {
+        match services::add_upstream(service, effect.retries, file) {
             Ok(name) => TargetDraft::Upstream(name),
             Err(why) => {
                 let what = format!("{}: service {service}", self.what);
@@ -270,7 +269,6 @@ impl Router<'_> {
         }
     }
 
-    /// Adds the route of one alternative.
     fn add_route(
         &self,
         alternative: &Alternative,
@@ -327,7 +325,6 @@ impl Router<'_> {
     }
 }
 
-/// The requests that an alternative matches.
 #[derive(Default)]
 struct RouteMatch {
     host: Option<String>,

@@ -54,11 +54,9 @@ impl Outside {
     }
 }
 
-/// Numbers of the whole log.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
     pub requests: u64,
-    /// Denied requests at each rate.
     pub denied: Rates<u64>,
     pub outside: HashMap<Outside, u64>,
     /// The first and the last time, microseconds since the epoch.
@@ -67,18 +65,12 @@ pub struct Totals {
     pub untimed: u64,
     /// Requests with an unknown API key, on routes that count by it.
     pub unknown_keys: u64,
-    /// Exempt requests of each limit.
-    pub exempt: HashMap<usize, u64>,
 }
 
-/// The statistics of one row of the report.
 #[derive(Clone, Debug, Default)]
 pub struct RowStats {
-    /// Requests that asked the window.
     pub asked: u64,
-    /// Requests that the window denies at each rate.
     pub denied: Rates<u64>,
-    /// The minutes with the most denials.
     pub minutes: BusiestMinutes,
     /// Forgotten clients, by the limit that each needed.
     pub forgotten: HashMap<u32, u64>,
@@ -106,7 +98,6 @@ pub struct LoggedOutcome {
     pub duration_us: u64,
 }
 
-/// One request's slots.
 #[derive(Clone, Copy, Debug)]
 struct SlotHold {
     meter: usize,
@@ -149,7 +140,7 @@ impl ReplayCounts {
         }
     }
 
-    /// ReplayCounts a request that its log line dates `at_us`. Returns the time of the log's clock.
+    /// Counts a request that its log line dates `at_us`. Returns the time of the log's clock.
     pub fn begin_request(&mut self, at_us: u64) -> u64 {
         let now_us = self.clock.advance(at_us);
         let (first_us, last_us) = self.totals.times.unwrap_or((now_us, now_us));

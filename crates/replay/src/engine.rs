@@ -19,7 +19,6 @@ use crate::limit::key::{Derived, Facts, KeyStanding};
 use crate::limit::{Algorithm, Window};
 use crate::route::{Route, RouteQuery, host_of, is_preflight};
 
-/// Replays requests.
 #[derive(Debug)]
 pub struct Engine {
     pub config: Arc<Config>,
@@ -29,7 +28,6 @@ pub struct Engine {
     host: Arc<str>,
 }
 
-/// The client of a request.
 #[derive(Clone, Copy, Debug)]
 struct RequestClient {
     /// Not grouped.
@@ -50,7 +48,6 @@ impl Engine {
         }
     }
 
-    /// Replays one request.
     pub fn take(&mut self, entry: &LogEntry<'_>) {
         let now_us = self.counts.begin_request(entry.at_us);
         if let Err(outside) = self.charge(entry, now_us) {
@@ -148,7 +145,6 @@ impl Engine {
                 Err(_) => return Err(Outside::NoKey),
             }
             if exempt {
-                *self.counts.totals.exempt.entry(number).or_default() += 1;
                 continue;
             }
             let cost = limit.units(weight);
@@ -232,7 +228,6 @@ fn find_client(config: &Config, entry: &LogEntry<'_>, headers: &HeaderMap) -> Re
     }
 }
 
-/// Whether a response status refunds the charge.
 fn is_refunded(route: &Route, status: u16) -> bool {
     !route.refund.is_empty()
         && StatusCode::from_u16(status).is_ok_and(|status| route.refund.contains(status))

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 
 use super::report::Report;
 
-/// The version of the JSON.
 const VERSION: u32 = 1;
 const PAGE: &str = include_str!("html/page.html");
 const STYLE: &str = include_str!("html/style.css");
@@ -64,7 +63,6 @@ fn unread(report: &Report) -> Value {
     json!({ "lines": report.unread_lines(), "kinds": kinds.collect::<Vec<_>>() })
 }
 
-/// The report as an HTML page.
 pub fn page(report: &Report) -> String {
     let mut data = json(report);
     if let Some(limits) = data["limits"].as_array_mut() {

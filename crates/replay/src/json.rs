@@ -20,7 +20,6 @@ pub struct HeaderFrom {
     pub member: String,
 }
 
-/// The members of a line that were read so far.
 #[derive(Default)]
 struct EntryBuilder<'l> {
     at_us: Option<u64>,
@@ -41,7 +40,6 @@ struct EntryBuilder<'l> {
     format: Option<LineFormat>,
 }
 
-/// Reads a line that is an object.
 pub fn read<'l>(line: &'l [u8], from: &[HeaderFrom]) -> Result<(LogEntry<'l>, LineFormat), Fault> {
     let mut entry = EntryBuilder::default();
     if let Some(request) = entry.add_members(line, "", from)? {
@@ -116,7 +114,6 @@ impl<'l> EntryBuilder<'l> {
         })
     }
 
-    /// Reads a member by its name.
     fn add_member(&mut self, name: &'l [u8], value: JsonValue<'l>) {
         let Some(plain) = value.raw_text() else {
             return;
@@ -205,9 +202,7 @@ enum JsonValue<'l> {
     Text(&'l [u8]),
     /// A number, `true`, `false` or `null`.
     Word(&'l [u8]),
-    /// With its braces.
     Object(&'l [u8]),
-    /// With its brackets.
     Array(&'l [u8]),
 }
 
@@ -218,7 +213,6 @@ impl<'l> JsonValue<'l> {
         unescaped(self.raw_text()?)
     }
 
-    /// The text, still escaped.
     fn raw_text(self) -> Option<&'l [u8]> {
         match self {
             JsonValue::Text(b"" | b"-") | JsonValue::Word(b"null") => None,
@@ -257,7 +251,6 @@ fn each_item<'l>(
     scan.0.is_empty().then_some(())
 }
 
-/// The text that is not read yet.
 struct Scan<'l>(&'l [u8]);
 
 impl<'l> Scan<'l> {
@@ -273,7 +266,6 @@ impl<'l> Scan<'l> {
         (end > 0).then_some(taken)
     }
 
-    /// Reads a string without its quotes.
     fn string(&mut self) -> Option<&'l [u8]> {
         self.take(b'"')?;
         let text = self.take_to(string_end(self.0)?);

@@ -24,7 +24,6 @@ pub struct KeySpace {
     pub asked: bool,
 }
 
-/// The kind of a missing part.
 const MISSING: u8 = 0;
 
 impl KeySpace {
@@ -46,7 +45,6 @@ impl KeySpace {
         never.map(|(part, _)| part)
     }
 
-    /// Derives the key of a request.
     pub fn derive(&mut self, facts: &Facts<'_>) -> Result<(), Derived> {
         let KeySpace {
             key, name, carried, ..

@@ -32,7 +32,6 @@ const PACKED: [(&[u8], &str); 4] = [
     (b"PK\x03\x04", "unzip -p"),
 ];
 
-/// How to read lines.
 #[derive(Clone, Debug, Default)]
 pub struct LogOptions {
     /// The format of every line, if it is forced.
@@ -52,14 +51,12 @@ pub struct Logs {
 }
 
 struct UnopenedLog {
-    /// The index of its summary.
     number: usize,
     path: PathBuf,
     first_us: u64,
 }
 
 struct OpenLog {
-    /// The index of its summary.
     number: usize,
     from: Box<dyn BufRead>,
     line: Vec<u8>,
@@ -72,14 +69,11 @@ struct OpenLog {
     error: Option<io::Error>,
 }
 
-/// The result of reading one log.
 #[derive(Debug, Default)]
 pub struct LogSummary {
-    /// The path of the command line.
     pub name: String,
     /// All lines but empty ones.
     pub lines: u64,
-    /// The format of the lines.
     pub format: Option<LineFormat>,
     /// Unreadable lines for each fault.
     pub unread: [u64; Fault::ALL.len()],
@@ -88,13 +82,11 @@ pub struct LogSummary {
     pub error: Option<io::Error>,
 }
 
-/// A line that could not be read.
 #[derive(Clone, Debug)]
 pub struct UnreadLine {
     /// Its number in its log, from 1.
     pub line: u64,
     pub fault: Fault,
-    /// The beginning of the line.
     pub text: String,
 }
 

@@ -78,7 +78,6 @@ impl<T> IndexMut<Scale> for Rates<T> {
     }
 }
 
-/// The counts of one window.
 #[derive(Debug)]
 pub struct WindowMeter {
     /// The window's rule, without a bound on its units.
@@ -89,14 +88,12 @@ pub struct WindowMeter {
     hasher: DefaultHashBuilder,
 }
 
-/// The counts of one key.
 #[derive(Debug)]
 pub struct KeyCounts {
     base: Count,
     forks: Option<Box<Rates<Option<Count>>>>,
     /// The key, as `key_spaces` names it. Short names need no heap.
     pub name: SmallVec<[u8; 24]>,
-    /// Requests of this key.
     pub asked: u32,
     /// Requests that the limit's own rate denies.
     pub denied: u32,
@@ -117,12 +114,9 @@ pub struct MeterLook {
     pub denies: Rates<bool>,
 }
 
-/// One request's charge in a meter.
 #[derive(Clone, Copy, Debug)]
 pub struct MeterCharge {
-    /// The key's index.
     pub place: u32,
-    /// Units asked for.
     pub cost: u64,
     /// The window's limit at each rate.
     pub units: Rates<u64>,

@@ -18,13 +18,11 @@ pub struct WindowRow {
     /// `None` for clients without a tier of this limit.
     pub tier: Option<Arc<str>>,
     pub role: Role,
-    /// The index of its meter.
     pub meter: usize,
     /// Its units at each of the three rates.
     pub units: Rates<u64>,
 }
 
-/// One limit that some route uses.
 #[derive(Clone, Debug)]
 pub struct PlannedLimit {
     pub limit: Arc<Limit>,
@@ -55,7 +53,6 @@ impl ReplayPlan {
         plan
     }
 
-    /// The index of a limit.
     pub fn limit(&self, limit: &Limit) -> Option<usize> {
         let mut limits = self.limits.iter();
         limits.position(|planned| planned.limit.name == limit.name)

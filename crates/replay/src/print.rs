@@ -10,10 +10,8 @@ use crate::telemetry::stamp;
 
 /// Clients that the report lists for each limit.
 const CLIENTS: usize = 5;
-/// Columns of a line.
 const COLUMNS: usize = 80;
 
-/// Whether the report has colours.
 #[derive(Clone, Copy, Debug)]
 pub struct Paint(pub bool);
 

@@ -29,7 +29,6 @@ pub struct ReportOptions {
 #[derive(Debug)]
 pub struct Report {
     pub logs: Vec<LogSummary>,
-    /// Lines of all logs.
     pub lines: u64,
     /// Unreadable lines by their faults, without zeros.
     pub unread: Vec<(Fault, u64)>,
@@ -73,9 +72,7 @@ pub struct LimitReport {
     pub per: String,
     /// The key as the configuration writes it.
     pub key: String,
-    /// Requests that asked the limit.
     pub requests: u64,
-    /// Requests that it denies, at each rate.
     pub denied: Rates<u64>,
     /// Different keys.
     pub clients: u64,
@@ -83,19 +80,15 @@ pub struct LimitReport {
     pub clients_hit: Rates<u64>,
     /// The clients with the most denials, then those that came closest to one.
     pub worst_clients: Vec<ClientStats>,
-    /// The minutes with the most denials.
     pub worst_minutes: Vec<Minute>,
     /// Limits that clients need to be denied nothing, ascending, and how many clients need each.
     pub peaks: Vec<(u64, u64)>,
     pub suggested: Option<Suggested>,
-    /// Denials in each step.
     pub over_time: Vec<u32>,
 }
 
-/// One client of one limit.
 #[derive(Clone, Debug, Serialize)]
 pub struct ClientStats {
-    /// Its key, in the clear or hashed.
     pub key: String,
     pub requests: u64,
     pub denied: u64,
@@ -268,7 +261,6 @@ fn per(row: &WindowRow) -> String {
     rate.to_string().trim_start_matches('1').to_owned()
 }
 
-/// Makes the notes of a report.
 pub fn notes(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
     let mut notes = Vec::new();
     missing_parts(engine, &mut notes);

@@ -190,7 +190,6 @@ fn add_header<'l>(entry: &mut LogEntry<'l>, name: &'static str, value: &'l [u8])
     }
 }
 
-/// Splits the next word off.
 fn word(text: &[u8]) -> (&[u8], &[u8]) {
     let text = text.trim_ascii_start();
     // Words are short: a loop finds their end before a search has begun.
@@ -212,7 +211,6 @@ fn split_once(text: &[u8], byte: u8) -> Option<(&[u8], &[u8])> {
     Some((&text[..at], &text[at + 1..]))
 }
 
-/// Finds the quote that ends a string.
 pub fn string_end(text: &[u8]) -> Option<usize> {
     let mut from = 0;
     loop {

@@ -19,7 +19,6 @@ const BEHIND_US: u64 = 3_600_000_000;
 /// The clock follows lines that are behind after so many in a row.
 const BELIEVED: u32 = 16;
 
-/// Counts of several series over time.
 #[derive(Debug)]
 pub struct Timeline {
     /// The length of a step, seconds.
@@ -28,7 +27,6 @@ pub struct Timeline {
     first: u64,
     /// For each series a count for each step.
     pub counts: Vec<Vec<u32>>,
-    /// The current step, counted from the first one.
     step: usize,
     /// The end of the current step, microseconds.
     end_us: u64,
@@ -67,7 +65,6 @@ impl Timeline {
         }
     }
 
-    /// Adds 1 to a series in the current step.
     pub fn note(&mut self, series: usize) {
         if let Some(count) = self.counts[series].get_mut(self.step) {
             *count = count.saturating_add(1);
@@ -97,7 +94,6 @@ impl Timeline {
     }
 }
 
-/// The minutes with the largest counts.
 #[derive(Clone, Debug, Default)]
 pub struct BusiestMinutes {
     minute: u64,

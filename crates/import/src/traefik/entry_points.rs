@@ -19,7 +19,6 @@ pub(super) struct EntryPoint {
     pub(super) middlewares: Vec<String>,
 }
 
-/// Reads the entry points that the file names.
 pub(super) fn read_entry_points(root: &TreeItem, file: &mut TraefikFile<'_>) -> Vec<EntryPoint> {
     let mut points = Vec::new();
     for (name, item) in root.entries_at("entryPoints") {
@@ -46,7 +45,6 @@ pub(super) fn read_entry_points(root: &TreeItem, file: &mut TraefikFile<'_>) -> 
     points
 }
 
-/// Reads which proxies are trusted.
 fn read_trusted(item: &TreeItem, file: &mut TraefikFile<'_>) {
     for key in ["forwardedHeaders", "proxyProtocol"] {
         let Some(section) = item.get(key) else {
@@ -89,7 +87,6 @@ pub(super) fn parse_timeout(text: &str) -> Option<String> {
     Some(values::time_text(us / 1000))
 }
 
-/// Adds the addresses of the entry points.
 pub(super) fn add_listens(points: &[EntryPoint], file: &mut TraefikFile<'_>) {
     for point in points {
         match point.tls {
@@ -103,7 +100,6 @@ pub(super) fn add_listens(points: &[EntryPoint], file: &mut TraefikFile<'_>) {
     }
 }
 
-/// Reads `tls` and `certificatesResolvers`.
 pub(super) fn read_tls(root: &TreeItem, file: &mut TraefikFile<'_>) {
     let empty = TreeItem::default();
     let tls = root.get("tls").unwrap_or(&empty);
@@ -167,8 +163,11 @@ fn read_client_auth(auth: &TreeItem, file: &mut TraefikFile<'_>) {
             entries.add_new("client_auth", quote(word));
         }
         _ => {
-            let why = "`client_ca` of [tls] is one file that can be read here";
-            file.lost(auth, "clientAuth", why);
+            file.lost(
+                auth,
+                "clientAuth",
+                "`client_ca` of [tls] is one file that can be read here",
+            );
         }
     }
 }

@@ -70,12 +70,10 @@ fn key_values(labels: Option<&TreeItem>) -> Vec<(String, TreeItem)> {
     listed.chain(labels.entries().iter().cloned()).collect()
 }
 
-/// A container with labels of Traefik.
 struct Container<'c> {
     name: &'c str,
     service: &'c TreeItem,
     labels: &'c [(String, TreeItem)],
-    /// The line of the first label.
     line: usize,
 }
 
@@ -100,7 +98,6 @@ impl Container<'_> {
         self.labels.iter().find(is_it)?.1.text()
     }
 
-    /// Returns the names of its routers, services or middlewares.
     fn names(&self, kind: &str) -> Vec<String> {
         let begin = format!("traefik.http.{kind}.");
         let keys = self.labels.iter().map(|(key, _)| key);
@@ -189,7 +186,6 @@ impl Container<'_> {
     }
 }
 
-/// Returns the port of a container that names one only.
 fn only_port(service: &TreeItem) -> Option<String> {
     let port = |one: &TreeItem| {
         let text = one.text()?.split('/').next()?.rsplit(':').next()?;
@@ -283,13 +279,13 @@ mod tests {
     }
 
     fn read(text: &str) -> Compose {
-        let mut draft = Draft::default();
         let mut file = TraefikFile {
             name: "compose.yml".into(),
-            draft: &mut draft,
+            http: &TreeItem::default(),
+            draft: Draft::default(),
         };
         let root = read_compose(&tree::read_yaml(text).unwrap(), &mut file);
-        let notes = draft.notes.sorted();
+        let notes = file.draft.notes.sorted();
         let lost = notes.iter().filter(|note| note.grade == Grade::Lost);
         let lost = lost.map(|note| note.what.clone()).collect();
         Compose { root, lost }

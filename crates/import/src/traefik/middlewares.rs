@@ -1,27 +1,22 @@
 //! The effect of middlewares on a router's requests, as limits and settings of its routes.
 
-use super::services::local_name;
-use super::tree::{TraefikFile, TreeItem};
-use crate::draft::{KeyDraft, LimitBudget, LimitDraft, TargetDraft};
+use super::tree::{TraefikFile, TreeItem, local_name};
+use crate::draft::{KeyDraft, LimitDraft, TargetDraft};
 use crate::files::SourceEntry;
 use crate::patterns;
 use crate::route::{Direction, Prefix};
-use crate::values::{self, Refill, TomlEntries, inline_table, quote};
+use crate::values::{self, Refill, TomlEntries, TomlEntry, quote};
 
 /// Chains of chains, at most.
 const MAX_DEPTH: usize = 8;
 
-/// The effect of all middlewares of a router.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MiddlewareEffect {
     pub(super) limits: Vec<String>,
     pub(super) entries: TomlEntries,
-    /// Prefixes of paths that are removed.
     pub(super) strip: Vec<String>,
-    /// The prefix that is put before the path.
     pub(super) prefix: Option<String>,
     pub(super) retries: Option<u64>,
-    /// The target in place of the service.
     pub(super) target: Option<TargetDraft>,
     pub(super) redirects_to_https: bool,
     headers_up: Vec<String>,
@@ -41,31 +36,23 @@ const CLOSING: [(&str, &str); 9] = [
     ("redirectRegex", "no route can say this redirect"),
 ];
 
-/// Reads the middlewares of these names in their order.
 pub(super) fn read_middlewares(
     names: &[String],
-    http: &TreeItem,
     router: &TreeItem,
     file: &mut TraefikFile<'_>,
 ) -> MiddlewareEffect {
     let effect = MiddlewareEffect::default();
-    let mut reader = MiddlewareReader { http, file, effect };
+    let mut reader = MiddlewareReader { file, effect };
     reader.read_list(names, router, 0);
     let mut effect = reader.effect;
-    for (key, list) in [
-        ("headers_up", &effect.headers_up),
-        ("headers_down", &effect.headers_down),
-    ] {
-        if !list.is_empty() {
-            effect.entries.add(key, inline_table(list));
-        }
-    }
+    effect.entries.add_table("headers_up", &effect.headers_up);
+    effect
+        .entries
+        .add_table("headers_down", &effect.headers_down);
     effect
 }
 
 struct MiddlewareReader<'r, 'd> {
-    /// Has all middlewares of the file.
-    http: &'r TreeItem,
     file: &'r mut TraefikFile<'d>,
     effect: MiddlewareEffect,
 }
@@ -74,8 +61,7 @@ impl MiddlewareReader<'_, '_> {
     /// Reads the middlewares of a router or a chain, which is `item`.
     fn read_list(&mut self, names: &[String], item: &TreeItem, depth: usize) {
         for name in names {
-            let plain = local_name(name);
-            let found = self.http.get("middlewares").and_then(|all| all.get(plain));
+            let found = self.file.find("middlewares", name);
             let Some(found) = found.filter(|_| depth < MAX_DEPTH) else {
                 let why = "there is no such middleware in this file; the router is closed";
                 self.file.lost(item, &format!("middleware {name}"), why);
@@ -89,7 +75,7 @@ impl MiddlewareReader<'_, '_> {
                         let names = options.texts_at("middlewares");
                         self.read_list(&names, options, depth + 1);
                     }
-                    false => self.read_one(plain, kind, options),
+                    false => self.read_one(local_name(name), kind, options),
                 }
             }
         }
@@ -145,10 +131,9 @@ impl MiddlewareReader<'_, '_> {
         }
     }
 
-    /// Closes the routers of a middleware.
     fn close(&mut self, what: &str, options: &TreeItem, why: &str) {
-        let note = format!("{why}; its routers are closed");
-        self.file.lost(options, what, note);
+        self.file
+            .lost(options, what, format!("{why}; its routers are closed"));
         self.effect.target = Some(TargetDraft::Closed(format!("`{what}`: {why}")));
     }
 
@@ -178,18 +163,15 @@ impl MiddlewareReader<'_, '_> {
         }
         let text = format!("{what}: average {units}, period {period}, burst {burst}");
         let key = self.read_key(&what, options, "ip");
-        self.add_limit(
-            name,
-            self.file.entry(options, text),
-            LimitBudget::Rate(rate),
-            key,
-        );
+        let source = self.file.entry(options, text);
+        let budget = TomlEntry::new("rate", quote(&rate.to_string()));
+        self.add_limit(name, source, budget, &key);
     }
 
     fn add_in_flight_limit(&mut self, name: &str, options: &TreeItem) {
         let what = format!("{name}.inFlightReq");
-        let known = "amount sourceCriterion";
-        self.file.note_unknown(options, &format!("{what}."), known);
+        self.file
+            .note_unknown(options, &format!("{what}."), "amount sourceCriterion");
         let amount = options.number_at("amount").filter(|amount| *amount > 0);
         let Some(amount) = amount else {
             return self
@@ -198,18 +180,20 @@ impl MiddlewareReader<'_, '_> {
         };
         let source = self.file.entry(options, format!("{what}: amount {amount}"));
         let key = self.read_key(&what, options, "host");
-        self.add_limit(name, source, LimitBudget::Concurrent(amount), key);
+        let budget = TomlEntry::new("concurrent", amount.to_string());
+        self.add_limit(name, source, budget, &key);
     }
 
-    fn add_limit(&mut self, name: &str, source: SourceEntry, budget: LimitBudget, key: KeyDraft) {
-        let name = self.file.draft.add_limit(LimitDraft {
-            name: name.to_owned(),
+    fn add_limit(&mut self, name: &str, source: SourceEntry, budget: TomlEntry, key: &KeyDraft) {
+        let mut entries = TomlEntries { list: vec![budget] };
+        key.add_to(&mut entries);
+        let name = name.to_owned();
+        let limit = LimitDraft {
+            name,
             source,
-            budget,
-            key,
-            shadow: false,
-        });
-        self.effect.limits.push(name);
+            entries,
+        };
+        self.effect.limits.push(self.file.draft.add_limit(limit));
     }
 
     /// Reads `sourceCriterion`, the key of a limit.

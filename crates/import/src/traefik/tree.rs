@@ -26,7 +26,6 @@ pub(super) struct TreeItem {
 pub(super) enum TreeNode {
     #[default]
     Null,
-    /// A text, a number or a boolean.
     Text(String),
     List(Vec<TreeItem>),
     Table(Vec<(String, TreeItem)>),
@@ -84,10 +83,17 @@ impl TreeItem {
         self.at(path).and_then(TreeItem::text)
     }
 
-    /// Returns the texts of a list.
     pub(super) fn texts_at(&self, path: &str) -> Vec<String> {
         let texts = self.list_at(path).iter().filter_map(TreeItem::text);
         texts.map(str::to_owned).collect()
+    }
+
+    fn size(&self) -> usize {
+        let inner = self.list().iter();
+        inner
+            .chain(self.entries().iter().map(|(_, item)| item))
+            .map(|one| 1 + one.size())
+            .sum()
     }
 
     pub(super) fn number_at(&self, path: &str) -> Option<u64> {
@@ -99,13 +105,23 @@ impl TreeItem {
     }
 }
 
-/// The file that is read, and the draft that is made of it.
 pub(super) struct TraefikFile<'d> {
     pub(super) name: Rc<str>,
-    pub(super) draft: &'d mut Draft,
+    /// The section with the routers, the services and the middlewares.
+    pub(super) http: &'d TreeItem,
+    pub(super) draft: Draft,
 }
 
-impl TraefikFile<'_> {
+/// Returns a name without its provider: `auth` of `auth@file`.
+pub(super) fn local_name(name: &str) -> &str {
+    name.split('@').next().unwrap_or(name)
+}
+
+impl<'d> TraefikFile<'d> {
+    pub(super) fn find(&self, kind: &str, name: &str) -> Option<&'d TreeItem> {
+        self.http.get(kind)?.get(local_name(name))
+    }
+
     pub(super) fn place(&self, item: &TreeItem) -> SourceLine {
         SourceLine {
             file: self.name.clone(),
@@ -127,7 +143,7 @@ impl TraefikFile<'_> {
 
     pub(super) fn differs(&mut self, item: &TreeItem, what: &str, why: impl Into<String>) {
         let place = self.place(item);
-        self.draft.notes.differs(&place, what, why);
+        self.draft.notes.add(Grade::Differs, &place, what, why);
     }
 
     pub(super) fn needless(&mut self, item: &TreeItem, what: &str, why: impl Into<String>) {
@@ -148,7 +164,6 @@ impl TraefikFile<'_> {
     }
 }
 
-/// Where a text is not valid YAML or TOML.
 #[derive(Debug)]
 pub(super) struct TreeError {
     pub(super) line: usize,
@@ -161,50 +176,40 @@ fn error<T>(line: usize, message: &str) -> Result<T, TreeError> {
 }
 
 pub(super) fn read_toml(text: &str) -> Result<TreeItem, TreeError> {
-    let reader = TomlReader { text };
+    let line_of = |byte: usize| 1 + text.bytes().take(byte).filter(|one| *one == b'\n').count();
     match DeTable::parse(text) {
         Ok(table) => Ok(TreeItem {
             line: 1,
-            node: reader.table(table.get_ref()),
+            node: toml_table(table.get_ref(), &line_of),
         }),
-        Err(why) => {
-            let start = why.span().map_or(0, |span| span.start);
-            error(reader.line_of(start), why.message())
+        Err(why) => error(
+            line_of(why.span().map_or(0, |span| span.start)),
+            why.message(),
+        ),
+    }
+}
+
+fn toml_table(table: &DeTable<'_>, line_of: &dyn Fn(usize) -> usize) -> TreeNode {
+    let entries = table.iter();
+    let entries =
+        entries.map(|(key, value)| (key.get_ref().to_string(), toml_item(value, line_of)));
+    TreeNode::Table(entries.collect())
+}
+
+fn toml_item(value: &Spanned<DeValue<'_>>, line_of: &dyn Fn(usize) -> usize) -> TreeItem {
+    let node = match value.get_ref() {
+        DeValue::Table(table) => toml_table(table, line_of),
+        DeValue::Array(items) => {
+            TreeNode::List(items.iter().map(|one| toml_item(one, line_of)).collect())
         }
-    }
-}
-
-struct TomlReader<'t> {
-    text: &'t str,
-}
-
-impl TomlReader<'_> {
-    fn line_of(&self, byte: usize) -> usize {
-        let before = self.text.as_bytes().get(..byte).unwrap_or_default();
-        1 + before.iter().filter(|byte| **byte == b'\n').count()
-    }
-
-    fn table(&self, table: &DeTable<'_>) -> TreeNode {
-        let entries = table.iter();
-        let entries = entries.map(|(key, value)| (key.get_ref().to_string(), self.item(value)));
-        TreeNode::Table(entries.collect())
-    }
-
-    fn item(&self, value: &Spanned<DeValue<'_>>) -> TreeItem {
-        let node = match value.get_ref() {
-            DeValue::Table(table) => self.table(table),
-            DeValue::Array(items) => {
-                TreeNode::List(items.iter().map(|one| self.item(one)).collect())
-            }
-            DeValue::String(text) => TreeNode::Text(text.to_string()),
-            DeValue::Integer(number) => TreeNode::Text(number.to_string()),
-            DeValue::Float(number) => TreeNode::Text(number.to_string()),
-            DeValue::Boolean(word) => TreeNode::Text(word.to_string()),
-            DeValue::Datetime(time) => TreeNode::Text(time.to_string()),
-        };
-        let line = self.line_of(value.span().start);
-        TreeItem { line, node }
-    }
+        DeValue::String(text) => TreeNode::Text(text.to_string()),
+        DeValue::Integer(number) => TreeNode::Text(number.to_string()),
+        DeValue::Float(number) => TreeNode::Text(number.to_string()),
+        DeValue::Boolean(word) => TreeNode::Text(word.to_string()),
+        DeValue::Datetime(time) => TreeNode::Text(time.to_string()),
+    };
+    let line = line_of(value.span().start);
+    TreeItem { line, node }
 }
 
 /// Reads the first document of a YAML text.
@@ -226,15 +231,8 @@ pub(super) fn read_yaml(text: &str) -> Result<TreeItem, TreeError> {
 
 struct YamlReader<'t> {
     parser: Parser<'t, StrInput<'t>>,
-    anchors: BTreeMap<usize, AnchoredItem>,
+    anchors: BTreeMap<usize, TreeItem>,
     items_left: usize,
-}
-
-#[derive(Clone, Default)]
-struct AnchoredItem {
-    item: TreeItem,
-    /// The number of values in the item.
-    size: usize,
 }
 
 impl<'t> YamlReader<'t> {
@@ -258,7 +256,6 @@ impl<'t> YamlReader<'t> {
     fn item(&mut self, event: Event<'t>, span: Span) -> Result<TreeItem, TreeError> {
         let line = span.start.line();
         self.count_items(line, 1)?;
-        let before = self.items_left;
         let (node, anchor) = match event {
             Event::Scalar(text, style, anchor, _) => match &*text {
                 "" | "~" | "null" if style == ScalarStyle::Plain => (TreeNode::Null, anchor),
@@ -267,19 +264,15 @@ impl<'t> YamlReader<'t> {
             Event::SequenceStart(_, anchor, _) => (self.list()?, anchor),
             Event::MappingStart(_, anchor, _) => (self.table()?, anchor),
             Event::Alias(anchor) => {
-                let anchored = self.anchors.get(&anchor).cloned().unwrap_or_default();
-                self.count_items(line, anchored.size)?;
-                return Ok(anchored.item);
+                let size = self.anchors.get(&anchor).map_or(0, TreeItem::size);
+                self.count_items(line, size)?;
+                return Ok(self.anchors.get(&anchor).cloned().unwrap_or_default());
             }
             _ => return error(line, "a value is missing"),
         };
         let item = TreeItem { line, node };
         if anchor > 0 {
-            let anchored = AnchoredItem {
-                item: item.clone(),
-                size: before - self.items_left,
-            };
-            self.anchors.insert(anchor, anchored);
+            self.anchors.insert(anchor, item.clone());
         }
         Ok(item)
     }
@@ -336,8 +329,7 @@ mod tests {
 
     #[test]
     fn a_tree_knows_its_lines() {
-        let text = "# c\na:\n  b: [1, \"2\"]\n  c: &x {d: true}\ne: *x\nf: ~\n";
-        let root = read_yaml(text).unwrap();
+        let root = read_yaml("# c\na:\n  b: [1, \"2\"]\n  c: &x {d: true}\ne: *x\nf: ~\n").unwrap();
         assert_eq!(root.texts_at("a.b"), ["1", "2"]);
         assert_eq!(root.at("a.b").map(|item| item.line), Some(3));
         assert!(root.is_true("e.d") && root.is_true("A.C.d"));
