@@ -25,7 +25,7 @@ pub(super) fn add_upstream(
         parts.entries.add("retries", retries.to_string());
     }
     let item = file.find("services", name);
-    let place = file.place(item.unwrap_or(file.http));
+    let place = item.unwrap_or(file.http).place();
     Ok(file.draft.add_upstream(UpstreamDraft {
         name: local_name(name).to_owned(),
         servers: parts.servers,
@@ -51,7 +51,7 @@ impl TraefikFile<'_> {
                 "loadbalancer" => return self.read_load_balancer(&what, options),
                 "weighted" => return self.read_weighted(&what, options, depth),
                 "mirroring" | "failover" => {
-                    self.lost(options, &what, "requests go to its first service only");
+                    options.lost(&what, "requests go to its first service only");
                     let first = options.text_at("service").unwrap_or_default();
                     return self.read_service(first, depth + 1);
                 }
@@ -68,7 +68,7 @@ impl TraefikFile<'_> {
     ) -> Result<ServiceParts, String> {
         let known = "servers passHostHeader healthCheck sticky serversTransport strategy \
                      responseForwarding";
-        self.note_unknown(options, &format!("{what}."), known);
+        options.note_unknown(&format!("{what}."), known);
         let servers = self.read_servers(what, options);
         if servers.is_empty() {
             return Err(format!("{what} has no servers"));
@@ -83,7 +83,7 @@ impl TraefikFile<'_> {
         if let Some(sticky) = options.get("sticky") {
             let why = "cookies are not set; `balance = \"hash:cookie:NAME\"` keeps to one that \
                        your servers set";
-            self.lost(sticky, &format!("{what}.sticky"), why);
+            sticky.lost(&format!("{what}.sticky"), why);
         }
         if let Some(check) = options.get("healthCheck") {
             self.read_health_check(&format!("{what}.healthCheck."), check, &mut entries);
@@ -95,7 +95,7 @@ impl TraefikFile<'_> {
                 }
                 None => {
                     let why = "there is no such serversTransport in this file";
-                    self.lost(options, name, why);
+                    options.lost(name, why);
                 }
             }
         }
@@ -107,13 +107,13 @@ impl TraefikFile<'_> {
         for one in options.list_at("servers") {
             let Some(url) = one.text_at("url") else {
                 let what = format!("{what}.servers");
-                self.lost(one, &what, "a server has a `url`");
+                one.lost(&what, "a server has a `url`");
                 continue;
             };
             let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
             let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
             if !matches!(path, "" | "/") {
-                self.lost(one, url, "an upstream has no path; requests keep theirs");
+                one.lost(url, "an upstream has no path; requests keep theirs");
             }
             let url = format!("{scheme}://{host}");
             if !servers.iter().any(|known| known.url == url) {
@@ -129,7 +129,7 @@ impl TraefikFile<'_> {
 
     fn read_health_check(&mut self, what: &str, check: &TreeItem, entries: &mut TomlEntries) {
         let known = "path interval timeout hostname unhealthyInterval followRedirects";
-        self.note_unknown(check, what, known);
+        check.note_unknown(what, known);
         let Some(path) = check.text_at("path") else {
             return;
         };
@@ -148,7 +148,7 @@ impl TraefikFile<'_> {
     fn read_transport(&mut self, name: &str, transport: &TreeItem, entries: &mut TomlEntries) {
         let what = format!("serversTransports.{name}.");
         let known = "insecureSkipVerify serverName rootCAs forwardingTimeouts";
-        self.note_unknown(transport, &what, known);
+        transport.note_unknown(&what, known);
         let mut fields = Vec::new();
         if transport.is_true("insecureSkipVerify") {
             fields.push("verify = false".to_owned());
@@ -160,7 +160,7 @@ impl TraefikFile<'_> {
             [ca] if files::is_readable(ca) => fields.push(format!("ca = {}", quote(ca))),
             _ => {
                 let why = "`tls = { ca = .. }` of the upstream is one file that can be read here";
-                self.lost(transport, &format!("{what}rootCAs"), why);
+                transport.lost(&format!("{what}rootCAs"), why);
             }
         }
         entries.add_table("tls", &fields);

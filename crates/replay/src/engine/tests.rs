@@ -274,8 +274,8 @@ proptest! {
             engine.take(&one);
             entries.push(one);
         }
-        for known in engine.counts.meters[0].keys() {
-            let octet = *known.name.last().unwrap();
+        for (name, known) in &engine.counts.meters[0].keys {
+            let octet = *name.last().unwrap();
             let denied = |units: u64| {
                 let mut model = Plain::new(&text(units));
                 let own = entries.iter().filter(|one| one.peer == IpAddr::from([192, 0, 2, octet]));
@@ -357,7 +357,8 @@ fn slots_are_held_for_as_long_as_requests_took() {
             twice: 0
         }
     );
-    assert_eq!(engine.counts.meters[0].keys()[0].need, 3);
+    let mut keys = engine.counts.meters[0].keys.values();
+    assert_eq!(keys.next().unwrap().need, 3);
     let engine = replayed(SLOTS, &[(0, 1, "/", None)], 1000);
     assert_eq!(
         (engine.counts.totals.untimed, engine.counts.rows[0].asked),
@@ -414,7 +415,7 @@ fn keys_are_bounded_and_what_is_forgotten_still_counts() {
         .map(|n| (n / 10, u8::try_from(n % 200).unwrap(), "/", None))
         .collect();
     let engine = replayed(text, &lines, 50);
-    assert!(engine.counts.meters[0].keys().len() <= 50);
+    assert!(engine.counts.meters[0].keys.len() <= 50);
     let gone: u64 = engine.counts.rows[0].forgotten.values().sum();
     assert!(gone >= 200, "{gone}");
     assert_eq!(engine.counts.rows[0].asked, 2000);
