@@ -4,13 +4,13 @@
 //! The import never guesses. A route answers 501 until the operator decides if the source guards it
 //! with something that `proxy.toml` has not. Only `files` does IO, and it only reads.
 
-mod draft;
+mod patterns;
 
 mod files;
 
-mod patterns;
-
 mod values;
+
+mod draft;
 
 mod nginx;
 

@@ -25,9 +25,9 @@ pub mod plan;
 
 pub mod counts;
 
-pub mod engine;
-
 pub mod report;
+
+pub mod engine;
 
 pub mod export;
 
