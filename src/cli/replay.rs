@@ -16,12 +16,10 @@ use crate::limit::key::HashSecret;
 use crate::replay::engine::Engine;
 use crate::replay::entry::LineFormat;
 use crate::replay::export;
-use crate::replay::json_entry::HeaderFrom;
-use crate::replay::key_spaces::Prefixes;
+use crate::replay::json::HeaderFrom;
 use crate::replay::logs::{LogOptions, Logs};
 use crate::replay::print::{Paint, report as render_report};
 use crate::replay::report::{Report, ReportOptions};
-use crate::replay::text::WantedFields;
 
 /// Requests between two reads of the clock.
 const REQUESTS_PER_TICK: u64 = 16_384;
@@ -129,7 +127,6 @@ fn forms(args: &ReplayArgs) -> Result<LogOptions, String> {
             ReplayFormat::TidegateText => LineFormat::OwnText,
         }),
         headers: headers.collect::<Result<_, _>>()?,
-        wanted: WantedFields::ALL,
     })
 }
 
@@ -153,23 +150,14 @@ fn run(
     let wanted = ReportOptions {
         suggest,
         hash_keys: args.hash_keys.then(|| hash_secret(&config)).transpose()?,
-        prefixes: Prefixes {
-            ipv4: config.client_ip.ipv4_prefix,
-            ipv6: config.client_ip.ipv6_prefix,
-        },
     };
     let mut engine = Engine::new(config, &args.host, args.max_keys);
-    let forms = LogOptions {
-        wanted: engine.plan.wanted_fields(),
-        ..forms
-    };
     let mut logs = Logs::open(&args.logs, &forms)
         .map_err(|(path, error)| format!("cannot read `{}`: {error}", path.display()))?;
     let mut progress = ReplayProgress::new(&args.logs, &logs);
-    logs.each(|line| {
-        let taken = engine.take_line(line);
+    logs.each(|entry| {
+        engine.take(entry);
         progress.update(engine.counts.totals.requests);
-        taken
     });
     progress.clear();
     let failed = logs.summaries.iter().any(|log| log.error.is_some());

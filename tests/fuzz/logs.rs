@@ -1,7 +1,7 @@
 //! Access logs: lines hold what clients sent, and clients choose it to do harm.
 
 use tidegate::replay::entry::{LineFormat, TargetParts};
-use tidegate::replay::formats::LineReader;
+use tidegate::replay::logs::{LineReader, LogOptions};
 
 use crate::both;
 
@@ -76,7 +76,8 @@ fn any_line_is_an_entry_or_a_fault() {
 
 fn check(text: &[u8]) {
     for format in FORMATS {
-        let mut reader = LineReader::new(format, &[]);
+        let headers = Vec::new();
+        let mut reader = LineReader::new(&LogOptions { format, headers });
         for line in text.split(|byte| *byte == b'\n') {
             // A line is read alike wherever it stands, but that some have no date of their own.
             let first = reader.read(line).map(|(entry, _)| target_of(&entry.target));

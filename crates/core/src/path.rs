@@ -152,13 +152,6 @@ impl<'a> CanonicalPath<'a> {
         self.variants.as_ref()?.folded.as_ref()
     }
 
-    pub fn into_owned(self) -> CanonicalPath<'static> {
-        CanonicalPath {
-            resolved: Cow::Owned(self.resolved.into_owned()),
-            variants: self.variants,
-        }
-    }
-
     /// Begins with `/`; ends with one only if it is nothing else.
     pub fn as_str(&self) -> &str {
         &self.resolved

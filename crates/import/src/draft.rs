@@ -1,11 +1,12 @@
 //! A `proxy.toml` before it is text, and notes on each directive that it does not keep as it was.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::rc::Rc;
 
 use super::files::{SourceEntry, SourceLine};
-use super::values::{TomlEntries, TomlEntry};
-use crate::limit::Rate;
+use super::values::{TomlEntries, TomlEntry, quote, quote_list, quote_one_or_list};
 use crate::route::{HostPattern, PathPattern, PatternError};
 
 /// How much of a directive is kept.
@@ -19,12 +20,9 @@ pub enum Grade {
     Needless,
 }
 
-/// One remark on the source.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Note {
-    /// How much of the directive is kept.
     pub grade: Grade,
-    /// Where the directive is.
     pub place: SourceLine,
     /// The directive, in one line.
     pub what: String,
@@ -38,42 +36,31 @@ impl fmt::Display for Note {
     }
 }
 
-#[derive(Debug, Default)]
-pub(super) struct Notes {
-    list: Vec<Note>,
-}
+/// The notes of an import, which all of its parts share.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Notes(Rc<RefCell<Vec<Note>>>);
 
 impl Notes {
-    pub(super) fn lost(&mut self, place: &SourceLine, what: &str, why: impl Into<String>) {
+    pub(super) fn lost(&self, place: &SourceLine, what: &str, why: impl Into<String>) {
         self.add(Grade::Lost, place, what, why);
     }
 
-    pub(super) fn differs(&mut self, place: &SourceLine, what: &str, why: impl Into<String>) {
-        self.add(Grade::Differs, place, what, why);
-    }
-
     /// Adds a note once: several scopes may inherit one directive.
-    pub(super) fn add(
-        &mut self,
-        grade: Grade,
-        place: &SourceLine,
-        what: &str,
-        why: impl Into<String>,
-    ) {
+    pub(super) fn add(&self, grade: Grade, place: &SourceLine, what: &str, why: impl Into<String>) {
         let note = Note {
             grade,
             place: place.clone(),
             what: one_line(what),
             why: why.into(),
         };
-        if !self.list.contains(&note) {
-            self.list.push(note);
+        let mut list = self.0.borrow_mut();
+        if !list.contains(&note) {
+            list.push(note);
         }
     }
 
-    /// Returns the notes by grade, then by place.
     pub(super) fn sorted(&self) -> Vec<Note> {
-        let mut list = self.list.clone();
+        let mut list = self.0.borrow().clone();
         list.sort();
         list
     }
@@ -89,7 +76,6 @@ pub(super) fn one_line(text: &str) -> String {
     }
 }
 
-/// The whole configuration.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     pub(super) listen: Vec<String>,
@@ -104,6 +90,8 @@ pub(super) struct Draft {
     pub(super) upstreams: Vec<UpstreamDraft>,
     pub(super) routes: Vec<RouteDraft>,
     pub(super) notes: Notes,
+    /// The zones of nginx that limits come from.
+    pub(super) used_zones: Vec<SourceEntry>,
 }
 
 #[derive(Clone, Debug)]
@@ -148,13 +136,6 @@ impl TlsDraft {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LimitBudget {
-    Rate(Rate),
-    Concurrent(u64),
-}
-
-/// The key of a limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct KeyDraft {
     pub(super) parts: Vec<String>,
@@ -171,6 +152,16 @@ impl KeyDraft {
             ..KeyDraft::default()
         }
     }
+
+    pub(super) fn add_to(&self, entries: &mut TomlEntries) {
+        entries.add("key", quote_one_or_list(&self.parts));
+        if let Some(word) = self.missing {
+            entries.add("missing", quote(word));
+        }
+        if !self.exempt.is_empty() {
+            entries.add("exempt", quote_list(&self.exempt));
+        }
+    }
 }
 
 /// `[limit.NAME]`
@@ -178,9 +169,7 @@ impl KeyDraft {
 pub(super) struct LimitDraft {
     pub(super) name: String,
     pub(super) source: SourceEntry,
-    pub(super) budget: LimitBudget,
-    pub(super) key: KeyDraft,
-    pub(super) shadow: bool,
+    pub(super) entries: TomlEntries,
 }
 
 /// `[upstream.NAME]`
@@ -192,7 +181,6 @@ pub(super) struct UpstreamDraft {
     pub(super) place: SourceLine,
 }
 
-/// A server of an upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ServerDraft {
     pub(super) url: String,
@@ -200,10 +188,8 @@ pub(super) struct ServerDraft {
     pub(super) max_connections: Option<u64>,
 }
 
-/// Where a route sends its requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TargetDraft {
-    /// To the upstream of this name.
     Upstream(String),
     Respond {
         status: u16,
@@ -220,7 +206,6 @@ pub(super) enum TargetDraft {
 }
 
 impl TargetDraft {
-    /// An answer without a body.
     pub(super) fn respond(status: u16) -> TargetDraft {
         TargetDraft::Respond {
             status,
@@ -293,7 +278,6 @@ impl RouteDraft {
         }
     }
 
-    /// Whether both routes match the same requests.
     fn conflicts_with(&self, other: &RouteDraft) -> bool {
         let methods_meet = self.methods.is_empty() && other.methods.is_empty()
             || self.methods.iter().any(|one| other.methods.contains(one));
@@ -358,7 +342,6 @@ impl Draft {
         self.routes.get(index)
     }
 
-    /// Redirects plain requests to https.
     pub(super) fn redirect_to_https(&mut self) {
         self.tls.entries.add_new("redirect", "true");
     }
@@ -379,8 +362,7 @@ impl Draft {
     /// Adds a limit unless there is an equal one. Returns its name.
     pub(super) fn add_limit(&mut self, mut draft: LimitDraft) -> String {
         let same = |one: &&LimitDraft| {
-            (&one.source.text, one.budget, &one.key, one.shadow)
-                == (&draft.source.text, draft.budget, &draft.key, draft.shadow)
+            one.source.text == draft.source.text && one.entries == draft.entries
         };
         if let Some(known) = self.limits.iter().find(same) {
             return known.name.clone();

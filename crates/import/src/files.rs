@@ -6,18 +6,27 @@ use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
+use crate::patterns;
+use crate::route::Regex;
+
 /// Bytes of one file, at most.
 const MAX_FILE: u64 = 4 << 20;
 /// Files that one pattern finds, at most.
 const MAX_MATCHES: usize = 1000;
 
-/// A line of a file that is imported.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SourceLine {
     /// The file's name, as the user or an `include` gives it.
     pub file: Rc<str>,
     /// From 1.
     pub line: usize,
+}
+
+impl SourceLine {
+    pub(super) fn fault(&self, what: &str) -> ImportError {
+        let (place, what) = (self.clone(), what.to_owned());
+        ImportError::Syntax { place, what }
+    }
 }
 
 impl fmt::Display for SourceLine {
@@ -39,12 +48,7 @@ pub enum ImportError {
     /// A file cannot be read.
     Unreadable(String),
     /// A file is not valid in its own syntax.
-    Syntax {
-        /// Where the fault is.
-        place: SourceLine,
-        /// The fault.
-        what: String,
-    },
+    Syntax { place: SourceLine, what: String },
     /// `tidegate check` refuses the result. This is a bug of the import.
     Refused(String),
 }
@@ -90,7 +94,6 @@ fn read_bounded(file: impl Read) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Whether this machine has the file and may read it.
 pub(super) fn is_readable(path: &str) -> bool {
     File::open(path).is_ok_and(|file| file.metadata().is_ok_and(|meta| meta.is_file()))
 }
@@ -122,62 +125,44 @@ fn find_in_folder(folder: &Path, pattern: &str) -> Vec<PathBuf> {
     };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let Some(regex) = glob_regex(pattern) else {
+        return Vec::new();
+    };
     let hidden = |name: &String| name.starts_with('.') && !pattern.starts_with('.');
-    let matches =
-        |name: &String| !hidden(name) && matches_glob(pattern.as_bytes(), name.as_bytes());
+    let matches = |name: &String| !hidden(name) && regex.is_in(name.as_bytes());
     let mut names: Vec<String> = names.filter(matches).collect();
     names.sort();
     names.into_iter().map(|name| folder.join(name)).collect()
 }
 
-/// Matches a name against a shell pattern. The time is at most the product of both lengths, because
-/// only the last `*` is tried again.
-fn matches_glob(pattern: &[u8], name: &[u8]) -> bool {
-    let (mut p, mut n) = (0, 0);
-    // Where the last `*` is, and where the rest of the name begins.
-    let mut star: Option<(usize, usize)> = None;
-    while n < name.len() {
-        if pattern.get(p) == Some(&b'*') {
-            star = Some((p, n));
-            p += 1;
-        } else if let Some(length) = match_byte(&pattern[p..], name[n]) {
-            p += length;
-            n += 1;
-        } else if let Some((at, from)) = star {
-            p = at + 1;
-            n = from + 1;
-            star = Some((at, n));
-        } else {
-            return false;
-        }
-    }
-    pattern[p..].iter().all(|byte| *byte == b'*')
-}
-
-/// Returns the length of the pattern's first element if it matches the byte: `?`, `[a-z]`, `[!a]`
-/// or the byte itself.
-fn match_byte(pattern: &[u8], byte: u8) -> Option<usize> {
-    match pattern.first()? {
-        b'?' => Some(1),
-        b'[' => {
-            let end = pattern.iter().skip(2).position(|one| *one == b']')? + 2;
-            let (negated, mut set) = match &pattern[1..end] {
-                [b'!' | b'^', set @ ..] => (true, set),
-                set => (false, set),
-            };
-            let mut is_in = false;
-            while let [first, rest @ ..] = set {
-                let (last, behind) = match rest {
-                    [b'-', last, behind @ ..] => (last, behind),
-                    behind => (first, behind),
+/// Returns a shell pattern as an expression; `None` if it matches nothing.
+fn glob_regex(pattern: &str) -> Option<Regex> {
+    let mut regex = "(?s)^".to_owned();
+    let mut rest = pattern;
+    while let Some(c) = rest.chars().next() {
+        rest = &rest[c.len_utf8()..];
+        match c {
+            '*' => regex.push_str(".*"),
+            '?' => regex.push('.'),
+            '[' => {
+                let end = rest.char_indices().skip(1).find(|(_, c)| *c == ']')?.0;
+                let (negated, set) = match rest[..end].strip_prefix(['!', '^']) {
+                    Some(set) => ("^", set),
+                    None => ("", &rest[..end]),
                 };
-                is_in |= (first..=last).contains(&&byte);
-                set = behind;
+                regex.push_str(&format!("[{negated}"));
+                for c in set.chars() {
+                    regex.extend("\\[]^&~".contains(c).then_some('\\'));
+                    regex.push(c);
+                }
+                regex.push(']');
+                rest = &rest[end + 1..];
             }
-            (is_in != negated).then_some(end + 1)
+            c => regex.push_str(&patterns::escape_regex(c.encode_utf8(&mut [0; 4]))),
         }
-        literal => (*literal == byte).then_some(1),
     }
+    regex.push('$');
+    Regex::parse(&regex).ok()
 }
 
 #[cfg(test)]
@@ -199,11 +184,11 @@ mod tests {
             ("[a", "a", false),
             ("", "", true),
         ] {
-            let found = matches_glob(pattern.as_bytes(), name.as_bytes());
+            let found = glob_regex(pattern).is_some_and(|regex| regex.is_in(name.as_bytes()));
             assert_eq!(found, expected, "{pattern} {name}");
         }
         let many = "*a".repeat(200);
-        assert!(!matches_glob(many.as_bytes(), "a".repeat(150).as_bytes()));
+        assert!(!glob_regex(&many).unwrap().is_in("a".repeat(150).as_bytes()));
     }
 
     #[test]

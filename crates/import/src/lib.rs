@@ -4,13 +4,13 @@
 //! The import never guesses. A route answers 501 until the operator decides if the source guards it
 //! with something that `proxy.toml` has not. Only `files` does IO, and it only reads.
 
-mod draft;
+mod patterns;
 
 mod files;
 
-mod patterns;
-
 mod values;
+
+mod draft;
 
 mod nginx;
 
@@ -20,12 +20,12 @@ mod traefik;
 
 use std::path::Path;
 
-use draft::{Draft, RouteDraft, TargetDraft, UpstreamDraft};
+use draft::{Draft, RouteDraft, ServerDraft, TargetDraft, UpstreamDraft};
 pub use draft::{Grade, Note};
 use files::SourceEntry;
 pub use files::{ImportError, SourceLine};
 use tidegate_core::{config, limit, route};
-use values::TomlEntries;
+use values::{TomlEntries, TomlEntry};
 
 /// The program that a configuration is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,6 @@ pub enum SourceProgram {
     Traefik,
 }
 
-/// The result of an import.
 #[derive(Debug)]
 pub struct Imported {
     /// A `proxy.toml` that `tidegate check` accepts.
@@ -69,7 +68,9 @@ fn finish(mut draft: Draft, path: &Path) -> Result<Imported, ImportError> {
     if draft.limits.is_empty() {
         let why = "the file limits nothing that can be kept, so nothing is limited here: a \
                    `[limit.default]` with a `rate` limits every route that names no other";
-        draft.notes.differs(&first_line, "no limits", why);
+        draft
+            .notes
+            .add(Grade::Differs, &first_line, "no limits", why);
     }
     draft.finish();
     let mut text = print::print(&draft, &name);
@@ -86,7 +87,6 @@ fn finish(mut draft: Draft, path: &Path) -> Result<Imported, ImportError> {
     }
 }
 
-/// Returns the first error of a text as a configuration, in one line.
 fn refusal_of_text(text: &str) -> Option<String> {
     let found = config::parse("proxy.toml", text, &|_| None).err()?;
     let first = found.list.first()?;
@@ -116,7 +116,7 @@ fn take_refused<T: Clone>(list: &mut Vec<T>, add: impl Fn(&mut Draft, T)) -> Vec
 
 /// Removes addresses, settings and headers that are refused. None of them has a place of its own.
 fn remove_refused_globals(draft: &mut Draft, place: &SourceLine) {
-    let notes = &mut draft.notes;
+    let notes = &draft.notes;
     for list in [&mut draft.listen, &mut draft.tls.listen] {
         for (one, why) in take_refused(list, |part, one| part.listen.push(one)) {
             notes.lost(place, &format!("listen {one}"), why);
@@ -125,9 +125,8 @@ fn remove_refused_globals(draft: &mut Draft, place: &SourceLine) {
     for (one, why) in take_refused(&mut draft.trusted, |part, one| part.trusted.push(one)) {
         notes.lost(place, &format!("trusted address {one}"), why);
     }
-    for (one, why) in take_refused(&mut draft.server.list, |part, one| {
-        part.server.list.push(one)
-    }) {
+    let server = &mut draft.server.list;
+    for (one, why) in take_refused(server, |part, one| part.server.list.push(one)) {
         notes.lost(place, &one.line(), why);
     }
     let header = &mut draft.client_ip_header;
@@ -143,8 +142,7 @@ fn remove_refused_globals(draft: &mut Draft, place: &SourceLine) {
 }
 
 fn remove_refused_limits(draft: &mut Draft) {
-    let refused = take_refused(&mut draft.limits, |part, one| part.limits.push(one));
-    for (limit, why) in refused {
+    for (limit, why) in take_refused(&mut draft.limits, |part, one| part.limits.push(one)) {
         let what = format!("limit {}", limit.source.text);
         draft.notes.lost(&limit.source.place, &what, why);
         for route in &mut draft.routes {
@@ -167,46 +165,34 @@ fn add_with_route(part: &mut Draft, upstream: UpstreamDraft) {
 /// Removes servers and settings that are refused, then upstreams without servers. Closes the routes
 /// of the removed upstreams.
 fn remove_refused_upstreams(draft: &mut Draft) {
-    let Draft {
-        upstreams, notes, ..
-    } = draft;
-    for upstream in upstreams.iter_mut() {
-        let mut alone = UpstreamDraft {
-            servers: Vec::new(),
-            entries: TomlEntries::default(),
-            ..upstream.clone()
+    let notes = &draft.notes;
+    for upstream in &mut draft.upstreams {
+        let (name, place) = (&upstream.name, &upstream.place);
+        let add = |part: &mut Draft, servers: Vec<ServerDraft>, list: Vec<TomlEntry>| {
+            let upstream = UpstreamDraft {
+                name: name.clone(),
+                servers,
+                entries: TomlEntries { list },
+                place: place.clone(),
+            };
+            add_with_route(part, upstream);
         };
-        let place = &upstream.place;
-        let refused = take_refused(&mut upstream.servers, |part, server| {
-            let servers = vec![server];
-            add_with_route(
-                part,
-                UpstreamDraft {
-                    servers,
-                    ..alone.clone()
-                },
-            );
-        });
-        for (server, why) in refused {
+        let servers = &mut upstream.servers;
+        for (server, why) in take_refused(servers, |part, one| add(part, vec![one], Vec::new())) {
             notes.lost(place, &server.url, why);
         }
-        alone.servers.extend(upstream.servers.first().cloned());
-        let refused = take_refused(&mut upstream.entries.list, |part, entry| {
-            let entries = TomlEntries { list: vec![entry] };
-            add_with_route(
-                part,
-                UpstreamDraft {
-                    entries,
-                    ..alone.clone()
-                },
-            );
-        });
         // Without a server, everything is refused, and the upstream is removed below.
-        for (entry, why) in refused.iter().filter(|_| !alone.servers.is_empty()) {
+        let Some(first) = servers.first() else {
+            continue;
+        };
+        let entries = &mut upstream.entries.list;
+        for (entry, why) in take_refused(entries, |part, one| {
+            add(part, vec![first.clone()], vec![one]);
+        }) {
             notes.lost(place, &entry.line(), why);
         }
     }
-    for (upstream, why) in take_refused(upstreams, add_with_route) {
+    for (upstream, why) in take_refused(&mut draft.upstreams, add_with_route) {
         let why = match upstream.servers.is_empty() {
             true => "no server is left".to_owned(),
             false => why,

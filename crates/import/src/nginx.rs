@@ -16,50 +16,45 @@ mod variables;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::draft::{CertificateDraft, Draft, Notes, ProxyProtocolDraft};
-use super::files::{ImportError, SourceEntry, SourceLine};
+use super::draft::{CertificateDraft, Draft, ProxyProtocolDraft};
+use super::files::{ImportError, SourceEntry};
 use super::patterns;
 use super::values::quote;
 use conditions::ServerTls;
 use locations::Site;
-use scope::{BlockScope, HttpBlock};
+use scope::BlockScope;
 use syntax::Directive;
 
-/// Reads a file, and the files that it includes.
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let mut draft = Draft::default();
-    let main = syntax::read_file(path, &mut draft.notes)?;
-    directives::note_untranslated(&main, false, &mut draft.notes);
-    let blocks = main.iter().filter(|one| one.name == "http");
-    let mut levels: Vec<Vec<&[Directive]>> = Vec::new();
-    levels.extend(blocks.map(|block| vec![block.inner(), &main]));
-    if levels.is_empty() {
+    let main = syntax::read_file(path, &draft.notes)?;
+    directives::note_untranslated(&main);
+    let mut blocks: Vec<Vec<&Directive>> =
+        main.named("http").map(|http| vec![http, &main]).collect();
+    if blocks.is_empty() {
         // A file of conf.d or sites-enabled has the directives of an `http` block.
-        levels.push(vec![&main]);
+        blocks.push(vec![&main]);
     }
-    for levels in levels {
-        let http = HttpBlock::new(levels[0], &mut draft.notes);
-        let scope = BlockScope {
-            http: &http,
-            levels,
-        };
+    for levels in blocks {
+        let http = levels[0];
+        let scope = BlockScope { http, levels };
+        let maps = |one: &&Directive| matches!(one.name.as_str(), "map" | "geo") && !one.is_map();
+        for one in scope.http.inner().iter().filter(maps) {
+            one.lost("only addresses of clients can be grouped");
+        }
         settings::read_http(&scope, &mut draft);
         add_servers(&scope, &mut draft);
-        limits::note_zones(&http, &mut draft);
+        limits::note_zones(&scope, &mut draft);
     }
     settings::add_default_real_ip(&main, &mut draft);
     if draft.routes.is_empty() {
-        let file = path.display().to_string().into();
-        let place = SourceLine { file, line: 1 };
         let why = "there is nothing to serve; one stands there to be changed";
-        draft.notes.lost(&place, "no server block", why);
+        main.notes.lost(&main.place, "no server block", why);
     }
     Ok(draft)
 }
 
-/// A `server` block.
 struct ServerBlock<'d> {
-    one: &'d Directive,
     scope: BlockScope<'d>,
     /// `None` is every host.
     hosts: Vec<Option<String>>,
@@ -76,12 +71,12 @@ struct ListenAddress {
 }
 
 fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
-    let blocks = scope.own_named("server").filter(|one| one.block.is_some());
+    let blocks = scope.named("server").filter(|one| one.block.is_some());
     let servers: Vec<ServerBlock<'_>> = blocks.map(|one| read_server(one, scope, draft)).collect();
     add_listens(&servers, draft);
     let redirects = find_redirecting(&servers, draft);
     read_deny_status(&servers, draft);
-    let default = find_default(&servers, &redirects, draft);
+    let default = find_default(&servers, &redirects);
     let has_wildcards = servers.iter().any(ServerBlock::has_wildcard);
     for (index, one) in servers.iter().enumerate() {
         if redirects.contains(&index) {
@@ -91,7 +86,7 @@ fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
         if Some(index) == default {
             // This server also gets the requests for unknown hosts, so its names need no routes of
             // their own. They do if a wildcard of another server or a condition tells them apart.
-            if !has_wildcards && one.scope.own_first("if").is_none() {
+            if !has_wildcards && one.scope.first("if").is_none() {
                 hosts.clear();
             }
             if !hosts.contains(&None) {
@@ -102,19 +97,18 @@ fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
             if hosts.is_empty() {
                 let why = "another server has the requests for every name: routes do not depend \
                            on the port that a request came to";
-                draft.notes.lost(&one.one.place, "server", why);
+                one.scope.block().lost(why);
                 continue;
             }
         }
         let mut site = Site {
-            one: one.one,
             scope: &one.scope,
             hosts,
             tls: ServerTls {
                 secure: one.is_secure(),
                 verified: one.verifies_clients(),
             },
-            closed: closed_as_internal(one, &servers, &mut draft.notes),
+            closed: closed_as_internal(one, &servers),
         };
         site.add_routes(draft);
     }
@@ -122,11 +116,7 @@ fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
 
 /// Returns why a server is closed that only this machine can reach, beside servers that others can
 /// reach. Routes do not depend on addresses.
-fn closed_as_internal(
-    one: &ServerBlock<'_>,
-    all: &[ServerBlock<'_>],
-    notes: &mut Notes,
-) -> Option<String> {
+fn closed_as_internal(one: &ServerBlock<'_>, all: &[ServerBlock<'_>]) -> Option<String> {
     if !one.is_internal() || all.iter().all(ServerBlock::is_internal) {
         return None;
     }
@@ -135,7 +125,7 @@ fn closed_as_internal(
         "only this machine could reach it, at {address}: routes do not depend on the address that \
          a request came to, so it is closed"
     );
-    notes.lost(&one.one.place, "server", why.clone());
+    one.scope.block().lost(why.clone());
     Some(why)
 }
 
@@ -152,7 +142,6 @@ impl ServerBlock<'_> {
         same.then_some(first)
     }
 
-    /// Whether only this machine can reach all of its addresses.
     fn is_internal(&self) -> bool {
         self.listens.iter().all(|listen| {
             let address = listen.address.parse::<SocketAddr>();
@@ -168,11 +157,7 @@ impl ServerBlock<'_> {
 }
 
 /// Returns the index of the server that gets the requests for unknown hosts.
-fn find_default(
-    servers: &[ServerBlock<'_>],
-    redirects: &[usize],
-    draft: &mut Draft,
-) -> Option<usize> {
+fn find_default(servers: &[ServerBlock<'_>], redirects: &[usize]) -> Option<usize> {
     let listens = |index: usize| servers[index].listens.iter();
     let all: Vec<usize> = (0..servers.len())
         .filter(|index| !redirects.contains(index))
@@ -194,10 +179,9 @@ fn find_default(
         let why = format!(
             "has the requests for names that nobody has, also those to the port of the server in \
              line {}: routes do not depend on ports",
-            servers[*other].one.place.line
+            servers[*other].scope.block().place.line
         );
-        let place = &servers[default].one.place;
-        draft.notes.differs(place, "server", why);
+        servers[default].scope.block().differs(why);
     }
     Some(default)
 }
@@ -207,26 +191,24 @@ fn read_server<'d>(
     http: &BlockScope<'d>,
     draft: &mut Draft,
 ) -> ServerBlock<'d> {
-    directives::note_untranslated(one.inner(), false, &mut draft.notes);
+    directives::note_untranslated(one);
     let scope = http.enter(one);
     settings::read_real_ip(&scope, draft);
     let mut hosts = Vec::new();
-    for named in scope.own_named("server_name") {
+    for named in one.named("server_name") {
         for name in &named.args {
             match patterns::parse_hosts(name) {
                 Ok(found) => hosts.extend(found),
-                Err(why) => named.note_lost(&mut draft.notes, why),
+                Err(why) => named.lost(why),
             }
         }
     }
-    if hosts.is_empty() && scope.own_first("server_name").is_none() {
+    if hosts.is_empty() && one.first("server_name").is_none() {
         hosts.push(None);
     }
-    let ssl = scope.own_first("ssl").is_some_and(|one| one.arg(0) == "on");
-    let mut listens: Vec<ListenAddress> = Vec::new();
-    for one in scope.own_named("listen") {
-        listens.extend(parse_listen(one, ssl, &mut draft.notes));
-    }
+    let ssl = scope.first("ssl").is_some_and(|one| one.arg(0) == "on");
+    let listens = one.named("listen").filter_map(|one| parse_listen(one, ssl));
+    let mut listens: Vec<ListenAddress> = listens.collect();
     if listens.is_empty() {
         listens.push(ListenAddress {
             address: ":80".to_owned(),
@@ -236,17 +218,16 @@ fn read_server<'d>(
         });
     }
     ServerBlock {
-        one,
         scope,
         hosts,
         listens,
     }
 }
 
-fn parse_listen(one: &Directive, ssl: bool, notes: &mut Notes) -> Option<ListenAddress> {
+fn parse_listen(one: &Directive, ssl: bool) -> Option<ListenAddress> {
     let has = |name: &str| one.args.iter().skip(1).any(|arg| arg == name);
     if has("quic") {
-        one.note_lost(notes, "HTTP/3 is not spoken");
+        one.lost("HTTP/3 is not spoken");
         return None;
     }
     let text = one.arg(0);
@@ -266,7 +247,7 @@ fn parse_listen(one: &Directive, ssl: bool, notes: &mut Notes) -> Option<ListenA
         }
     };
     if address.parse::<SocketAddr>().is_err() && !address.starts_with([':', 'u']) {
-        one.note_lost(notes, "a name is no address to listen on");
+        one.lost("a name is no address to listen on");
         return None;
     }
     Some(ListenAddress {
@@ -277,7 +258,6 @@ fn parse_listen(one: &Directive, ssl: bool, notes: &mut Notes) -> Option<ListenA
     })
 }
 
-/// Adds the addresses of all servers, plain and with TLS.
 fn add_listens(servers: &[ServerBlock<'_>], draft: &mut Draft) {
     for server in servers {
         for listen in &server.listens {
@@ -308,9 +288,8 @@ fn add_listens(servers: &[ServerBlock<'_>], draft: &mut Draft) {
     draft.listen.retain(|one| !tls.contains(one));
 }
 
-/// Reads the certificates and the TLS settings of a server.
 fn read_tls(scope: &BlockScope<'_>, draft: &mut Draft) {
-    let Draft { tls, notes, .. } = draft;
+    let tls = &mut draft.tls;
     let keys = scope.inherited("ssl_certificate_key");
     for (cert, key) in scope.inherited("ssl_certificate").into_iter().zip(keys) {
         tls.certificates.push(CertificateDraft {
@@ -321,7 +300,7 @@ fn read_tls(scope: &BlockScope<'_>, draft: &mut Draft) {
     }
     if let Some(one) = scope.last("ssl_protocols") {
         if one.has_arg("TLSv1") || one.has_arg("TLSv1.1") {
-            one.note_differs(notes, "TLS 1.2 is the oldest that is spoken");
+            one.differs("TLS 1.2 is the oldest that is spoken");
         } else if !one.has_arg("TLSv1.2") {
             tls.entries.add_new("min_version", quote("1.3"));
         }
@@ -340,11 +319,10 @@ fn read_tls(scope: &BlockScope<'_>, draft: &mut Draft) {
         let mut parts = one.arg(1).split(';');
         let age = parts.find_map(|part| part.trim().strip_prefix("max-age="));
         if !tls.set_hsts(age.and_then(|age| age.parse().ok())) {
-            one.note_lost(notes, "`hsts` of [tls] is whole days");
+            one.lost("`hsts` of [tls] is whole days");
         }
         if one.arg(1).contains(';') {
-            let why = "`hsts` says how long, and nothing of subdomains and lists";
-            one.note_differs(notes, why);
+            one.differs("`hsts` says how long, and nothing of subdomains and lists");
         }
     }
 }
@@ -360,7 +338,7 @@ fn find_redirecting(servers: &[ServerBlock<'_>], draft: &mut Draft) -> Vec<usize
     let (mut tls_only, mut plain) = (None, None);
     for (index, server) in servers.iter().enumerate() {
         let secure = server.is_secure();
-        if secure == Some(false) && redirects_to_https(server.one.inner(), 0) {
+        if secure == Some(false) && redirects_to_https(server.scope.block().inner(), 0) {
             found.push(index);
         } else if secure == Some(true) {
             tls_only = tls_only.or(Some(server));
@@ -369,17 +347,14 @@ fn find_redirecting(servers: &[ServerBlock<'_>], draft: &mut Draft) -> Vec<usize
         }
     }
     if let Some(server) = tls_only {
-        draft.tls.only = Some(SourceEntry {
-            place: server.one.place.clone(),
-            text: "server".to_owned(),
-        });
+        draft.tls.only = Some(server.scope.block().source());
     }
     if !found.is_empty() {
         draft.redirect_to_https();
         if let Some(server) = plain {
             let why = "`redirect` of [tls] is for all plain requests: those to this server are \
                        sent to https as well";
-            draft.notes.lost(&server.one.place, "server", why);
+            server.scope.block().lost(why);
         }
     }
     found
@@ -420,20 +395,17 @@ fn read_deny_status(servers: &[ServerBlock<'_>], draft: &mut Draft) {
     let mut all: Vec<&Directive> = Vec::new();
     for ServerBlock { scope, .. } in servers {
         all.extend(scope.last("limit_req_status"));
-        let locations = scope.own_named("location").map(|one| scope.enter(one));
+        let locations = scope.named("location").map(|one| scope.enter(one));
         all.extend(locations.filter_map(|inner| inner.last("limit_req_status")));
     }
-    let mut first: Option<&Directive> = None;
+    let mut first = None;
     for one in all {
-        let status = one.arg(0).parse::<u16>().ok();
-        match (first, status.filter(|status| (400..=599).contains(status))) {
-            (_, None) => one.note_lost(&mut draft.notes, "400 to 599 are possible"),
-            (None, Some(status)) => {
-                first = Some(one);
+        match one.arg(0).parse::<u16>() {
+            Ok(status @ 400..=599) if *first.get_or_insert(one.arg(0)) == one.arg(0) => {
                 draft.deny_status = Some(status);
             }
-            (Some(known), _) if known.arg(0) == one.arg(0) => {}
-            _ => one.note_lost(&mut draft.notes, "denials have one status"),
+            Ok(400..=599) => one.lost("denials have one status"),
+            _ => one.lost("400 to 599 are possible"),
         }
     }
 }

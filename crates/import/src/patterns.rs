@@ -4,7 +4,6 @@ use http::HeaderName;
 
 use crate::route::{Direction, HeaderChange, HostPattern, PathPattern, Regex};
 
-/// The path of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ImportedPath {
     pub(super) pattern: String,
@@ -24,7 +23,6 @@ impl ImportedPath {
         }
     }
 
-    /// Fails if no route can have this path.
     pub(super) fn parse(pattern: String) -> Result<ImportedPath, String> {
         match PathPattern::parse(&pattern) {
             Ok(_) => Ok(ImportedPath::same(&pattern)),
@@ -132,10 +130,8 @@ fn unescape_literal(regex: &str) -> Option<String> {
     Some(out)
 }
 
-/// Characters that do not stand for themselves in a regular expression.
 const SPECIAL: &str = "\\.+*?()|[]{}^$";
 
-/// Returns an expression that matches exactly this text.
 pub(super) fn escape_regex(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

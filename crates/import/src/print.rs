@@ -2,11 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::draft::{
-    Draft, Grade, LimitBudget, LimitDraft, RouteDraft, ServerDraft, TargetDraft, TlsDraft,
-    UpstreamDraft,
-};
-use super::values::{TomlEntries, inline_table, quote, quote_list, quote_one_or_list};
+use super::draft::{Draft, Grade, RouteDraft, ServerDraft, TargetDraft, TlsDraft, UpstreamDraft};
+use super::values::{TomlEntries, inline_table, quote, quote_list};
 
 /// Columns of a comment.
 const WIDTH: usize = 96;
@@ -17,23 +14,20 @@ pub(super) fn print(draft: &Draft, source: &str) -> String {
     print_notes(draft, source, &mut out);
     print_top(draft, &mut out);
     print_tls(&draft.tls, &mut out);
-    let mut client_ip = TomlEntries::default();
-    if let Some(header) = &draft.client_ip_header {
-        client_ip.add("header", quote(header));
-    }
-    let mut headers = TomlEntries::default();
-    if let Some(name) = &draft.request_id {
-        headers.add("request_id", quote(name));
-    }
-    let mut deny = TomlEntries::default();
-    if let Some(status) = draft.deny_status {
-        deny.add("status", status.to_string());
-    }
+    let one = |key: &str, value: Option<String>| {
+        let mut entries = TomlEntries::default();
+        if let Some(value) = value {
+            entries.add(key, value);
+        }
+        entries
+    };
+    let quoted = |text: &Option<String>| text.as_deref().map(quote);
+    let status = draft.deny_status.map(|status| status.to_string());
     for (name, entries) in [
-        ("client_ip", &client_ip),
+        ("client_ip", &one("header", quoted(&draft.client_ip_header))),
         ("server", &draft.server),
-        ("headers", &headers),
-        ("deny", &deny),
+        ("headers", &one("request_id", quoted(&draft.request_id))),
+        ("deny", &one("status", status)),
     ] {
         if !entries.list.is_empty() {
             let _ = write!(out, "\n[{name}]\n");
@@ -41,7 +35,9 @@ pub(super) fn print(draft: &Draft, source: &str) -> String {
         }
     }
     for limit in &draft.limits {
-        print_limit(limit, &mut out);
+        let _ = writeln!(out, "\n[limit.{}]", limit.name);
+        print_comment(&mut out, &limit.source.text);
+        print_entries(&limit.entries, &mut out);
     }
     for upstream in &draft.upstreams {
         print_upstream(upstream, &mut out);
@@ -115,7 +111,7 @@ fn print_tls(tls: &TlsDraft, out: &mut String) {
     }
     let mut entries = TomlEntries::default();
     entries.add("listen", quote_list(&tls.listen));
-    entries.extend(tls.entries.clone());
+    entries.list.extend(tls.entries.list.clone());
     let mut section = "\n[tls]\n".to_owned();
     print_entries(&entries, &mut section);
     for pair in &tls.certificates {
@@ -143,27 +139,6 @@ fn print_entries(entries: &TomlEntries, out: &mut String) {
     }
 }
 
-fn print_limit(limit: &LimitDraft, out: &mut String) {
-    let _ = writeln!(out, "\n[limit.{}]", limit.name);
-    print_comment(out, &limit.source.text);
-    let mut entries = TomlEntries::default();
-    match limit.budget {
-        LimitBudget::Rate(rate) => entries.add("rate", quote(&rate.to_string())),
-        LimitBudget::Concurrent(count) => entries.add("concurrent", count.to_string()),
-    }
-    entries.add("key", quote_one_or_list(&limit.key.parts));
-    if let Some(word) = limit.key.missing {
-        entries.add("missing", quote(word));
-    }
-    if !limit.key.exempt.is_empty() {
-        entries.add("exempt", quote_list(&limit.key.exempt));
-    }
-    if limit.shadow {
-        entries.add("shadow", "true");
-    }
-    print_entries(&entries, out);
-}
-
 fn print_upstream(upstream: &UpstreamDraft, out: &mut String) {
     let _ = writeln!(out, "\n[upstream.{}]", upstream.name);
     let servers: Vec<String> = upstream.servers.iter().map(server_text).collect();
@@ -173,7 +148,7 @@ fn print_upstream(upstream: &UpstreamDraft, out: &mut String) {
     };
     let mut entries = TomlEntries::default();
     entries.add("servers", servers);
-    entries.extend(upstream.entries.clone());
+    entries.list.extend(upstream.entries.list.clone());
     print_entries(&entries, out);
 }
 
@@ -234,6 +209,6 @@ fn print_route(route: &RouteDraft, out: &mut String) {
         }
     }
     entries.add("limits", quote_list(&route.limits));
-    entries.extend(route.entries.clone());
+    entries.list.extend(route.entries.list.clone());
     print_entries(&entries, out);
 }

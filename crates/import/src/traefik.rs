@@ -11,7 +11,7 @@ mod tree;
 use std::cmp::Reverse;
 use std::path::Path;
 
-use super::draft::{Draft, HeaderDraft, RouteDraft, TargetDraft, one_line};
+use super::draft::{Draft, HeaderDraft, Notes, RouteDraft, TargetDraft, one_line};
 use super::files::{self, ImportError, SourceLine};
 use super::patterns::{self, ImportedPath};
 use super::values::quote;
@@ -19,41 +19,36 @@ use crate::route::{HostPattern, PathPattern, method_of};
 use entry_points::EntryPoint;
 use middlewares::MiddlewareEffect;
 use rule::Alternative;
-use tree::{TraefikFile, TreeItem};
+use tree::{SourceFile, TraefikFile, TreeItem};
 
-/// Reads a file.
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let text = files::read_text(path)?;
-    let name: std::rc::Rc<str> = path.display().to_string().into();
+    let source = SourceFile {
+        name: path.display().to_string().into(),
+        notes: Notes::default(),
+    };
     let root = match is_toml(path, &text) {
-        true => tree::read_toml(&text),
-        false => tree::read_yaml(&text),
+        true => tree::read_toml(&text, &source)?,
+        false => tree::read_yaml(&text, &source)?,
     };
-    let root = root.map_err(|error| ImportError::Syntax {
-        place: SourceLine {
-            file: name.clone(),
-            line: error.line,
-        },
-        what: error.message,
-    })?;
-    let mut draft = Draft::default();
+    let root = labels::read_compose(&root).unwrap_or(root);
+    let empty = TreeItem::default();
     let mut file = TraefikFile {
-        name: name.clone(),
-        draft: &mut draft,
+        http: root.get("http").unwrap_or(&empty),
+        draft: Draft::default(),
     };
-    let root = labels::read_compose(&root, &mut file).unwrap_or(root);
+    file.draft.notes = source.notes.clone();
     read_root(&root, &mut file);
-    if draft.routes.is_empty() {
+    if file.draft.routes.is_empty() {
         let why = "there is nothing to serve; one stands there to be changed. What is read is a \
                    file with `http.routers`, or a compose file with labels such as \
                    `traefik.http.routers.NAME.rule`";
-        let first = SourceLine {
-            file: name,
-            line: 1,
-        };
-        draft.notes.lost(&first, "no http.routers", why);
+        let (file, line) = (source.name, 1);
+        source
+            .notes
+            .lost(&SourceLine { file, line }, "no http.routers", why);
     }
-    Ok(draft)
+    Ok(file.draft)
 }
 
 /// Whether the first line with content is the head of a table or a key with `=`, or the name ends
@@ -90,27 +85,24 @@ fn read_root(root: &TreeItem, file: &mut TraefikFile<'_>) {
     for (section, why) in NEEDLESS {
         for (key, item) in root.entries() {
             if key.eq_ignore_ascii_case(section) {
-                file.needless(item, key, why);
+                item.needless(key, why);
             }
         }
-        known.push(' ');
-        known.push_str(section);
+        known = format!("{known} {section}");
     }
-    file.note_unknown(root, "", &known);
+    root.note_unknown("", &known);
     let points = entry_points::read_entry_points(root, file);
     entry_points::read_tls(root, file);
-    let empty = TreeItem::default();
-    let http = root.get("http").unwrap_or(&empty);
     let sections = "routers middlewares services serversTransports";
-    file.note_unknown(http, "http.", sections);
-    add_routers(http, points, file);
+    file.http.note_unknown("http.", sections);
+    add_routers(points, file);
 }
 
 /// Adds every router of `http`, and the addresses of the entry points. Only routers tell which of
 /// these use TLS.
-fn add_routers(http: &TreeItem, points: Vec<EntryPoint>, file: &mut TraefikFile<'_>) {
-    let routers = http.entries_at("routers");
-    let points = complete_entry_points(points, routers, file);
+fn add_routers(points: Vec<EntryPoint>, file: &mut TraefikFile<'_>) {
+    let routers = file.http.entries_at("routers");
+    let points = complete_entry_points(points, routers);
     entry_points::add_listens(&points, file);
     // Traefik tries the longest rule first, unless a priority says otherwise.
     let mut order: Vec<&(String, TreeItem)> = routers.iter().collect();
@@ -121,12 +113,12 @@ fn add_routers(http: &TreeItem, points: Vec<EntryPoint>, file: &mut TraefikFile<
     });
     for (name, item) in order {
         let router = Router {
-            name,
             what: format!("router {name}"),
             item,
-            http,
             points: &points,
         };
+        let known = "rule service middlewares entryPoints priority tls ruleSyntax observability";
+        item.note_unknown(&format!("routers.{name}."), known);
         router.add_routes(file);
     }
 }
@@ -135,7 +127,6 @@ fn add_routers(http: &TreeItem, points: Vec<EntryPoint>, file: &mut TraefikFile<
 fn complete_entry_points(
     mut points: Vec<EntryPoint>,
     routers: &[(String, TreeItem)],
-    file: &mut TraefikFile<'_>,
 ) -> Vec<EntryPoint> {
     let are_in_file = !points.is_empty();
     for (_, router) in routers {
@@ -149,7 +140,7 @@ fn complete_entry_points(
                 "websecure" | "https" => ":443",
                 _ => {
                     let why = "its address is in the static configuration; write it to `listen`";
-                    file.lost(router, &what, why);
+                    router.lost(&what, why);
                     continue;
                 }
             };
@@ -157,7 +148,7 @@ fn complete_entry_points(
                 let why = format!(
                     "{address}, as usual; the static configuration says where entry points listen"
                 );
-                file.differs(router, &what, why);
+                router.differs(&what, why);
             }
             points.push(EntryPoint {
                 tls: address == ":443",
@@ -169,26 +160,20 @@ fn complete_entry_points(
         }
     }
     for point in &mut points {
-        let own = || {
-            routers.iter().filter(|(_, router)| {
-                let names = router.texts_at("entryPoints");
-                names.is_empty() || names.contains(&point.name)
-            })
-        };
-        let all_use_tls = own().all(|(_, router)| router.get("tls").is_some());
-        let has_routers = own().next().is_some();
-        point.tls |= has_routers && all_use_tls;
+        let mut own = routers.iter().filter(|(_, router)| {
+            let names = router.texts_at("entryPoints");
+            names.is_empty() || names.contains(&point.name)
+        });
+        let uses_tls = |(_, router): &(String, TreeItem)| router.get("tls").is_some();
+        point.tls |= own.next().is_some_and(uses_tls) && own.all(uses_tls);
     }
     points
 }
 
-/// A router, and the parts of the file that it refers to.
 struct Router<'f> {
-    name: &'f str,
     /// `router NAME`
     what: String,
     item: &'f TreeItem,
-    http: &'f TreeItem,
     points: &'f [EntryPoint],
 }
 
@@ -202,33 +187,29 @@ struct SharedRoute {
 impl Router<'_> {
     /// Adds a route for each alternative of its rule.
     fn add_routes(&self, file: &mut TraefikFile<'_>) {
-        let known = "rule service middlewares entryPoints priority tls ruleSyntax observability";
-        file.note_unknown(self.item, &format!("routers.{}.", self.name), known);
         if self.item.at("tls.certResolver").is_some() {
             let what = format!("{}: tls.certResolver", self.what);
-            entry_points::note_acme(self.item, &what, file);
+            entry_points::note_acme(self.item, &what);
         }
         let own = self.item.texts_at("entryPoints");
-        let all_points = self.points.iter();
-        let points: Vec<&EntryPoint> = all_points
-            .filter(|point| own.is_empty() || own.contains(&point.name))
-            .collect();
+        let is_own = |point: &&EntryPoint| own.is_empty() || own.contains(&point.name);
+        let points: Vec<&EntryPoint> = self.points.iter().filter(is_own).collect();
         let mut names = self.item.texts_at("middlewares");
         for point in &points {
             let more = point.middlewares.iter().filter(|one| !names.contains(one));
             let more: Vec<String> = more.cloned().collect();
             names.splice(0..0, more);
         }
-        let effect = middlewares::read_middlewares(&names, self.http, self.item, file);
+        let effect = middlewares::read_middlewares(&names, self.item, file);
         if !points.is_empty() && points.iter().all(|point| point.tls) {
-            let only = file.entry(self.item, self.what.clone());
+            let only = self.item.entry(self.what.clone());
             file.draft.tls.only.get_or_insert(only);
         }
         let is_plain = !points.is_empty() && points.iter().all(|point| !point.tls);
         let has_tls = self.points.iter().any(|point| point.tls);
         if effect.redirects_to_https && is_plain && has_tls {
             let why = "`redirect` of [tls] sends all plain requests to https";
-            file.differs(self.item, &self.what, why);
+            self.item.differs(&self.what, why);
             file.draft.redirect_to_https();
             return;
         }
@@ -238,7 +219,7 @@ impl Router<'_> {
             Ok(found) => found,
             // A closed route may match more than the rule.
             Err(_) if denies => vec![Vec::new()],
-            Err(why) => return self.note_left_out(rule, &why, file),
+            Err(why) => return self.note_left_out(rule, &why),
         };
         let shared = SharedRoute {
             rule: rule.to_owned(),
@@ -250,9 +231,9 @@ impl Router<'_> {
         }
     }
 
-    fn note_left_out(&self, rule: &str, why: &str, file: &mut TraefikFile<'_>) {
+    fn note_left_out(&self, rule: &str, why: &str) {
         let what = format!("{}: {rule}", self.what);
-        file.lost(self.item, &what, format!("{why}; it is left out"));
+        self.item.lost(&what, format!("{why}; it is left out"));
     }
 
     fn find_target(&self, effect: &MiddlewareEffect, file: &mut TraefikFile<'_>) -> TargetDraft {
@@ -260,17 +241,16 @@ impl Router<'_> {
             return target.clone();
         }
         let service = self.item.text_at("service").unwrap_or_default();
-        match services::add_upstream(service, effect.retries, self.http, file) {
+        match services::add_upstream(service, effect.retries, file) {
             Ok(name) => TargetDraft::Upstream(name),
             Err(why) => {
                 let what = format!("{}: service {service}", self.what);
-                file.lost(self.item, &what, why.clone());
+                self.item.lost(&what, why.clone());
                 TargetDraft::Closed(format!("service {service}: {why}"))
             }
         }
     }
 
-    /// Adds the route of one alternative.
     fn add_route(
         &self,
         alternative: &Alternative,
@@ -280,12 +260,12 @@ impl Router<'_> {
         let (what, item, effect) = (&self.what, self.item, &shared.effect);
         let parts = match RouteMatch::parse(alternative, shared.target.denies()) {
             Ok(parts) => parts,
-            Err(why) => return self.note_left_out(&shared.rule, &why, file),
+            Err(why) => return self.note_left_out(&shared.rule, &why),
         };
         if let Some(why) = parts.differs {
-            file.differs(item, what, why);
+            item.differs(what, why);
         }
-        let source = file.entry(item, one_line(&format!("{what}: {}", shared.rule)));
+        let source = item.entry(one_line(&format!("{what}: {}", shared.rule)));
         let mut route = RouteDraft::new(source, shared.target.clone());
         route.host = parts.host;
         route.methods = parts.methods;
@@ -296,7 +276,7 @@ impl Router<'_> {
             Ok("") => {}
             Ok(prefix) => route.entries.add("strip_prefix", quote(prefix)),
             Err(why) => {
-                file.lost(item, &format!("{what}: stripPrefix"), why);
+                item.lost(&format!("{what}: stripPrefix"), why);
                 route.target = TargetDraft::Closed(why.to_owned());
             }
         }
@@ -318,16 +298,15 @@ impl Router<'_> {
                 "is the more specific route here, and Traefik asks `{}` before it",
                 before.source.text
             );
-            file.differs(item, what, why);
+            item.differs(what, why);
         }
         if let Some(first) = file.draft.add_route(route) {
             let why = format!("`{}` takes these requests", first.source.text);
-            file.lost(item, what, why);
+            item.lost(what, why);
         }
     }
 }
 
-/// The requests that an alternative matches.
 #[derive(Default)]
 struct RouteMatch {
     host: Option<String>,

@@ -14,12 +14,16 @@ pub(super) struct TomlEntry {
 }
 
 impl TomlEntry {
+    pub(super) fn new(key: &str, value: impl Into<String>) -> TomlEntry {
+        let (key, value) = (key.to_owned(), value.into());
+        TomlEntry { key, value }
+    }
+
     pub(super) fn line(&self) -> String {
         format!("{} = {}", self.key, self.value)
     }
 }
 
-/// The entries of one table, in the order of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct TomlEntries {
     pub(super) list: Vec<TomlEntry>,
@@ -31,11 +35,9 @@ impl TomlEntries {
     }
 
     pub(super) fn add(&mut self, key: &str, value: impl Into<String>) {
-        let (key, value) = (key.to_owned(), value.into());
-        self.list.push(TomlEntry { key, value });
+        self.list.push(TomlEntry::new(key, value));
     }
 
-    /// Adds an entry unless the table has the key.
     pub(super) fn add_new(&mut self, key: &str, value: impl Into<String>) {
         if !self.has(key) {
             self.add(key, value);
@@ -48,8 +50,10 @@ impl TomlEntries {
         self.add(key, value);
     }
 
-    pub(super) fn extend(&mut self, more: TomlEntries) {
-        self.list.extend(more.list);
+    pub(super) fn add_table(&mut self, key: &str, fields: &[String]) {
+        if !fields.is_empty() {
+            self.add(key, inline_table(fields));
+        }
     }
 }
 
@@ -113,71 +117,55 @@ pub(super) fn parse_nginx_size(text: &str) -> Option<u64> {
 
 /// Reads a time of nginx in milliseconds: `1h30m`, `500ms`, `60` (seconds).
 pub(super) fn parse_nginx_ms(text: &str) -> Option<u64> {
-    let mut rest = text;
-    let mut total = 0_u64;
-    while !rest.is_empty() {
-        let part = Quantity::split(rest, |c| c.is_ascii_digit());
-        let ms = match part.unit.trim() {
-            "ms" => 1,
-            "" | "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            "w" => 7 * 86_400_000,
-            "M" => 30 * 86_400_000,
-            "y" => 365 * 86_400_000,
-            _ => return None,
-        };
-        total = total.checked_add(part.number.parse::<u64>().ok()?.checked_mul(ms)?)?;
-        rest = part.rest;
-    }
-    (!text.is_empty()).then_some(total)
+    const UNITS_MS: [(&str, f64); 9] = [
+        ("ms", 1.0),
+        ("", 1e3),
+        ("s", 1e3),
+        ("m", 6e4),
+        ("h", 3.6e6),
+        ("d", 8.64e7),
+        ("w", 7.0 * 8.64e7),
+        ("M", 30.0 * 8.64e7),
+        ("y", 365.0 * 8.64e7),
+    ];
+    let is_whole = !text.contains('.');
+    parse_duration(&text.replace(' ', ""), &UNITS_MS).filter(|_| is_whole)
 }
 
 /// Reads a duration of Go in microseconds: `1m30s`, `500ms`, `30` (seconds).
 pub(super) fn parse_go_us(text: &str) -> Option<u64> {
-    if let Ok(seconds) = text.parse::<u64>() {
-        return seconds.checked_mul(1_000_000);
+    const UNITS_US: [(&str, f64); 6] = [
+        ("h", 3.6e9),
+        ("m", 6e7),
+        ("s", 1e6),
+        ("ms", 1e3),
+        ("us", 1.0),
+        ("µs", 1.0),
+    ];
+    match text.parse::<u64>() {
+        Ok(seconds) => seconds.checked_mul(1_000_000),
+        Err(_) => parse_duration(text, &UNITS_US),
     }
+}
+
+fn parse_duration(text: &str, units: &[(&str, f64)]) -> Option<u64> {
     let mut rest = text;
     let mut total = 0_f64;
     while !rest.is_empty() {
-        let part = Quantity::split(rest, |c| c.is_ascii_digit() || c == '.');
-        let us = match part.unit {
-            "h" => 3.6e9,
-            "m" => 6e7,
-            "s" => 1e6,
-            "ms" => 1e3,
-            "us" | "µs" => 1.0,
-            _ => return None,
-        };
-        total += part.number.parse::<f64>().ok()? * us;
-        rest = part.rest;
+        let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.'));
+        let (number, behind) = rest.split_at(end.unwrap_or(rest.len()));
+        let next = behind.find(|c: char| c.is_ascii_digit());
+        let (name, after) = behind.split_at(next.unwrap_or(behind.len()));
+        let (_, unit) = units.iter().find(|(known, _)| *known == name)?;
+        total += number.parse::<f64>().ok()? * unit;
+        rest = after;
     }
-    let fits = !text.is_empty() && total.is_finite() && (0.0..1e18).contains(&total);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "the line above checks the range"
+        reason = "the range is checked"
     )]
-    fits.then_some(total.round() as u64)
-}
-
-/// The first number of a text, its unit, and the text behind both.
-struct Quantity<'t> {
-    number: &'t str,
-    unit: &'t str,
-    rest: &'t str,
-}
-
-impl<'t> Quantity<'t> {
-    fn split(text: &'t str, is_number: fn(char) -> bool) -> Quantity<'t> {
-        let end = text.find(|c| !is_number(c));
-        let (number, behind) = text.split_at(end.unwrap_or(text.len()));
-        let next = behind.find(|c: char| c.is_ascii_digit());
-        let (unit, rest) = behind.split_at(next.unwrap_or(behind.len()));
-        Quantity { number, unit, rest }
-    }
+    (!text.is_empty() && total < 1e18).then_some(total.round() as u64)
 }
 
 /// Writes a size as a quoted value of `proxy.toml`.
@@ -198,7 +186,6 @@ fn in_largest_unit(amount: u64, units: &[(&str, u64)], smallest: &str) -> String
     format!("\"{}{name}\"", amount / unit)
 }
 
-/// Writes `{ a = 1, b = 2 }`.
 pub(super) fn inline_table(fields: &[String]) -> String {
     format!("{{ {} }}", fields.join(", "))
 }

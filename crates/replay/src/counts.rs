@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use smallvec::SmallVec;
 
-use super::meter::{MeterCharge, MeterLook, Rates, SCALES, Stamps, WindowMeter};
+use super::meter::{KeyName, MeterCharge, MeterLook, Rates, SCALES, Stamps, WindowMeter};
 use super::plan::{ReplayPlan, WindowRow};
 use super::timeline::{BusiestMinutes, LogClock, Timeline};
 use crate::limit::Algorithm;
@@ -54,11 +54,9 @@ impl Outside {
     }
 }
 
-/// Numbers of the whole log.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
     pub requests: u64,
-    /// Denied requests at each rate.
     pub denied: Rates<u64>,
     pub outside: HashMap<Outside, u64>,
     /// The first and the last time, microseconds since the epoch.
@@ -67,18 +65,12 @@ pub struct Totals {
     pub untimed: u64,
     /// Requests with an unknown API key, on routes that count by it.
     pub unknown_keys: u64,
-    /// Exempt requests of each limit.
-    pub exempt: HashMap<usize, u64>,
 }
 
-/// The statistics of one row of the report.
 #[derive(Clone, Debug, Default)]
 pub struct RowStats {
-    /// Requests that asked the window.
     pub asked: u64,
-    /// Requests that the window denies at each rate.
     pub denied: Rates<u64>,
-    /// The minutes with the most denials.
     pub minutes: BusiestMinutes,
     /// Forgotten clients, by the limit that each needed.
     pub forgotten: HashMap<u32, u64>,
@@ -87,7 +79,7 @@ pub struct RowStats {
 }
 
 /// One request's charge in one window.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WindowCharge {
     row: usize,
     meter: usize,
@@ -106,8 +98,7 @@ pub struct LoggedOutcome {
     pub duration_us: u64,
 }
 
-/// One request's slots.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct SlotHold {
     meter: usize,
     charge: MeterCharge,
@@ -134,12 +125,7 @@ impl ReplayCounts {
     pub fn new(plan: &ReplayPlan, max_keys: usize) -> ReplayCounts {
         ReplayCounts {
             totals: Totals::default(),
-            meters: plan
-                .meter_rules
-                .iter()
-                .copied()
-                .map(WindowMeter::new)
-                .collect(),
+            meters: plan.meter_rules.iter().map(WindowMeter::new).collect(),
             rows: vec![RowStats::default(); plan.rows.len()],
             timeline: Timeline::new(FIRST_ROW + plan.rows.len()),
             clock: LogClock::default(),
@@ -149,7 +135,7 @@ impl ReplayCounts {
         }
     }
 
-    /// ReplayCounts a request that its log line dates `at_us`. Returns the time of the log's clock.
+    /// Counts a request that its log line dates `at_us`. Returns the time of the log's clock.
     pub fn begin_request(&mut self, at_us: u64) -> u64 {
         let now_us = self.clock.advance(at_us);
         let (first_us, last_us) = self.totals.times.unwrap_or((now_us, now_us));
@@ -176,14 +162,14 @@ impl ReplayCounts {
         key: &[u8],
         cost: u64,
     ) -> WindowCharge {
-        if self.meters[window.meter].keys().len() >= self.max_keys {
+        if self.meters[window.meter].keys.len() >= self.max_keys {
             self.forget_keys(window.meter);
         }
         WindowCharge {
             row,
             meter: window.meter,
             charge: MeterCharge {
-                place: self.meters[window.meter].place(key),
+                key: KeyName::from_slice(key),
                 cost,
                 units: window.units,
             },
@@ -192,20 +178,12 @@ impl ReplayCounts {
 
     fn forget_keys(&mut self, meter: usize) {
         let rows = &mut self.rows;
-        let places = self.meters[meter].forget(self.now_us, |key| {
+        self.meters[meter].forget(self.now_us, |key| {
             let row = &mut rows[usize::from(key.row)];
             *row.forgotten.entry(key.need).or_default() += 1;
             for scale in SCALES {
                 row.forgotten_hit[scale] += u64::from(key.hit[scale]);
             }
-        });
-        self.held.retain(|_, held| {
-            if held.meter != meter {
-                return true;
-            }
-            let place = places.get(held.charge.place as usize).copied().flatten();
-            held.charge.place = place.unwrap_or_default();
-            place.is_some()
         });
     }
 
@@ -252,14 +230,14 @@ impl ReplayCounts {
         allowed: &Rates<bool>,
         outcome: LoggedOutcome,
     ) {
-        let WindowCharge { row, meter, charge } = *one;
+        let WindowCharge { row, meter, charge } = one;
+        let (row, meter) = (*row, *meter);
         let counts = &mut self.meters[meter];
-        let stamps = counts.settle(&charge, look, allowed);
-        counts.note(charge.place, row, &look.denies);
+        let stamps = counts.settle(charge, look, allowed, row);
         if counts.algorithm() == Algorithm::Slots {
             let held = SlotHold {
                 meter,
-                charge,
+                charge: charge.clone(),
                 stamps,
                 allowed: *allowed,
             };
@@ -267,7 +245,7 @@ impl ReplayCounts {
             let until_us = self.now_us + outcome.duration_us;
             self.held.insert((until_us, number), held);
         } else if outcome.is_refunded && charge.cost > 0 {
-            counts.give_back(&charge, &stamps, allowed, self.now_us);
+            counts.give_back(charge, &stamps, allowed, self.now_us);
         }
         let stats = &mut self.rows[row];
         stats.asked += 1;

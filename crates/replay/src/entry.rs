@@ -5,7 +5,6 @@ use std::net::IpAddr;
 
 use memchr::{memchr, memchr2};
 
-/// The request of a log line.
 #[derive(Clone, Debug)]
 pub struct LogEntry<'l> {
     /// Microseconds since the Unix epoch.
@@ -32,7 +31,6 @@ pub type Headers<'l> = Vec<(Cow<'l, str>, Cow<'l, str>)>;
 /// A line that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// It has no known format.
     Form,
     /// Its time is missing or unreadable.
     Time,
@@ -40,9 +38,7 @@ pub enum Fault {
     Client,
     /// It has no request: `-`, or a TLS handshake that the server read as HTTP.
     Request,
-    /// It is not UTF-8.
     Text,
-    /// It is too long.
     Long,
 }
 
@@ -69,7 +65,6 @@ impl Fault {
     }
 }
 
-/// A format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LineFormat {
     Common,
@@ -98,7 +93,6 @@ impl LineFormat {
     }
 }
 
-/// The parts of a request's target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetParts<'t> {
     pub host: Option<&'t str>,

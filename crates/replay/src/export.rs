@@ -10,10 +10,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use super::meter::Rates;
-use super::report::{LimitReport, Report};
+use super::report::Report;
 
-/// The version of the JSON.
 const VERSION: u32 = 1;
 const PAGE: &str = include_str!("html/page.html");
 const STYLE: &str = include_str!("html/style.css");
@@ -41,26 +39,12 @@ pub fn json(report: &Report) -> Value {
         "requests": report.requests,
         "from": report.times.map(|(first, _)| seconds(first)),
         "to": report.times.map(|(_, last)| seconds(last)),
-        "denied": rates(&report.denied),
+        "denied": report.denied,
         "outside": outside.collect::<serde_json::Map<_, _>>(),
         "unread": unread(report),
-        "limits": report.limits.iter().map(limit).collect::<Vec<_>>(),
-        "timeline": {
-            "start": report.start_s,
-            "step": report.step_s,
-            "requests": report.requests_over_time,
-            "denied": report.denied_over_time,
-        },
+        "limits": report.limits,
+        "timeline": report.timeline,
         "notes": report.notes,
-    })
-}
-
-fn rates<T: Clone + Into<Value>>(rates: &Rates<T>) -> Value {
-    let value = |one: &T| -> Value { one.clone().into() };
-    json!({
-        "half": value(&rates.half),
-        "own": value(&rates.own),
-        "twice": value(&rates.twice),
     })
 }
 
@@ -79,49 +63,11 @@ fn unread(report: &Report) -> Value {
     json!({ "lines": report.unread_lines(), "kinds": kinds.collect::<Vec<_>>() })
 }
 
-fn limit(limit: &LimitReport) -> Value {
-    let clients = limit.worst.iter().map(|client| {
-        json!({
-            "key": client.key,
-            "requests": client.asked,
-            "denied": client.denied,
-            "peak": client.need,
-        })
-    });
-    let minutes = limit.minutes.iter();
-    let minutes = minutes.map(|minute| json!({ "at": minute.at_s, "denied": minute.count }));
-    let suggested = limit.suggested.as_ref();
-    json!({
-        "name": limit.name,
-        "tier": limit.tier,
-        "mode": limit.role.word(),
-        "key": limit.key,
-        "rate": limit.rate.own,
-        "rates": rates(&limit.rate),
-        "units": rates(&limit.units),
-        "per": limit.per,
-        "requests": limit.asked,
-        "denied": rates(&limit.denied),
-        "clients": limit.clients,
-        "clients_hit": rates(&limit.hit),
-        "worst_clients": clients.collect::<Vec<_>>(),
-        "worst_minutes": minutes.collect::<Vec<_>>(),
-        "peaks": limit.needs,
-        "suggested": suggested.map(|one| json!({
-            "units": one.units,
-            "rate": one.rate,
-            "clients_hit": one.denied,
-        })),
-        "over_time": limit.over_time,
-    })
-}
-
-/// The report as an HTML page.
 pub fn page(report: &Report) -> String {
     let mut data = json(report);
     if let Some(limits) = data["limits"].as_array_mut() {
         for (value, limit) in limits.iter_mut().zip(&report.limits) {
-            value["peaks"] = json!(thinned(&limit.needs));
+            value["peaks"] = json!(thinned(&limit.peaks));
         }
     }
     PAGE.replace("{{policy}}", &policy())

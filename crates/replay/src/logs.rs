@@ -1,32 +1,44 @@
-//! Several logs as one: each line is taken when its time comes, whatever file it is in. So rotated
-//! files may come in any order, and the logs of several servers are interleaved.
+//! Reads logs: finds the format of each line, and takes the lines of several logs in the order of
+//! their times. So rotated files may come in any order, and the logs of several servers are
+//! interleaved.
 
-use std::io::{self, Read as _};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flate2::bufread::MultiGzDecoder;
 
 use super::entry::{Fault, LineFormat, LogEntry};
-use super::formats::{LineReader, PlainLine};
-use super::json_entry::HeaderFrom;
-use super::log_file::{self, LogLines};
-use super::text::WantedFields;
+use super::json::{self, HeaderFrom};
+use super::text::{self, DayCount};
 
+/// Bytes of a line, at most.
+const MAX_LINE: usize = 1 << 20;
+/// Bytes of one read.
+const CHUNK: usize = 256 << 10;
 /// Bytes of an unopened log that are searched for its first time.
 const HEAD_BYTES: u64 = 64 << 10;
 /// Unreadable lines that a report shows of each kind.
 const EXAMPLES: usize = 3;
+/// Bytes of an unreadable line in a report.
+const SHOWN: usize = 200;
+/// The first bytes of packed files, and the commands that unpack them.
+const PACKED: [(&[u8], &str); 4] = [
+    (b"\x28\xb5\x2f\xfd", "zstd -dc"),
+    (b"BZh", "bzip2 -dc"),
+    (b"\xfd7zXZ", "xz -dc"),
+    (b"PK\x03\x04", "unzip -p"),
+];
 
-/// How to read lines.
 #[derive(Clone, Debug, Default)]
 pub struct LogOptions {
     /// The format of every line, if it is forced.
     pub format: Option<LineFormat>,
     pub headers: Vec<HeaderFrom>,
-    pub wanted: WantedFields,
 }
 
-#[derive(Debug)]
 pub struct Logs {
     options: LogOptions,
     /// The log that begins first is the last one.
@@ -38,40 +50,30 @@ pub struct Logs {
     pub read: Arc<AtomicU64>,
 }
 
-#[derive(Debug)]
 struct UnopenedLog {
-    /// The index of its summary.
     number: usize,
     path: PathBuf,
     first_us: u64,
 }
 
-#[derive(Debug)]
 struct OpenLog {
-    /// The index of its summary.
     number: usize,
-    lines: LogLines,
+    from: Box<dyn BufRead>,
+    line: Vec<u8>,
+    /// `line` was read before its time came.
+    is_early: bool,
     reader: LineReader,
     /// The time of its next line.
     head_us: u64,
+    /// The error that ended the log early.
+    error: Option<io::Error>,
 }
 
-/// A line for the engine.
-#[derive(Clone, Copy, Debug)]
-pub enum LogLine<'e, 'l> {
-    /// The engine may refuse it. It then comes again in full.
-    Plain(&'e PlainLine<'l>),
-    Full(&'e LogEntry<'l>),
-}
-
-/// The result of reading one log.
 #[derive(Debug, Default)]
 pub struct LogSummary {
-    /// The path of the command line.
     pub name: String,
     /// All lines but empty ones.
     pub lines: u64,
-    /// The format of the lines.
     pub format: Option<LineFormat>,
     /// Unreadable lines for each fault.
     pub unread: [u64; Fault::ALL.len()],
@@ -80,13 +82,11 @@ pub struct LogSummary {
     pub error: Option<io::Error>,
 }
 
-/// A line that could not be read.
 #[derive(Clone, Debug)]
 pub struct UnreadLine {
     /// Its number in its log, from 1.
     pub line: u64,
     pub fault: Fault,
-    /// The beginning of the line.
     pub text: String,
 }
 
@@ -127,21 +127,20 @@ impl Logs {
     }
 
     fn activate(&mut self, number: usize, path: &Path, head_us: u64) -> io::Result<()> {
-        let lines = LogLines::new(log_file::open(path, &self.read)?)?;
-        let mut reader = LineReader::new(self.options.format, &self.options.headers);
-        reader.wanted = self.options.wanted;
         self.open.push(OpenLog {
             number,
-            lines,
-            reader,
+            from: open(path, &self.read)?,
+            line: Vec::new(),
+            is_early: false,
+            reader: LineReader::new(&self.options),
             head_us,
+            error: None,
         });
         Ok(())
     }
 
-    /// Calls `take` with every readable line, in the order of their times. It returns false for a
-    /// plain line that it needs in full.
-    pub fn each(&mut self, mut take: impl FnMut(LogLine<'_, '_>) -> bool) {
+    /// Calls `take` with every readable line, in the order of their times.
+    pub fn each(&mut self, mut take: impl FnMut(&LogEntry<'_>)) {
         loop {
             let head_us = self.open.iter().map(|one| one.head_us).min();
             let next_us = self.unopened.last().map(|one| one.first_us);
@@ -164,7 +163,7 @@ impl Logs {
             if one.run(until_us, summary, &mut take) {
                 self.open.push(one);
             } else {
-                summary.error = one.lines.error.take();
+                summary.error = one.error;
             }
         }
     }
@@ -176,48 +175,50 @@ impl OpenLog {
         &mut self,
         until_us: u64,
         summary: &mut LogSummary,
-        take: &mut impl FnMut(LogLine<'_, '_>) -> bool,
+        take: &mut impl FnMut(&LogEntry<'_>),
     ) -> bool {
-        while let Some(range) = self.lines.peek() {
-            let end = range.end;
-            let line = &self.lines.bytes()[range];
-            if let Some(plain) = self.reader.read_plain(line)
-                && plain.at_us <= until_us
-                && take(LogLine::Plain(&plain))
-            {
-                summary.add_read(plain.format);
-                self.lines.skip(end);
+        while std::mem::take(&mut self.is_early) || self.read_line() {
+            if self.line.trim_ascii().is_empty() {
                 continue;
             }
-            if line.trim_ascii().is_empty() {
-                self.lines.skip(end);
-                continue;
-            }
-            match self.reader.read(line) {
+            match self.reader.read(&self.line) {
                 Ok((entry, _)) if entry.at_us > until_us => {
                     self.head_us = entry.at_us;
+                    self.is_early = true;
                     return true;
                 }
                 Ok((entry, format)) => {
-                    summary.add_read(format);
-                    take(LogLine::Full(&entry));
+                    summary.lines += 1;
+                    summary.format = summary.format.max(Some(format));
+                    take(&entry);
                 }
-                Err(fault) => summary.add_unread(fault, line),
+                Err(fault) => summary.add_unread(fault, &self.line),
             }
-            self.lines.skip(end);
         }
         false
+    }
+
+    /// Reads the next line. Returns false at the end of the log. Skips what is too long of a line.
+    fn read_line(&mut self) -> bool {
+        if self.error.is_some() {
+            return false;
+        }
+        self.line.clear();
+        let mut bounded = self.from.by_ref().take(MAX_LINE as u64);
+        let mut result = bounded.read_until(b'\n', &mut self.line).map(drop);
+        if self.line.last() == Some(&b'\n') {
+            self.line.pop();
+            return true;
+        }
+        if self.line.len() == MAX_LINE {
+            result = self.from.skip_until(b'\n').map(drop);
+        }
+        self.error = result.err();
+        !self.line.is_empty()
     }
 }
 
 impl LogSummary {
-    fn add_read(&mut self, format: LineFormat) {
-        self.lines += 1;
-        if self.format != Some(format) {
-            self.format = self.format.max(Some(format));
-        }
-    }
-
     fn add_unread(&mut self, fault: Fault, line: &[u8]) {
         self.lines += 1;
         let count = &mut self.unread[fault as usize];
@@ -226,7 +227,7 @@ impl LogSummary {
             self.examples.push(UnreadLine {
                 line: self.lines,
                 fault,
-                text: log_file::excerpt(line),
+                text: excerpt(line),
             });
         }
     }
@@ -235,10 +236,112 @@ impl LogSummary {
 /// The time of the first line of a log that can be read.
 fn first_time(path: &Path, options: &LogOptions) -> io::Result<Option<u64>> {
     let mut head = Vec::new();
-    let from = log_file::open(path, &Arc::default())?;
+    let from = open(path, &Arc::default())?;
     // A later error in the log is reported when its lines are read.
     let _ = from.take(HEAD_BYTES).read_to_end(&mut head);
-    let mut reader = LineReader::new(options.format, &options.headers);
+    let mut reader = LineReader::new(options);
     let mut lines = head.split(|byte| *byte == b'\n');
     Ok(lines.find_map(|line| reader.read(line).ok().map(|(entry, _)| entry.at_us)))
 }
+
+/// Reads the lines of one log. Finds the format of each line by how the line begins: a log may
+/// change its format halfway.
+#[derive(Debug)]
+pub struct LineReader {
+    options: LogOptions,
+    days: DayCount,
+}
+
+impl LineReader {
+    pub fn new(options: &LogOptions) -> LineReader {
+        LineReader {
+            options: options.clone(),
+            days: DayCount::default(),
+        }
+    }
+
+    pub fn read<'l>(&mut self, line: &'l [u8]) -> Result<(LogEntry<'l>, LineFormat), Fault> {
+        if line.len() >= MAX_LINE {
+            return Err(Fault::Long);
+        }
+        let line = line.trim_ascii_end();
+        let (is_object, is_own) = match self.options.format {
+            None => (line.first() == Some(&b'{'), text::is_own(line)),
+            Some(LineFormat::Common | LineFormat::Combined) => (false, false),
+            Some(LineFormat::OwnText) => (false, true),
+            Some(LineFormat::Json | LineFormat::Caddy | LineFormat::Own) => (true, false),
+        };
+        if is_object {
+            json::read(line, &self.options.headers)
+        } else if is_own {
+            let entry = text::read_own(line, &mut self.days)?;
+            Ok((entry, LineFormat::OwnText))
+        } else {
+            text::read_common(line)
+        }
+    }
+}
+
+/// Opens a log, unpacked. `-` is standard input. `read` counts the packed bytes.
+fn open(path: &Path, read: &Arc<AtomicU64>) -> io::Result<Box<dyn BufRead>> {
+    let raw: Box<dyn Read> = if path == Path::new("-") {
+        Box::new(io::stdin())
+    } else {
+        let file = File::open(path)?;
+        if file.metadata()?.is_dir() {
+            return Err(io::Error::other("is a directory"));
+        }
+        Box::new(file)
+    };
+    let mut raw = CountedReader {
+        raw,
+        read: Arc::clone(read),
+    };
+    let mut magic = Vec::new();
+    raw.by_ref().take(6).read_to_end(&mut magic)?;
+    for (packed, command) in PACKED {
+        if magic.starts_with(packed) {
+            let name = path.display();
+            let advice = format!("is packed; try `{command} {name} | tidegate replay -`");
+            return Err(io::Error::other(advice));
+        }
+    }
+    let is_gzip = magic.starts_with(&[0x1f, 0x8b]);
+    let whole = Cursor::new(magic).chain(raw);
+    let whole = BufReader::with_capacity(CHUNK, whole);
+    Ok(match is_gzip {
+        true => Box::new(BufReader::with_capacity(CHUNK, MultiGzDecoder::new(whole))),
+        false => Box::new(whole),
+    })
+}
+
+struct CountedReader {
+    raw: Box<dyn Read>,
+    read: Arc<AtomicU64>,
+}
+
+impl Read for CountedReader {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.raw.read(room)?;
+        self.read.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+/// The beginning of a line for a report, without control characters.
+pub fn excerpt(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&line[..line.len().min(SHOWN)]);
+    let mut shown = printable(&text);
+    if line.len() > SHOWN {
+        shown.push('…');
+    }
+    shown
+}
+
+/// Replaces control characters, which could move a terminal's cursor.
+pub fn printable(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests;

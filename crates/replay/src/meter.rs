@@ -6,10 +6,10 @@
 //! nothing is counted any more. So most requests take one look and one charge, and every count is
 //! the proxy's own (`limit::decide`).
 
-use std::hash::BuildHasher;
+use std::collections::HashMap;
 use std::ops::{Index, IndexMut};
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use serde::Serialize;
 use smallvec::SmallVec;
 
 use crate::limit::decide::{Count, FirstPass};
@@ -27,7 +27,7 @@ pub enum Scale {
 pub const SCALES: [Scale; 3] = [Scale::Half, Scale::Own, Scale::Twice];
 
 /// A value for each of the three rates.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Rates<T> {
     pub half: T,
     pub own: T,
@@ -77,25 +77,20 @@ impl<T> IndexMut<Scale> for Rates<T> {
     }
 }
 
-/// The counts of one window.
 #[derive(Debug)]
 pub struct WindowMeter {
     /// The window's rule, without a bound on its units.
     rule: Rule,
-    keys: Vec<KeyCounts>,
-    /// Indexes into `keys`, by name.
-    places: HashTable<u32>,
-    hasher: DefaultHashBuilder,
+    pub keys: HashMap<KeyName, KeyCounts>,
 }
 
-/// The counts of one key.
+/// A key, as `key_spaces` names it. Short names need no heap.
+pub type KeyName = SmallVec<[u8; 24]>;
+
 #[derive(Debug)]
 pub struct KeyCounts {
     base: Count,
     forks: Option<Box<Rates<Option<Count>>>>,
-    /// The key, as `key_spaces` names it. Short names need no heap.
-    pub name: SmallVec<[u8; 24]>,
-    /// Requests of this key.
     pub asked: u32,
     /// Requests that the limit's own rate denies.
     pub denied: u32,
@@ -116,12 +111,9 @@ pub struct MeterLook {
     pub denies: Rates<bool>,
 }
 
-/// One request's charge in a meter.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct MeterCharge {
-    /// The key's index.
-    pub place: u32,
-    /// Units asked for.
+    pub key: KeyName,
     pub cost: u64,
     /// The window's limit at each rate.
     pub units: Rates<u64>,
@@ -135,12 +127,10 @@ pub struct Stamps {
 }
 
 impl WindowMeter {
-    pub fn new(rule: Rule) -> WindowMeter {
+    pub fn new(rule: &Rule) -> WindowMeter {
         WindowMeter {
-            rule: with_units(rule, MAX_UNITS),
-            keys: Vec::new(),
-            places: HashTable::new(),
-            hasher: DefaultHashBuilder::default(),
+            rule: with_units(*rule, MAX_UNITS),
+            keys: HashMap::new(),
         }
     }
 
@@ -148,38 +138,18 @@ impl WindowMeter {
         self.rule.algorithm
     }
 
-    pub fn keys(&self) -> &[KeyCounts] {
-        &self.keys
-    }
-
-    /// Finds or adds a key. Returns its index.
-    pub fn place(&mut self, name: &[u8]) -> u32 {
-        let hash = self.hasher.hash_one(name);
-        let is_key = |place: &u32| self.keys[*place as usize].name.as_slice() == name;
-        if let Some(place) = self.places.find(hash, is_key) {
-            return *place;
-        }
-        let place = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
-        self.keys.push(KeyCounts {
+    /// First pass: the rates at which this window alone denies the request.
+    pub fn look(&mut self, charge: &MeterCharge, now_us: u64) -> MeterLook {
+        let key = self.keys.entry(charge.key.clone());
+        let key = key.or_insert_with(|| KeyCounts {
             base: Count::new(self.rule.algorithm),
             forks: None,
-            name: SmallVec::from_slice(name),
             asked: 0,
             denied: 0,
             hit: Rates::default(),
             need: 0,
             row: 0,
         });
-        let (keys, hasher) = (&self.keys, &self.hasher);
-        self.places.insert_unique(hash, place, |place| {
-            hasher.hash_one(keys[*place as usize].name.as_slice())
-        });
-        place
-    }
-
-    /// First pass: the rates at which this window alone denies the request.
-    pub fn look(&mut self, charge: &MeterCharge, now_us: u64) -> MeterLook {
-        let key = &mut self.keys[charge.place as usize];
         let base = key.base.look(&self.rule, charge.cost, now_us);
         let used = base.used();
         if used == 0 {
@@ -208,16 +178,25 @@ impl WindowMeter {
         look
     }
 
-    /// Second pass: charges at each rate that allows the whole request.
+    /// Second pass: charges at each rate that allows the whole request. Notes the result in the
+    /// statistics of the key.
     pub fn settle(
         &mut self,
         charge: &MeterCharge,
         look: &MeterLook,
         allowed: &Rates<bool>,
+        row: usize,
     ) -> Stamps {
         let mut stamps = Stamps::default();
         let all_allow = allowed.half && allowed.own && allowed.twice;
-        let key = &mut self.keys[charge.place as usize];
+        let Some(key) = self.keys.get_mut(&charge.key) else {
+            return stamps;
+        };
+        key.row = u16::try_from(row).unwrap_or(0);
+        key.denied = key.denied.saturating_add(u32::from(look.denies.own));
+        for scale in SCALES {
+            key.hit[scale] |= look.denies[scale];
+        }
         if !all_allow || key.forks.is_some() {
             stamps.forks = key.settle_forks(self.rule, charge, look, allowed);
         }
@@ -234,7 +213,9 @@ impl WindowMeter {
         allowed: &Rates<bool>,
         now_us: u64,
     ) {
-        let key = &mut self.keys[charge.place as usize];
+        let Some(key) = self.keys.get_mut(&charge.key) else {
+            return;
+        };
         key.base
             .give_back(&self.rule, charge.cost, stamps.base, now_us);
         for scale in SCALES {
@@ -249,49 +230,27 @@ impl WindowMeter {
         }
     }
 
-    /// Adds a request's result to the statistics of its key.
-    pub fn note(&mut self, place: u32, row: usize, denies: &Rates<bool>) {
-        let key = &mut self.keys[place as usize];
-        key.row = u16::try_from(row).unwrap_or(0);
-        key.denied = key.denied.saturating_add(u32::from(denies.own));
-        for scale in SCALES {
-            key.hit[scale] |= denies[scale];
-        }
-    }
-
     /// Forgets idle keys that no rate ever denied; where these are too few, also the keys that
-    /// needed least. Calls `each` with each forgotten key. Returns the new index of each old one.
-    pub fn forget(&mut self, now_us: u64, mut each: impl FnMut(&KeyCounts)) -> Vec<Option<u32>> {
+    /// needed least. Calls `each` with each forgotten key.
+    pub fn forget(&mut self, now_us: u64, mut each: impl FnMut(&KeyCounts)) {
         let half = self.keys.len() / 2;
         let rule = self.rule;
         let is_dull = |key: &KeyCounts| key.base.empty_at_us(&rule) <= now_us && !key.hit.half;
         let mut least = 0;
-        if self.keys.iter().filter(|key| is_dull(key)).count() < half / 2 {
-            let mut needs: Vec<u32> = self.keys.iter().map(|key| key.need).collect();
+        if self.keys.values().filter(|key| is_dull(key)).count() < half / 2 {
+            let mut needs: Vec<u32> = self.keys.values().map(|key| key.need).collect();
             let (_, median, _) = needs.select_nth_unstable(half);
             least = *median;
         }
-        // A key that holds slots is never forgotten.
-        let can_forget = |key: &KeyCounts| {
-            is_dull(key) || key.need <= least && rule.algorithm != Algorithm::Slots
-        };
-        let mut places = Vec::with_capacity(self.keys.len());
-        for key in std::mem::take(&mut self.keys) {
-            if can_forget(&key) {
-                each(&key);
-                places.push(None);
-            } else {
-                places.push(u32::try_from(self.keys.len()).ok());
-                self.keys.push(key);
+        self.keys.retain(|_, key| {
+            // A key that holds slots is never forgotten.
+            let is_forgotten =
+                is_dull(key) || key.need <= least && rule.algorithm != Algorithm::Slots;
+            if is_forgotten {
+                each(key);
             }
-        }
-        let (keys, hasher) = (&self.keys, &self.hasher);
-        let hash = |place: &u32| hasher.hash_one(keys[*place as usize].name.as_slice());
-        self.places = HashTable::with_capacity(keys.len());
-        for place in places.iter().flatten() {
-            self.places.insert_unique(hash(place), *place, hash);
-        }
-        places
+            !is_forgotten
+        });
     }
 }
 

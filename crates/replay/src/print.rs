@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::log_file::printable;
+use super::logs::printable;
 use super::meter::Scale;
 use super::report::{ClientStats, LimitReport, Report, counted, grouped, percent};
 use crate::limit::Role;
@@ -10,10 +10,8 @@ use crate::telemetry::stamp;
 
 /// Clients that the report lists for each limit.
 const CLIENTS: usize = 5;
-/// Columns of a line.
 const COLUMNS: usize = 80;
 
-/// Whether the report has colours.
 #[derive(Clone, Copy, Debug)]
 pub struct Paint(pub bool);
 
@@ -122,7 +120,7 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
     };
     let rate_and_key = format!(
         "{} by {}{}",
-        limit.rate.own,
+        limit.rate,
         limit.key,
         tier.unwrap_or_default()
     );
@@ -132,11 +130,11 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
         paint.bold(&limit.name),
         paint.dim(role)
     );
-    if limit.asked == 0 {
+    if limit.requests == 0 {
         let _ = writeln!(out, "  no request asked it");
         return;
     }
-    let asked = counted(limit.asked, "request");
+    let asked = counted(limit.requests, "request");
     let _ = writeln!(
         out,
         "  asked by     {asked} of {}",
@@ -148,8 +146,8 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
         (Scale::Twice, "  at twice"),
     ] {
         let denied = limit.denied[scale];
-        let requests = format!("{} ({})", grouped(denied), percent(denied, limit.asked));
-        let hit = limit.hit[scale];
+        let requests = format!("{} ({})", grouped(denied), percent(denied, limit.requests));
+        let hit = limit.clients_hit[scale];
         let clients = format!(
             "{} ({})",
             counted(hit, "client"),
@@ -158,12 +156,12 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
         let rate = if scale == Scale::Own {
             ""
         } else {
-            &limit.rate[scale]
+            &limit.rates[scale]
         };
         let line = format!("  {label:<12} {requests:<21} hitting {clients:<24} {rate}");
         let _ = writeln!(out, "{}", paint.count(denied, line.trim_end()));
     }
-    if let Some(minute) = limit.minutes.first() {
+    if let Some(minute) = limit.worst_minutes.first() {
         let at = when(minute.at_s * 1_000_000);
         let _ = writeln!(
             out,
@@ -177,9 +175,9 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
 }
 
 fn clients(out: &mut String, limit: &LimitReport, paint: Paint) {
-    let denied = limit.worst.iter().any(|client| client.denied > 0);
+    let denied = limit.worst_clients.iter().any(|client| client.denied > 0);
     let label = if denied { "worst" } else { "busiest" };
-    let shown: Vec<&ClientStats> = limit.worst.iter().take(CLIENTS).collect();
+    let shown: Vec<&ClientStats> = limit.worst_clients.iter().take(CLIENTS).collect();
     let width = shown
         .iter()
         .map(|one| one.key.chars().count())
@@ -195,12 +193,12 @@ fn clients(out: &mut String, limit: &LimitReport, paint: Paint) {
                 line,
                 "{} of {} denied, ",
                 grouped(client.denied),
-                grouped(client.asked)
+                grouped(client.requests)
             );
         } else {
-            let _ = write!(line, "{}, ", counted(client.asked, "request"));
+            let _ = write!(line, "{}, ", counted(client.requests, "request"));
         }
-        let _ = write!(line, "peak {}{}", grouped(client.need), limit.per);
+        let _ = write!(line, "peak {}{}", grouped(client.peak), limit.per);
         let _ = writeln!(
             out,
             "{}",
@@ -224,14 +222,14 @@ fn suggestion(out: &mut String, limit: &LimitReport, paint: Paint) {
     };
     let of = format!(
         "{} of {}",
-        grouped(found.denied),
+        grouped(found.clients_hit),
         counted(limit.clients, "client")
     );
     let line = format!("  suggested    {}", paint.with("32", &setting));
     let _ = writeln!(
         out,
         "{line}   hits {of} ({})",
-        percent(found.denied, limit.clients)
+        percent(found.clients_hit, limit.clients)
     );
 }
 

@@ -1,16 +1,19 @@
 //! The result of a replay as figures and words, with notes about what the log lacked.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+
+use serde::{Serialize, Serializer};
 
 use super::counts::{self, Outside, RowStats};
 use super::engine::Engine;
 use super::entry::Fault;
-use super::key_spaces::{self, Prefixes};
+use super::key_spaces;
 use super::logs::LogSummary;
-use super::meter::{KeyCounts, Rates, SCALES};
+use super::meter::{KeyCounts, KeyName, Rates, SCALES};
 use super::plan::WindowRow;
 use super::timeline::Minute;
-use crate::limit::key::{HashSecret, Key, Part};
+use crate::limit::key::{HashSecret, Part};
 use crate::limit::{Algorithm, Missing, Rate, Role};
 
 /// Clients that are shown of each limit.
@@ -22,13 +25,11 @@ pub struct ReportOptions {
     pub suggest: Option<f64>,
     /// The secret for hashes of keys; `None` shows keys in the clear.
     pub hash_keys: Option<HashSecret>,
-    pub prefixes: Prefixes,
 }
 
 #[derive(Debug)]
 pub struct Report {
     pub logs: Vec<LogSummary>,
-    /// Lines of all logs.
     pub lines: u64,
     /// Unreadable lines by their faults, without zeros.
     pub unread: Vec<(Fault, u64)>,
@@ -42,69 +43,72 @@ pub struct Report {
     pub limits: Vec<LimitReport>,
     /// Sentences about what the log lacked.
     pub notes: Vec<String>,
-    /// The beginning of the first step, seconds since the epoch.
-    pub start_s: u64,
-    /// The length of a step, seconds.
-    pub step_s: u64,
-    /// Requests in each step.
-    pub requests_over_time: Vec<u32>,
-    /// Denied requests in each step.
-    pub denied_over_time: Vec<u32>,
+    pub timeline: RequestsOverTime,
 }
 
-/// One rate of one limit.
-#[derive(Debug)]
+/// The requests of each step of the log, as `--json` writes them.
+#[derive(Debug, Serialize)]
+pub struct RequestsOverTime {
+    /// The beginning of the first step, seconds since the epoch.
+    pub start: u64,
+    /// The length of a step, seconds.
+    pub step: u64,
+    pub requests: Vec<u32>,
+    pub denied: Vec<u32>,
+}
+
+/// One rate of one limit, as `--json` writes it.
+#[derive(Debug, Serialize)]
 pub struct LimitReport {
     /// The limit's name; with its window if the limit has several rates.
     pub name: String,
     pub tier: Option<String>,
+    #[serde(rename = "mode", serialize_with = "role_word")]
     pub role: Role,
-    /// The rate as text.
-    pub rate: Rates<String>,
+    pub rate: String,
+    /// The rate at each scale.
+    pub rates: Rates<String>,
     pub units: Rates<u64>,
     /// The window as a rate writes it: `/min`, or ` at once` for slots.
     pub per: String,
     /// The key as the configuration writes it.
     pub key: String,
-    /// Requests that asked the limit.
-    pub asked: u64,
-    /// Requests that it denies, at each rate.
+    pub requests: u64,
     pub denied: Rates<u64>,
     /// Different keys.
     pub clients: u64,
     /// Clients that are denied something, at each rate.
-    pub hit: Rates<u64>,
+    pub clients_hit: Rates<u64>,
     /// The clients with the most denials, then those that came closest to one.
-    pub worst: Vec<ClientStats>,
-    /// The minutes with the most denials.
-    pub minutes: Vec<Minute>,
+    pub worst_clients: Vec<ClientStats>,
+    pub worst_minutes: Vec<Minute>,
     /// Limits that clients need to be denied nothing, ascending, and how many clients need each.
-    pub needs: Vec<(u64, u64)>,
+    pub peaks: Vec<(u64, u64)>,
     pub suggested: Option<Suggested>,
-    /// Denials in each step.
     pub over_time: Vec<u32>,
 }
 
-/// One client of one limit.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct ClientStats {
-    /// Its key, in the clear or hashed.
     pub key: String,
-    /// Its requests.
-    pub asked: u64,
+    pub requests: u64,
     pub denied: u64,
     /// The limit at which nothing would be denied.
-    pub need: u64,
+    pub peak: u64,
 }
 
 /// The smallest rate that denies something to at most the wanted share of clients.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Suggested {
     pub units: u64,
     /// As the configuration writes it: `240/min`.
     pub rate: String,
     /// Clients that it still denies something.
-    pub denied: u64,
+    pub clients_hit: u64,
+}
+
+fn role_word<S: Serializer>(role: &Role, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(role.word())
 }
 
 impl Report {
@@ -127,10 +131,12 @@ impl Report {
                 .map(|(number, row)| limit(engine, number, row, options))
                 .collect(),
             notes: notes(engine, &logs),
-            start_s: timeline.start_s(),
-            step_s: timeline.length_s(),
-            requests_over_time: timeline.counts(counts::REQUESTS).to_vec(),
-            denied_over_time: timeline.counts(counts::DENIED).to_vec(),
+            timeline: RequestsOverTime {
+                start: timeline.start_s(),
+                step: timeline.length_s,
+                requests: timeline.counts[counts::REQUESTS].clone(),
+                denied: timeline.counts[counts::DENIED].clone(),
+            },
             logs,
         }
     }
@@ -143,68 +149,68 @@ impl Report {
 fn limit(engine: &Engine, number: usize, row: &WindowRow, options: &ReportOptions) -> LimitReport {
     let stats = &engine.counts.rows[number];
     let limit = &engine.plan.limits[row.limit].limit;
-    let keys = engine.counts.meters[row.meter].keys();
-    let own = || {
-        keys.iter()
-            .filter(|one| usize::from(one.row) == number && one.asked > 0)
-    };
-    let needs = needs(own(), stats);
-    let clients = needs.iter().map(|(_, count)| count).sum();
-    let mut hit = stats.forgotten_hit;
-    for key in own() {
+    let keys = &engine.counts.meters[row.meter].keys;
+    let is_own = |one: &(&KeyName, &KeyCounts)| usize::from(one.1.row) == number && one.1.asked > 0;
+    let own = || keys.iter().filter(is_own);
+    let peaks = peaks(own().map(|(_, key)| key), stats);
+    let clients = peaks.iter().map(|(_, count)| count).sum();
+    let mut clients_hit = stats.forgotten_hit;
+    for (_, key) in own() {
         for scale in SCALES {
-            hit[scale] += u64::from(key.hit[scale]);
+            clients_hit[scale] += u64::from(key.hit[scale]);
         }
     }
-    let rate = |units: &u64| rate(row, *units);
-    let suggested = options
-        .suggest
-        .and_then(|share| suggest(&needs, clients, share));
+    let per = per(row);
+    let rate = |units: &u64| format!("{units}{per}");
+    let share = options.suggest;
+    let suggested = share.and_then(|share| suggest(&peaks, clients, share));
+    let rates = row.units.map(rate);
+    let parts = limit.key.parts.iter();
     LimitReport {
         name: row.window.policy.to_string(),
         tier: row.tier.as_deref().map(str::to_owned),
         role: row.role,
-        rate: row.units.map(rate),
+        rate: rates.own.clone(),
+        rates,
         units: row.units,
-        per: per(row),
-        key: key_text(&limit.key),
-        asked: stats.asked,
+        key: parts
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(" + "),
+        requests: stats.asked,
         denied: stats.denied,
         clients,
-        hit,
-        worst: worst(own().collect(), options),
-        minutes: stats.minutes.clone().into_sorted(),
-        suggested: suggested.map(|(units, denied)| Suggested {
+        clients_hit,
+        worst_clients: worst(own().collect(), engine, options),
+        worst_minutes: stats.minutes.clone().into_sorted(),
+        suggested: suggested.map(|(units, clients_hit)| Suggested {
             units,
             rate: rate(&units),
-            denied,
+            clients_hit,
         }),
-        needs,
-        over_time: engine
-            .counts
-            .timeline
-            .counts(counts::FIRST_ROW + number)
-            .to_vec(),
+        per,
+        peaks,
+        over_time: engine.counts.timeline.counts[counts::FIRST_ROW + number].clone(),
     }
 }
 
-fn needs<'e>(keys: impl Iterator<Item = &'e KeyCounts>, stats: &RowStats) -> Vec<(u64, u64)> {
-    let mut needs = BTreeMap::new();
+fn peaks<'e>(keys: impl Iterator<Item = &'e KeyCounts>, stats: &RowStats) -> Vec<(u64, u64)> {
+    let mut peaks = BTreeMap::new();
     let kept = keys.map(|key| (key.need, 1));
     let forgotten = stats.forgotten.iter().map(|(need, count)| (*need, *count));
     for (need, count) in kept.chain(forgotten) {
-        *needs.entry(u64::from(need)).or_default() += count;
+        *peaks.entry(u64::from(need)).or_default() += count;
     }
-    needs.into_iter().collect()
+    peaks.into_iter().collect()
 }
 
 /// Finds the smallest limit that denies something to at most this share of clients, and the number
-/// of those clients. `needs` is ascending.
-fn suggest(needs: &[(u64, u64)], clients: u64, share: f64) -> Option<(u64, u64)> {
+/// of those clients. `peaks` is ascending.
+fn suggest(peaks: &[(u64, u64)], clients: u64, share: f64) -> Option<(u64, u64)> {
     let most = (clients as f64 * share).floor() as u64;
     let mut above = 0;
     let mut found = None;
-    for (need, count) in needs.iter().rev() {
+    for (need, count) in peaks.iter().rev() {
         if above > most {
             break;
         }
@@ -214,21 +220,22 @@ fn suggest(needs: &[(u64, u64)], clients: u64, share: f64) -> Option<(u64, u64)>
     found
 }
 
-fn worst(mut keys: Vec<&KeyCounts>, options: &ReportOptions) -> Vec<ClientStats> {
-    let rank = |one: &&KeyCounts| std::cmp::Reverse((one.denied, one.need, one.asked));
-    if keys.len() > WORST {
-        keys.select_nth_unstable_by_key(WORST, rank);
-        keys.truncate(WORST);
-    }
-    keys.sort_by(|one, other| rank(one).cmp(&rank(other)).then(one.name.cmp(&other.name)));
-    let client = |key: &&KeyCounts| ClientStats {
+fn worst(
+    mut keys: Vec<(&KeyName, &KeyCounts)>,
+    engine: &Engine,
+    options: &ReportOptions,
+) -> Vec<ClientStats> {
+    let rank = |one: &KeyCounts| Reverse((one.denied, one.need, one.asked));
+    keys.sort_unstable_by(|one, other| rank(one.1).cmp(&rank(other.1)).then(one.0.cmp(other.0)));
+    keys.truncate(WORST);
+    let client = |(name, key): &(&KeyName, &KeyCounts)| ClientStats {
         key: match &options.hash_keys {
-            Some(secret) => hashed(&key.name, secret),
-            None => key_spaces::display_name(&key.name, options.prefixes),
+            Some(secret) => hashed(name, secret),
+            None => key_spaces::display_name(name, &engine.config.client_ip),
         },
-        asked: u64::from(key.asked),
+        requests: u64::from(key.asked),
         denied: u64::from(key.denied),
-        need: u64::from(key.need),
+        peak: u64::from(key.need),
     };
     keys.iter().map(client).collect()
 }
@@ -241,17 +248,7 @@ fn hashed(name: &[u8], secret: &HashSecret) -> String {
     crate::limit::KeyHash(tag).to_string()[..8].to_owned()
 }
 
-/// A key as the configuration writes it.
-fn key_text(key: &Key) -> String {
-    let parts: Vec<_> = key.parts.iter().map(ToString::to_string).collect();
-    parts.join(" + ")
-}
-
-/// `100/min`, `20 at once`
-fn rate(row: &WindowRow, units: u64) -> String {
-    format!("{units}{}", per(row))
-}
-
+/// `/min`, ` at once`
 fn per(row: &WindowRow) -> String {
     let rule = row.window.rule;
     if rule.algorithm == Algorithm::Slots {
@@ -264,7 +261,6 @@ fn per(row: &WindowRow) -> String {
     rate.to_string().trim_start_matches('1').to_owned()
 }
 
-/// Makes the notes of a report.
 pub fn notes(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
     let mut notes = Vec::new();
     missing_parts(engine, &mut notes);
@@ -316,16 +312,16 @@ pub fn notes(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
 fn missing_parts(engine: &Engine, notes: &mut Vec<String>) {
     let has_unknown_keys = engine.counts.totals.unknown_keys > 0;
     for planned in &engine.plan.limits {
-        let carried = engine.key_spaces.carried(planned.key_space);
-        let never = carried.never.iter();
+        let space = &engine.plan.key_spaces[planned.key_space];
+        let never = space.never_carried();
         let never = never.filter(|part| !(has_unknown_keys && **part == Part::ApiKey));
         let parts: Vec<_> = never.map(ToString::to_string).collect();
-        if parts.is_empty() || carried.asked == 0 {
+        if parts.is_empty() || !space.asked {
             continue;
         }
         let limit = &planned.limit;
         let instead = match limit.missing {
-            _ if carried.lacked == 0 => "it counted by the rest of its key",
+            _ if !space.lacked => "it counted by the rest of its key",
             Missing::Ip => "it counted by the address (missing = \"ip\")",
             Missing::Shared => "all such requests were counted together (missing = \"shared\")",
             Missing::Skip => "it was not asked (missing = \"skip\")",

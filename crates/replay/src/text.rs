@@ -7,59 +7,26 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use memchr::{memchr, memchr_iter};
+use memchr::{memchr, memchr_iter, memchr2};
 
 use super::date;
 use super::entry::{Fault, Headers, LineFormat, LogEntry};
-use super::json::{string_end, unescaped};
-pub use crate::client::address;
+use crate::client::address;
 
 const DAY_US: u64 = 86_400_000_000;
 
-/// The optional fields of a text line that the configuration asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WantedFields {
-    /// Referer and user agent.
-    pub agents: bool,
-    /// Addresses for which the client spoke, and the duration.
-    pub extras: bool,
-}
-
-impl WantedFields {
-    pub const ALL: WantedFields = WantedFields {
-        agents: true,
-        extras: true,
-    };
-}
-
-impl Default for WantedFields {
-    fn default() -> WantedFields {
-        WantedFields::ALL
-    }
-}
-
-/// Reads the dates of one log. Most lines have the same second as the line before.
+/// Counts the days of lines that have only a time of day.
 #[derive(Debug, Default)]
-pub struct LineDates {
-    text: Vec<u8>,
-    us: u64,
-    /// For lines without a date: days since the first line, and the last time of a day.
+pub struct DayCount {
+    /// Days since the first line.
     days: u64,
+    /// The last time of a day.
     of_day: u64,
 }
 
-impl LineDates {
-    pub fn read(&mut self, text: &[u8]) -> Option<u64> {
-        if self.text != text {
-            self.us = date::read(text)?;
-            self.text.clear();
-            self.text.extend_from_slice(text);
-        }
-        Some(self.us)
-    }
-
+impl DayCount {
     /// Reads a time of day. A time long before the last one belongs to the next day.
-    fn read_of_day(&mut self, text: &[u8]) -> Option<u64> {
+    fn read(&mut self, text: &[u8]) -> Option<u64> {
         let us = date::of_day(text)?;
         if us + DAY_US / 2 < self.of_day {
             self.days += 1;
@@ -77,15 +44,11 @@ pub fn is_own(line: &[u8]) -> bool {
 
 /// Reads `HOST IDENT USER [DATE] "REQUEST" STATUS BYTES`. The combined format adds `"REFERER"
 /// "AGENT"`, servers may add more fields, and a virtual host may come first.
-pub fn read_common<'l>(
-    line: &'l [u8],
-    dates: &mut LineDates,
-    wanted: WantedFields,
-) -> Result<(LogEntry<'l>, LineFormat), Fault> {
+pub fn read_common(line: &[u8]) -> Result<(LogEntry<'_>, LineFormat), Fault> {
     let open = date_bracket(line).ok_or(Fault::Form)?;
     let (date, after) = split_once(&line[open + 1..], b']').ok_or(Fault::Form)?;
     let (peer, host) = read_peer(&line[..open])?;
-    let at_us = dates.read(date).ok_or(Fault::Time)?;
+    let at_us = date::read(date).ok_or(Fault::Time)?;
     let (request, after) = quoted(after).ok_or(Fault::Form)?;
     let (method, target) = request_line(request)?;
     let (status, after) = word(after);
@@ -106,13 +69,9 @@ pub fn read_common<'l>(
         return Ok((entry, LineFormat::Common));
     };
     let (agent, after) = quoted(after).unwrap_or((b"", after));
-    if wanted.agents {
-        add_header(&mut entry, "referer", referer);
-        add_header(&mut entry, "user-agent", agent);
-    }
-    if wanted.agents || wanted.extras {
-        add_extras(&mut entry, after);
-    }
+    add_header(&mut entry, "referer", referer);
+    add_header(&mut entry, "user-agent", agent);
+    add_extras(&mut entry, after);
     Ok((entry, LineFormat::Combined))
 }
 
@@ -193,7 +152,7 @@ fn duration_us(field: &[u8]) -> Option<u64> {
 }
 
 /// Reads `22:37:06.123 POST /login 429 0.2ms 1.2.3.4 denied by login`.
-pub fn read_own<'l>(line: &'l [u8], dates: &mut LineDates) -> Result<LogEntry<'l>, Fault> {
+pub fn read_own<'l>(line: &'l [u8], days: &mut DayCount) -> Result<LogEntry<'l>, Fault> {
     let (time, left) = word(line);
     let (method, left) = word(left);
     let (target, left) = word(left);
@@ -206,7 +165,7 @@ pub fn read_own<'l>(line: &'l [u8], dates: &mut LineDates) -> Result<LogEntry<'l
     }
     Ok(LogEntry {
         peer: address(client).ok_or(Fault::Client)?,
-        at_us: dates.read_of_day(time).ok_or(Fault::Time)?,
+        at_us: days.read(time).ok_or(Fault::Time)?,
         client: None,
         method: text(method)?,
         target: text(target)?.into(),
@@ -231,7 +190,6 @@ fn add_header<'l>(entry: &mut LogEntry<'l>, name: &'static str, value: &'l [u8])
     }
 }
 
-/// Splits the next word off.
 fn word(text: &[u8]) -> (&[u8], &[u8]) {
     let text = text.trim_ascii_start();
     // Words are short: a loop finds their end before a search has begun.
@@ -241,14 +199,76 @@ fn word(text: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// Splits a quoted field off. Returns its inside and the rest.
-pub fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
+fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let text = text.trim_ascii_start().strip_prefix(b"\"")?;
     let end = string_end(text)?;
     Some((&text[..end], text[end + 1..].trim_ascii_start()))
 }
 
 /// Splits at the first such byte, which neither part contains.
-pub fn split_once(text: &[u8], byte: u8) -> Option<(&[u8], &[u8])> {
+fn split_once(text: &[u8], byte: u8) -> Option<(&[u8], &[u8])> {
     let at = memchr(byte, text)?;
     Some((&text[..at], &text[at + 1..]))
+}
+
+pub fn string_end(text: &[u8]) -> Option<usize> {
+    let mut from = 0;
+    loop {
+        let found = from + memchr2(b'"', b'\\', text.get(from..)?)?;
+        if text[found] == b'"' {
+            return Some(found);
+        }
+        from = found + 2;
+    }
+}
+
+/// Decodes the escapes of a string: `\n`, `\u00e9` with surrogates, and `\x22`. Other text stays.
+pub fn unescaped(raw: &[u8]) -> Option<Cow<'_, str>> {
+    if memchr(b'\\', raw).is_none() {
+        return std::str::from_utf8(raw).ok().map(Cow::Borrowed);
+    }
+    let mut text = Vec::with_capacity(raw.len());
+    let mut left = raw;
+    while let Some((&byte, rest)) = left.split_first() {
+        left = rest;
+        let (b'\\', Some((&kind, after))) = (byte, rest.split_first()) else {
+            text.push(byte);
+            continue;
+        };
+        left = after;
+        match kind {
+            b'n' => text.push(b'\n'),
+            b't' => text.push(b'\t'),
+            b'r' => text.push(b'\r'),
+            b'b' => text.push(8),
+            b'f' => text.push(12),
+            b'x' if let Some(byte) = hex(after, 2) => {
+                left = &after[2..];
+                text.push(u8::try_from(byte).ok()?);
+            }
+            b'u' if let Some(high) = hex(after, 4) => {
+                left = &after[4..];
+                let low = left.strip_prefix(b"\\u").and_then(|low| hex(low, 4));
+                let both = [u16::try_from(high).ok()?, low.unwrap_or(0) as u16];
+                let pair = char::decode_utf16(both).next();
+                let c = pair
+                    .and_then(Result::ok)
+                    .unwrap_or(char::REPLACEMENT_CHARACTER);
+                if c.len_utf16() == 2 {
+                    left = &left[6..];
+                }
+                text.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
+            }
+            other => text.push(other),
+        }
+    }
+    // Single escaped bytes need not make UTF-8 together.
+    Some(Cow::Owned(String::from_utf8_lossy(&text).into_owned()))
+}
+
+fn hex(text: &[u8], digits: usize) -> Option<u32> {
+    let digits = text.get(..digits)?;
+    digits.iter().try_fold(0, |number, byte| {
+        Some(number * 16 + char::from(*byte).to_digit(16)?)
+    })
 }

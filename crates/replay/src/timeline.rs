@@ -3,6 +3,8 @@
 
 use std::cmp::Reverse;
 
+use serde::Serialize;
+
 /// Steps of a timeline, at most. Steps grow so that the whole log fits.
 const STEPS: usize = 480;
 /// Lengths of a step, seconds, each a multiple of the one before. Longer ones double.
@@ -17,15 +19,14 @@ const BEHIND_US: u64 = 3_600_000_000;
 /// The clock follows lines that are behind after so many in a row.
 const BELIEVED: u32 = 16;
 
-/// ReplayCounts of several series over time.
 #[derive(Debug)]
 pub struct Timeline {
-    length_s: u64,
+    /// The length of a step, seconds.
+    pub length_s: u64,
     /// The first step, counted from the epoch.
     first: u64,
     /// For each series a count for each step.
-    counts: Vec<Vec<u32>>,
-    /// The current step, counted from the first one.
+    pub counts: Vec<Vec<u32>>,
     step: usize,
     /// The end of the current step, microseconds.
     end_us: u64,
@@ -64,7 +65,6 @@ impl Timeline {
         }
     }
 
-    /// Adds 1 to a series in the current step.
     pub fn note(&mut self, series: usize) {
         if let Some(count) = self.counts[series].get_mut(self.step) {
             *count = count.saturating_add(1);
@@ -88,23 +88,12 @@ impl Timeline {
         (self.length_s, self.first) = (length_s, first);
     }
 
-    /// The length of a step, seconds.
-    pub fn length_s(&self) -> u64 {
-        self.length_s
-    }
-
     /// The beginning of the first step, seconds since the epoch.
     pub fn start_s(&self) -> u64 {
         self.first * self.length_s
     }
-
-    /// The counts of a series, step by step.
-    pub fn counts(&self, series: usize) -> &[u32] {
-        &self.counts[series]
-    }
 }
 
-/// The minutes with the largest counts.
 #[derive(Clone, Debug, Default)]
 pub struct BusiestMinutes {
     minute: u64,
@@ -112,10 +101,12 @@ pub struct BusiestMinutes {
     busiest: Vec<Minute>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Minute {
     /// Its beginning, seconds since the epoch.
+    #[serde(rename = "at")]
     pub at_s: u64,
+    #[serde(rename = "denied")]
     pub count: u32,
 }
 
@@ -130,15 +121,11 @@ impl BusiestMinutes {
     }
 
     fn close(&mut self) {
-        let least = self.busiest.last().map_or(0, |minute| minute.count);
-        if self.count > least || (self.count > 0 && self.busiest.len() < BUSIEST) {
-            let at_s = self.minute * 60;
-            self.busiest.push(Minute {
-                at_s,
-                count: self.count,
-            });
-            self.busiest
-                .sort_by_key(|minute| (Reverse(minute.count), minute.at_s));
+        if self.count > 0 {
+            let (at_s, count) = (self.minute * 60, self.count);
+            self.busiest.push(Minute { at_s, count });
+            let rank = |minute: &Minute| (Reverse(minute.count), minute.at_s);
+            self.busiest.sort_by_key(rank);
             self.busiest.truncate(BUSIEST);
         }
     }

@@ -10,7 +10,7 @@ use super::route::path_pattern;
 use super::*;
 use crate::limit::headers::{HeaderSettings, ResetForm};
 use crate::limit::key::{Facts, same_secret};
-use crate::path::{CanonicalPath, Case};
+use crate::path::Case;
 use crate::route::{Direction, HeaderChange, PathPattern};
 
 /// `[deny]`
@@ -118,19 +118,16 @@ impl Bypass {
             let secret = self.key.as_ref();
             secret.is_none_or(|secret| facts.carries_api_key(secret))
         };
-        self.fits(facts.path, client, case) && header() && key()
-    }
-
-    /// Whether the conditions on path and address hold. A route of `case` has canonicalized the
-    /// path.
-    pub fn fits(&self, path: &CanonicalPath<'_>, client: IpAddr, case: Case) -> bool {
-        let ip = self.ip.is_empty() || self.ip.iter().any(|net| net.contains(&client));
-        let pattern = match case {
-            Case::Sensitive => &self.path,
-            Case::Insensitive => &self.folded_path,
+        let path = || {
+            let pattern = match case {
+                Case::Sensitive => &self.path,
+                Case::Insensitive => &self.folded_path,
+            };
+            let pattern = pattern.as_ref();
+            pattern.is_none_or(|pattern| pattern.matches(facts.path))
         };
-        let pattern = pattern.as_ref().filter(|_| ip);
-        ip && pattern.is_none_or(|pattern| pattern.matches(path))
+        let ip = self.ip.is_empty() || self.ip.iter().any(|net| net.contains(&client));
+        ip && path() && header() && key()
     }
 }
 

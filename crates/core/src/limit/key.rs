@@ -298,13 +298,6 @@ impl Part {
     }
 }
 
-impl ApiKeySources {
-    pub fn reads_query(&self) -> bool {
-        let in_query = |source: &ApiKeySource| matches!(source, ApiKeySource::Query(_));
-        self.0.iter().any(in_query)
-    }
-}
-
 impl Default for ApiKeySources {
     /// `x-api-key`, then `Authorization: Bearer`. Not the query, which ends up in logs.
     fn default() -> Self {

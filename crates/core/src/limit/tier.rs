@@ -35,17 +35,6 @@ impl Tiers {
             .or(self.default.as_deref().map(Cow::Borrowed))
     }
 
-    /// Whether anything but headers and a certificate may name the tier. `in_query` is whether API
-    /// keys may be in a query.
-    pub fn may_be_in_target(&self, in_query: bool) -> bool {
-        let is_in_target = |part: &Part| match part {
-            Part::Header(_) | Part::Cookie(_) | Part::Jwt(_) | Part::Tls(_) => false,
-            Part::ApiKey => in_query,
-            _ => true,
-        };
-        self.parts().any(is_in_target) || (self.by_key && in_query)
-    }
-
     pub fn asks_claims(&self) -> bool {
         self.parts().any(|part| matches!(part, Part::Jwt(_)))
     }

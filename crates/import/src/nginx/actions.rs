@@ -8,7 +8,7 @@ use super::scope::{BlockScope, LocationPath};
 use super::syntax::Directive;
 use super::upstreams::ProxyPass;
 use super::variables;
-use crate::draft::{Draft, Notes, RouteAction, TargetDraft};
+use crate::draft::{Draft, RouteAction, TargetDraft};
 use crate::patterns;
 use crate::route::Redirect;
 
@@ -27,34 +27,32 @@ const UNSUPPORTED: [&str; 11] = [
     "dav_methods",
 ];
 
-/// Returns the action of a scope whose requests have this path.
 pub(super) fn find_action(
     scope: &BlockScope<'_>,
     path: &LocationPath<'_>,
     draft: &mut Draft,
 ) -> RouteAction {
-    let notes = &mut draft.notes;
-    if scope.own_first("internal").is_some() {
+    if scope.first("internal").is_some() {
         return TargetDraft::respond(404).into();
     }
     // nginx answers and rewrites before it checks access, and before it limits.
-    if let Some(one) = scope.own_first("return") {
-        return translate_return(one, scope, notes).into();
+    if let Some(one) = scope.first("return") {
+        return translate_return(one, scope).into();
     }
     let mut path = *path;
-    for one in scope.own_named("rewrite") {
+    for one in scope.named("rewrite") {
         match translate_rewrite(one, &path) {
-            Ok(RewriteEffect::Redirect(target)) => {
+            Ok(Some(target)) => {
                 if !matches!(&target, TargetDraft::Redirect { to, .. } if to.contains("{uri}")) {
-                    one.note_differs(notes, "the query is not taken along");
+                    one.differs("the query is not taken along");
                 }
                 return target.into();
             }
-            Ok(RewriteEffect::StripPath) => path.is_stripped = true,
-            Err(why) => return one.close(notes, &why).into(),
+            Ok(None) => path.is_stripped = true,
+            Err(why) => return one.close(&why).into(),
         }
     }
-    if let Some(denial) = directives::find_guard(scope, notes) {
+    if let Some(denial) = directives::find_guard(scope) {
         return denial.into();
     }
     if let Some(pass) = ProxyPass::find(scope) {
@@ -62,20 +60,19 @@ pub(super) fn find_action(
     }
     if let Some(fallback) = find_fallback(scope) {
         let why = "the proxy looks for no files: every request goes on to the named location";
-        fallback.one.note_differs(notes, why);
+        fallback.one.differs(why);
         return find_action(&fallback.scope, &path, draft);
     }
     let is_unsupported = |one: &&Directive| UNSUPPORTED.contains(&one.name.as_str());
-    match scope.own().iter().find(is_unsupported) {
+    match scope.block().inner().iter().find(is_unsupported) {
         Some(one) => {
             let why = "tidegate serves no files, and speaks HTTP only with its upstreams";
-            one.close(notes, why).into()
+            one.close(why).into()
         }
         None => TargetDraft::respond(404).into(),
     }
 }
 
-/// The named location at the end of a `try_files`.
 pub(super) struct FileFallback<'d> {
     one: &'d Directive,
     pub(super) scope: BlockScope<'d>,
@@ -83,19 +80,15 @@ pub(super) struct FileFallback<'d> {
 
 /// Finds the location of `try_files $uri @app;`, unless that location has a `try_files` itself.
 pub(super) fn find_fallback<'d>(scope: &BlockScope<'d>) -> Option<FileFallback<'d>> {
-    let one = scope.own_first("try_files")?;
+    let one = scope.first("try_files")?;
     let name = one.args.last().filter(|name| name.starts_with('@'))?;
     let scope = scope.enter_named(name)?;
-    let ends = scope.own_first("try_files").is_none();
+    let ends = scope.first("try_files").is_none();
     ends.then_some(FileFallback { one, scope })
 }
 
 /// Translates `return 301 https://$host$request_uri;`.
-pub(super) fn translate_return(
-    one: &Directive,
-    scope: &BlockScope<'_>,
-    notes: &mut Notes,
-) -> TargetDraft {
+pub(super) fn translate_return(one: &Directive, scope: &BlockScope<'_>) -> TargetDraft {
     let (status, rest) = match one.arg(0).parse::<u16>() {
         Ok(status) => (status, one.args.get(1)),
         Err(_) => (302, one.args.first()),
@@ -103,16 +96,15 @@ pub(super) fn translate_return(
     let is_redirect = matches!(status, 301 | 302 | 303 | 307 | 308);
     match rest {
         Some(to) if is_redirect => {
-            returned_redirect(to, status, scope).unwrap_or_else(|why| one.close(notes, &why))
+            returned_redirect(to, status, scope).unwrap_or_else(|why| one.close(&why))
         }
         _ if status == 444 => {
-            let why = "connections are not cut without an answer; it is 403";
-            one.note_differs(notes, why);
+            one.differs("connections are not cut without an answer; it is 403");
             TargetDraft::respond(403)
         }
-        Some(body) if body.contains('$') => one.close(notes, "an answer's body has no variables"),
+        Some(body) if body.contains('$') => one.close("an answer's body has no variables"),
         _ if !(200..=599).contains(&status) => {
-            one.note_lost(notes, "no such status");
+            one.lost("no such status");
             TargetDraft::respond(404)
         }
         body => {
@@ -153,15 +145,12 @@ fn can_redirect(to: &str, status: u16) -> bool {
     Redirect::new(to, code).is_ok()
 }
 
-/// The effect of a `rewrite` of a location.
-enum RewriteEffect {
-    Redirect(TargetDraft),
-    /// Removes the location's own path.
-    StripPath,
-}
-
-/// Translates the two kinds that routes have: a redirect of all requests, and a removed prefix.
-fn translate_rewrite(one: &Directive, path: &LocationPath<'_>) -> Result<RewriteEffect, String> {
+/// Translates the two kinds that routes have: a redirect of all requests, and a removed prefix,
+/// which is `None`.
+fn translate_rewrite(
+    one: &Directive,
+    path: &LocationPath<'_>,
+) -> Result<Option<TargetDraft>, String> {
     let (from, to, flag) = (one.arg(0), one.arg(1), one.arg(2));
     let status = match flag {
         "permanent" => Some(301),
@@ -178,10 +167,7 @@ fn translate_rewrite(one: &Directive, path: &LocationPath<'_>) -> Result<Rewrite
         let to = to.trim_end_matches('?').replace(whole, "$request_uri");
         let to = variables::translate_template(&to)?;
         return match can_redirect(&to, status) {
-            true => Ok(RewriteEffect::Redirect(TargetDraft::Redirect {
-                to,
-                status,
-            })),
+            true => Ok(Some(TargetDraft::Redirect { to, status })),
             false => Err("not a place that a route may send clients to".to_owned()),
         };
     }
@@ -190,7 +176,7 @@ fn translate_rewrite(one: &Directive, path: &LocationPath<'_>) -> Result<Rewrite
     let takes_rest = rests.iter().any(|rest| format!("^{own}{rest}") == from);
     let strips = takes_rest && matches!(to, "/$1" | "$1");
     match strips && flag == "break" && !own.is_empty() && !path.is_exact {
-        true => Ok(RewriteEffect::StripPath),
+        true => Ok(None),
         false => Err("no route can say this rewrite".to_owned()),
     }
 }
@@ -204,19 +190,13 @@ pub(super) fn redirecting_rewrite(one: &Directive) -> Option<TargetDraft> {
     if !is_absolute(one.arg(1)) && !matches!(one.arg(2), "permanent" | "redirect") {
         return None;
     }
-    match translate_rewrite(one, &LocationPath::unknown()) {
-        Ok(RewriteEffect::Redirect(target)) => Some(target),
-        Ok(RewriteEffect::StripPath) => None,
-        Err(why) => Some(one.closed(&why)),
-    }
+    translate_rewrite(one, &LocationPath::default()).unwrap_or_else(|why| Some(one.closed(&why)))
 }
 
-/// The effect of the rewrites of a server.
 #[derive(Default)]
 pub(super) struct ServerRewrites {
     /// The server answers all requests before it looks for a location.
     pub(super) answers_all: bool,
-    /// Paths whose requests are closed.
     pub(super) closed: Vec<ClosedPath>,
 }
 
@@ -227,10 +207,10 @@ pub(super) struct ClosedPath {
 
 /// Reads the rewrites of a server. A rewritten path would lead to another location, which no route
 /// can do.
-pub(super) fn read_server_rewrites(scope: &BlockScope<'_>, notes: &mut Notes) -> ServerRewrites {
+pub(super) fn read_server_rewrites(scope: &BlockScope<'_>) -> ServerRewrites {
     let mut found = ServerRewrites::default();
-    for one in scope.own_named("rewrite") {
-        let Err(why) = translate_rewrite(one, &LocationPath::unknown()) else {
+    for one in scope.named("rewrite") {
+        let Err(why) = translate_rewrite(one, &LocationPath::default()) else {
             found.answers_all = true;
             return found;
         };
@@ -241,15 +221,15 @@ pub(super) fn read_server_rewrites(scope: &BlockScope<'_>, notes: &mut Notes) ->
         let goes_on = redirecting_rewrite(one).is_none();
         match patterns::widen_regex(from, false) {
             Ok(regex) if is_of_some_paths || goes_on => {
-                one.note_lost(notes, format!("{why}; requests that it is for are closed"));
+                one.lost(format!("{why}; requests that it is for are closed"));
                 found.closed.push(ClosedPath {
                     path: format!("regex:{regex}"),
                     target: one.closed(&why),
                 });
             }
-            _ => one.note_lost(notes, why),
+            _ => one.lost(why),
         }
     }
-    found.answers_all = scope.own_first("return").is_some();
+    found.answers_all = scope.first("return").is_some();
     found
 }

@@ -1,13 +1,11 @@
 //! `if (..)`: what a condition requires of a request, in terms that routes have.
 
-use super::scope::{BlockScope, LocationPath, VariableMap};
+use super::scope::{BlockScope, LocationPath};
 use super::syntax::Directive;
-use super::variables;
 use crate::draft::HeaderDraft;
 use crate::patterns;
 use crate::route::Regex;
 
-/// The property of a request that a condition tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Condition {
     Always,
@@ -17,7 +15,6 @@ pub(super) enum Condition {
         list: Vec<String>,
         negated: bool,
     },
-    /// One of these tests holds.
     Headers(Vec<HeaderTest>),
     /// The expression matches its host, or does not if it is negated.
     Host {
@@ -26,11 +23,8 @@ pub(super) enum Condition {
         name: Option<String>,
         negated: bool,
     },
-    /// The expression matches its path.
     Path(String),
-    /// One of these holds.
     Any(Vec<Condition>),
-    /// A file exists, or does not.
     File,
     /// No route can test it, for this reason.
     Untranslatable(String),
@@ -43,7 +37,6 @@ pub(super) struct HeaderTest {
     pub(super) is_present: bool,
 }
 
-/// The block around a condition.
 #[derive(Clone, Copy)]
 pub(super) struct ConditionScope<'a> {
     pub(super) scope: &'a BlockScope<'a>,
@@ -51,7 +44,6 @@ pub(super) struct ConditionScope<'a> {
     pub(super) tls: ServerTls,
 }
 
-/// Facts about the TLS connections of a server.
 #[derive(Clone, Copy)]
 pub(super) struct ServerTls {
     /// Whether all requests use TLS; `None` if only some do.
@@ -60,7 +52,6 @@ pub(super) struct ServerTls {
     pub(super) verified: bool,
 }
 
-/// How a condition compares its variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Comparison<'t> {
     operand: Operand<'t>,
@@ -78,7 +69,6 @@ enum Operand<'t> {
     },
 }
 
-/// Reads the condition of an `if`.
 pub(super) fn parse_condition(one: &Directive, around: ConditionScope<'_>) -> Condition {
     let mut words: Vec<&str> = one.args.iter().map(String::as_str).collect();
     if let Some(first) = words.first_mut() {
@@ -143,7 +133,7 @@ fn variable_condition(
             if let Some(condition) = assigned_condition(name, comparison, around) {
                 return condition;
             }
-            if let Some(map @ VariableMap::Map(_)) = around.scope.http.map(name) {
+            if let Some(map) = around.scope.map(name).filter(|map| map.name == "map") {
                 return mapped_condition(map, comparison, around);
             }
             match (name.strip_prefix("http_"), name.strip_prefix("cookie_")) {
@@ -171,7 +161,11 @@ fn known_condition(value: Option<&str>, comparison: Comparison<'_>) -> Condition
             Err(why) => return untranslatable(why),
         },
     };
-    match equal != comparison.negated {
+    always_if(equal != comparison.negated)
+}
+
+fn always_if(holds: bool) -> Condition {
+    match holds {
         true => Condition::Always,
         false => Condition::Never,
     }
@@ -193,10 +187,10 @@ fn method_condition(comparison: Comparison<'_>) -> Condition {
     }
     // The proxy refuses CONNECT by itself, and no route may name it.
     list.retain(|one| one != "CONNECT");
-    match (list.is_empty(), comparison.negated) {
-        (true, false) => Condition::Never,
-        (true, true) => Condition::Always,
-        (false, negated) => Condition::Methods { list, negated },
+    let negated = comparison.negated;
+    match list.is_empty() {
+        true => always_if(negated),
+        false => Condition::Methods { list, negated },
     }
 }
 
@@ -231,7 +225,6 @@ fn path_condition(comparison: Comparison<'_>) -> Condition {
     }
 }
 
-/// The name of a header that conditions are about.
 struct TestedHeader<'h>(&'h str);
 
 impl TestedHeader<'_> {
@@ -241,15 +234,11 @@ impl TestedHeader<'_> {
         HeaderTest { header, is_present }
     }
 
-    fn has(&self, value: String) -> Condition {
-        Condition::Headers(vec![self.test(Some(value), true)])
+    /// The header has such a value, or has not if this is negated.
+    fn has(&self, value: String, negated: bool) -> Condition {
+        Condition::Headers(vec![self.test(Some(value), !negated)])
     }
 
-    fn has_not(&self, value: String) -> Condition {
-        Condition::Headers(vec![self.test(Some(value), false)])
-    }
-
-    /// The header has such a value, or is missing.
     fn has_or_is_missing(&self, value: String) -> Condition {
         Condition::Headers(vec![self.test(Some(value), true), self.test(None, false)])
     }
@@ -265,11 +254,10 @@ fn header_condition(name: &str, comparison: Comparison<'_>) -> Condition {
         false => text.to_owned(),
     };
     match (comparison.operand, comparison.negated) {
-        (Operand::True, _) => header.has("regex:[^0]|0.".to_owned()),
+        (Operand::True, _) => header.has("regex:[^0]|0.".to_owned(), false),
         (Operand::Text(""), false) => header.has_or_is_missing(String::new()),
-        (Operand::Text(""), true) => header.has("regex:.".to_owned()),
-        (Operand::Text(text), false) => header.has(exactly(text)),
-        (Operand::Text(text), true) => header.has_not(exactly(text)),
+        (Operand::Text(""), true) => header.has("regex:.".to_owned(), false),
+        (Operand::Text(text), negated) => header.has(exactly(text), negated),
         (Operand::Regex { regex, any_case }, false) => {
             let wider = match patterns::widen_regex(regex, any_case) {
                 Ok(wider) => wider,
@@ -280,7 +268,7 @@ fn header_condition(name: &str, comparison: Comparison<'_>) -> Condition {
             match wider.as_str() {
                 "^$" | "(?i)^$" => header.has_or_is_missing(String::new()),
                 _ if parsed.is_ok_and(|regex| regex.is_in(b"")) => header.has_or_is_missing(value),
-                _ => header.has(value),
+                _ => header.has(value, false),
             }
         }
         (Operand::Regex { regex, any_case }, true) => {
@@ -288,7 +276,7 @@ fn header_condition(name: &str, comparison: Comparison<'_>) -> Condition {
                 Ok(regex) if regex.is_in(b"") => {
                     untranslatable("a route cannot ask that a header is missing")
                 }
-                Ok(regex) => header.has_not(format!("regex:{}", regex.as_str())),
+                Ok(regex) => header.has(format!("regex:{}", regex.as_str()), true),
                 Err(why) => untranslatable(why),
             }
         }
@@ -296,16 +284,17 @@ fn header_condition(name: &str, comparison: Comparison<'_>) -> Condition {
 }
 
 fn cookie_condition(name: &str, comparison: Comparison<'_>) -> Condition {
-    let header = TestedHeader("cookie");
-    let begin = format!("(?:^|;\\s*){}=", patterns::escape_regex(name));
-    let value = |rest: &str| format!("regex:{begin}{rest}");
-    let exactly = |text: &str| value(&format!("{}(?:;|$)", patterns::escape_regex(text)));
+    let name = patterns::escape_regex(name);
+    let has = |rest: &str, negated: bool| {
+        let value = format!("regex:(?:^|;\\s*){name}={rest}");
+        TestedHeader("cookie").has(value, negated)
+    };
     match (comparison.operand, comparison.negated) {
-        (Operand::True, _) => header.has(value("(?:[^;0]|0[^;])")),
-        (Operand::Text(""), false) => header.has_not(value("[^;]")),
-        (Operand::Text(""), true) => header.has(value("[^;]")),
-        (Operand::Text(text), false) => header.has(exactly(text)),
-        (Operand::Text(text), true) => header.has_not(exactly(text)),
+        (Operand::True, _) => has("(?:[^;0]|0[^;])", false),
+        (Operand::Text(""), negated) => has("[^;]", !negated),
+        (Operand::Text(text), negated) => {
+            has(&format!("{}(?:;|$)", patterns::escape_regex(text)), negated)
+        }
         (Operand::Regex { .. }, _) => untranslatable("a route does not search in a cookie's value"),
     }
 }
@@ -318,8 +307,13 @@ fn assigned_condition(
     around: ConditionScope<'_>,
 ) -> Option<Condition> {
     let sets = |one: &&Directive| one.name == "set" && one.arg(0).strip_prefix('$') == Some(name);
-    let own: Vec<&Directive> = around.scope.own().iter().filter(sets).collect();
-    let ifs = around.scope.own().iter().filter(|one| one.name == "if");
+    let own: Vec<&Directive> = around.scope.block().inner().iter().filter(sets).collect();
+    let ifs = around
+        .scope
+        .block()
+        .inner()
+        .iter()
+        .filter(|one| one.name == "if");
     let in_ifs: Vec<(&Directive, &Directive)> = ifs
         .flat_map(|one| one.inner().iter().filter(sets).map(move |set| (one, set)))
         .collect();
@@ -353,45 +347,42 @@ fn assigned_condition(
 /// Returns the condition of a variable of `map`, as one expression for its source:
 /// `map $http_user_agent $bad { default 0; ~*wget 1; }`.
 fn mapped_condition(
-    map: VariableMap<'_>,
+    map: &Directive,
     comparison: Comparison<'_>,
     around: ConditionScope<'_>,
 ) -> Condition {
-    let (source, directive) = (map.source(), map.directive());
-    let is_plain = directive.inner().iter().all(|line| {
+    let source = map.map_source();
+    let is_plain = map.inner().iter().all(|line| {
         !matches!(line.name.as_str(), "include" | "hostnames" | "volatile") && line.args.len() == 1
     });
-    let lines: Vec<_> = map.lines().collect();
-    let is_fixed = lines
-        .iter()
-        .all(|line| variables::split_variables(line.value).len() <= 1 && !line.value.contains('$'));
-    if !is_plain || !is_fixed || source.is_empty() || around.scope.http.map(source).is_some() {
-        let line = directive.line();
+    let lines: Vec<_> = map.map_lines().collect();
+    let is_fixed = lines.iter().all(|line| !line.arg(0).contains('$'));
+    if !is_plain || !is_fixed || source.is_empty() || around.scope.map(source).is_some() {
+        let line = map.line();
         return untranslatable(format!("{line} is made of what routes cannot ask"));
     }
     let matches = |value: &str| known_condition(Some(value), comparison) == Condition::Always;
-    let default = matches(map.default());
+    let default = matches(map.map_default());
     let differs = |value: &str| matches(value) != default;
-    let differing: Vec<_> = lines.iter().filter(|line| differs(line.value)).collect();
+    let differing: Vec<_> = lines.iter().filter(|line| differs(line.arg(0))).collect();
     if differing.is_empty() {
-        return match default {
-            true => Condition::Always,
-            false => Condition::Never,
-        };
+        return always_if(default);
     }
     // A line with the default's result may be an exception of the lines below it.
     if differing.len() < lines.len() {
-        return untranslatable(format!("{} has exceptions", directive.line()));
+        return untranslatable(format!("{} has exceptions", map.line()));
     }
     let regex_of = |pattern: &str| match (pattern.strip_prefix("~*"), pattern.strip_prefix('~')) {
         (Some(regex), _) => format!("(?i:{regex})"),
         (_, Some(regex)) => format!("(?:{regex})"),
         _ => {
-            let text = pattern.trim_start_matches('\\');
-            format!("(?i:^{}$)", patterns::escape_regex(text))
+            format!(
+                "(?i:^{}$)",
+                patterns::escape_regex(pattern.trim_start_matches('\\'))
+            )
         }
     };
-    let regexes: Vec<String> = lines.iter().map(|line| regex_of(line.pattern)).collect();
+    let regexes: Vec<String> = lines.iter().map(|line| regex_of(&line.name)).collect();
     let operand = Operand::Regex {
         regex: &regexes.join("|"),
         any_case: false,

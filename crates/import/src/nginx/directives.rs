@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use super::scope::BlockScope;
 use super::syntax::Directive;
-use crate::draft::{Notes, TargetDraft};
+use crate::draft::TargetDraft;
 
 /// Directives that other files of this room translate. They note what they lose.
 const TRANSLATED: &str = "\
@@ -127,7 +127,6 @@ fn has_word(words: &str, word: &str) -> bool {
     words.split_whitespace().any(|known| known == word)
 }
 
-/// Returns the reason that a table has for a directive.
 fn find_reason(table: &'static str, name: &str) -> Option<&'static str> {
     let mut rows = table.lines().filter_map(|row| row.split_once(" | "));
     let (_, why) = rows.find(|(names, _)| has_word(names, name))?;
@@ -140,35 +139,36 @@ fn is_known(name: &str) -> bool {
 }
 
 /// Notes each directive of this block and of the blocks in it that is not translated.
-pub(super) fn note_untranslated(list: &[Directive], in_location: bool, notes: &mut Notes) {
-    for one in list {
+pub(super) fn note_untranslated(block: &Directive) {
+    for one in block.inner() {
         let name = one.name.as_str();
         // Files that a location serves close its route, which notes them.
-        let is_noted_by_route = in_location && matches!(name, "root" | "alias" | "try_files");
+        let is_noted_by_route =
+            block.name == "location" && matches!(name, "root" | "alias" | "try_files");
         if let Some(why) = find_reason(NEEDLESS, name) {
-            one.note_needless(notes, why);
+            one.needless(why);
         } else if let Some(why) = find_reason(LOST, name) {
             if !is_noted_by_route {
-                one.note_lost(notes, why);
+                one.lost(why);
             }
         } else if !has_word(TRANSLATED, name) {
-            one.note_lost(notes, "tidegate has nothing like it");
+            one.lost("tidegate has nothing like it");
         }
         if matches!(name, "http" | "location") {
-            note_untranslated(one.inner(), name == "location", notes);
+            note_untranslated(one);
         }
     }
 }
 
 /// Returns what a route answers if a scope's guards deny requests; `None` if they allow all.
-pub(super) fn find_guard(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<TargetDraft> {
-    let mut guard = guard_by_name(scope, notes);
+pub(super) fn find_guard(scope: &BlockScope<'_>) -> Option<TargetDraft> {
+    let mut guard = guard_by_name(scope);
     for one in scope.all().filter(|one| one.name == "include") {
         let file = one.arg(0).rsplit('/').next().unwrap_or_default();
         if !has_word(HARMLESS, file) {
             let why = "the file cannot be read here, and it may guard something; what it is for is \
                        closed";
-            let closed = one.close(notes, why);
+            let closed = one.close(why);
             guard.get_or_insert(closed);
         }
     }
@@ -177,13 +177,13 @@ pub(super) fn find_guard(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<Ta
         && scope.last("ssl_client_certificate").is_none()
     {
         let why = "no `ssl_client_certificate` says which certificates are believed; it is closed";
-        let closed = one.close(notes, why);
+        let closed = one.close(why);
         guard.get_or_insert(closed);
     }
-    guard.or_else(|| guard_by_address(scope, notes))
+    guard.or_else(|| guard_by_address(scope))
 }
 
-fn guard_by_name(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<TargetDraft> {
+fn guard_by_name(scope: &BlockScope<'_>) -> Option<TargetDraft> {
     let names: BTreeSet<&str> = scope.all().map(|one| one.name.as_str()).collect();
     let mut guard = None;
     for name in names.into_iter().filter(|name| checks_access(name)) {
@@ -194,7 +194,7 @@ fn guard_by_name(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<TargetDraf
             true => "tidegate has no web application firewall; the route is closed",
             false => "tidegate asks for no credentials and runs no programs; the route is closed",
         };
-        guard = Some(one.close(notes, why));
+        guard = Some(one.close(why));
     }
     guard
 }
@@ -208,7 +208,7 @@ fn checks_access(name: &str) -> bool {
 }
 
 /// Reads `allow` and `deny`, which are one list.
-fn guard_by_address(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<TargetDraft> {
+fn guard_by_address(scope: &BlockScope<'_>) -> Option<TargetDraft> {
     let mut rules = scope.inherited_any(&["allow", "deny"]);
     let is_all = |one: &&Directive| one.arg(0) == "all";
     // nginx never reaches the rules behind a rule for all.
@@ -227,10 +227,7 @@ fn guard_by_address(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<TargetD
         .into_iter()
         .filter(|one| !is_all(one) || one.name == "deny")
     {
-        let closed = one.close(
-            notes,
-            "tidegate keeps no addresses out; the route is closed",
-        );
+        let closed = one.close("tidegate keeps no addresses out; the route is closed");
         guard.get_or_insert(closed);
     }
     guard

@@ -10,21 +10,19 @@ use super::directives;
 use super::scope::BlockScope;
 use super::settings;
 use super::syntax::Directive;
-use crate::draft::{Draft, HeaderDraft, Notes, RouteAction, TargetDraft};
+use crate::draft::{Draft, HeaderDraft, RouteAction, TargetDraft};
 use crate::patterns;
 use crate::route::Regex;
 
 /// Routes that one location may become, at most.
 const MAX_VARIANTS: usize = 64;
 
-/// An action under a condition.
 #[derive(Clone, Debug)]
 pub(super) struct EarlyAnswer {
     pub(super) condition: Condition,
     pub(super) action: RouteAction,
 }
 
-/// One of the routes of a location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RouteVariant {
     pub(super) methods: Vec<String>,
@@ -33,7 +31,6 @@ pub(super) struct RouteVariant {
 }
 
 impl RouteVariant {
-    /// Makes a variant for all methods.
     fn new(headers: Vec<HeaderDraft>, action: &RouteAction) -> RouteVariant {
         RouteVariant {
             methods: Vec::new(),
@@ -43,7 +40,6 @@ impl RouteVariant {
     }
 }
 
-/// The requests that variants are for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestClass<'a> {
     /// `None` is all methods that no condition names.
@@ -53,17 +49,20 @@ pub(super) struct RequestClass<'a> {
     pub(super) path: Option<&'a str>,
 }
 
-/// Returns the early answers of a block in their order.
 pub(super) fn read_answers(around: ConditionScope<'_>, draft: &mut Draft) -> Vec<EarlyAnswer> {
     let scope = around.scope;
     let mut answers = Vec::new();
-    let before_return = scope.own().iter().take_while(|one| one.name != "return");
+    let before_return = scope
+        .block()
+        .inner()
+        .iter()
+        .take_while(|one| one.name != "return");
     for one in before_return.filter(|one| one.name == "if") {
         answers.extend(translate_if(one, around, draft));
     }
     // nginx checks methods after all rewrites.
-    for one in scope.own_named("limit_except") {
-        answers.extend(translate_limit_except(one, scope, &mut draft.notes));
+    for one in scope.named("limit_except") {
+        answers.extend(translate_limit_except(one, scope));
     }
     answers
 }
@@ -75,55 +74,48 @@ fn translate_if(
 ) -> Vec<EarlyAnswer> {
     let condition = conditions::parse_condition(one, around);
     let Some(action) = conditional_action(one, around, &condition, draft) else {
-        let only_sets = one
-            .inner()
-            .iter()
-            .all(|one| matches!(one.name.as_str(), "set" | "break"));
-        let why = match only_sets {
+        let sets = |one: &Directive| matches!(one.name.as_str(), "set" | "break");
+        one.lost(match one.inner().iter().all(sets) {
             true => "what it sets counts where an `if` that answers asks for it, and nowhere else",
             false => {
                 "nothing depends on conditions but what is answered; routes have `methods` and \
-                      `headers`"
+                 `headers`"
             }
-        };
-        one.note_lost(&mut draft.notes, why);
+        });
         return Vec::new();
     };
     let target = &action.target;
     let to_https = matches!(target, TargetDraft::Redirect { to, .. } if to.starts_with("https://"));
-    let mut args = one.args.iter();
-    let tests_scheme = args.any(|arg| arg.contains("$scheme") || arg.contains("$https"));
+    let line = one.line();
+    let tests_scheme = line.contains("$scheme") || line.contains("$https");
     if to_https && tests_scheme && around.tls.secure.is_none() {
         draft.redirect_to_https();
         return Vec::new();
     }
     let is_maintenance = matches!(target, TargetDraft::Respond { status: 503, .. });
-    let notes = &mut draft.notes;
     let conditions = match condition {
         Condition::Any(list) => list,
         Condition::File if !target.denies() || is_maintenance => {
-            let why = "the proxy looks for no files; what this answers is not answered here";
-            one.note_lost(notes, why);
+            one.lost("the proxy looks for no files; what this answers is not answered here");
             return Vec::new();
         }
         condition => vec![condition],
     };
     let answers = conditions.into_iter().map(|condition| EarlyAnswer {
-        condition: note_untranslatable(condition, one, notes),
+        condition: note_untranslatable(condition, one),
         action: action.clone(),
     });
     answers.collect()
 }
 
-/// Notes a condition that no route can test.
-fn note_untranslatable(condition: Condition, one: &Directive, notes: &mut Notes) -> Condition {
+fn note_untranslatable(condition: Condition, one: &Directive) -> Condition {
     let why = match condition {
         Condition::Untranslatable(why) => why,
         Condition::File => "the proxy looks for no files".to_owned(),
         Condition::Any(_) => "it depends on several conditions at once".to_owned(),
         condition => return condition,
     };
-    one.note_lost(notes, format!("{why}; what it guarded is closed"));
+    one.lost(format!("{why}; what it guarded is closed"));
     Condition::Untranslatable(format!("`{}`: {why}", one.line()))
 }
 
@@ -135,43 +127,36 @@ fn conditional_action(
     draft: &mut Draft,
 ) -> Option<RouteAction> {
     let inner = &around.scope.enter(one);
-    if let Some(answer) = inner.own_first("return") {
-        let target = actions::translate_return(answer, inner, &mut draft.notes);
+    if let Some(answer) = inner.first("return") {
+        let target = actions::translate_return(answer, inner);
         let mut action = RouteAction::from(target);
         if !matches!(action.target, TargetDraft::Closed(_)) {
             action.entries = settings::header_changes(inner, draft);
-            let is_down = |key: &str| key == "headers_down";
-            action.entries.list.retain(|entry| is_down(&entry.key));
+            let entries = &mut action.entries.list;
+            entries.retain(|entry| entry.key == "headers_down");
         }
         return Some(action);
     }
-    if let Some(rewrite) = inner.own_first("rewrite") {
+    if let Some(rewrite) = inner.first("rewrite") {
         return actions::redirecting_rewrite(rewrite).map(RouteAction::from);
     }
     let is_testable = !matches!(
         condition,
         Condition::Untranslatable(_) | Condition::File | Condition::Any(_)
     );
-    let passes = ["proxy_pass", "grpc_pass"];
-    if is_testable && passes.iter().any(|name| inner.own_first(name).is_some()) {
+    let pass = one.first("proxy_pass").or(one.first("grpc_pass"));
+    if is_testable && pass.is_some() {
         return Some(actions::find_action(inner, around.path, draft));
     }
     let alone = around.scope.enter_alone(one);
-    directives::find_guard(&alone, &mut draft.notes).map(RouteAction::from)
+    directives::find_guard(&alone).map(RouteAction::from)
 }
 
 /// Translates `limit_except GET { deny all; }`.
-fn translate_limit_except(
-    one: &Directive,
-    scope: &BlockScope<'_>,
-    notes: &mut Notes,
-) -> Option<EarlyAnswer> {
-    let action = directives::find_guard(&scope.enter_alone(one), notes)?.into();
-    let mut list: Vec<String> = one
-        .args
-        .iter()
-        .map(|arg| arg.to_ascii_uppercase())
-        .collect();
+fn translate_limit_except(one: &Directive, scope: &BlockScope<'_>) -> Option<EarlyAnswer> {
+    let action = directives::find_guard(&scope.enter_alone(one))?.into();
+    let args = one.args.iter();
+    let mut list: Vec<String> = args.map(|arg| arg.to_ascii_uppercase()).collect();
     if list.iter().any(|method| method == "GET") {
         list.push("HEAD".to_owned());
     }
@@ -180,7 +165,6 @@ fn translate_limit_except(
     Some(EarlyAnswer { condition, action })
 }
 
-/// Returns the hosts that conditions name.
 pub(super) fn tested_hosts(answers: &[EarlyAnswer]) -> impl Iterator<Item = &str> {
     answers.iter().filter_map(|answer| match &answer.condition {
         Condition::Host { name, .. } => name.as_deref(),
@@ -212,62 +196,36 @@ pub(super) fn variants<'a>(
         })
     };
     let others = decide(None);
-    let mut groups: Vec<MethodGroup> = Vec::new();
+    // Methods with the same variants are one group.
+    let mut groups: Vec<(Vec<String>, Vec<RouteVariant>)> = Vec::new();
     for method in methods {
         let variants = decide(Some(method));
-        let method = method.to_owned();
-        match groups.iter_mut().find(|known| known.variants == variants) {
-            Some(group) => group.methods.push(method),
-            None => groups.push(MethodGroup {
-                methods: vec![method],
-                variants,
-            }),
+        match groups.iter_mut().find(|(_, known)| *known == variants) {
+            Some((methods, _)) => methods.push(method.to_owned()),
+            None => groups.push((vec![method.to_owned()], variants)),
         }
     }
+    let has = |methods: &[String], method: &str| methods.iter().any(|one| one == method);
     // A route for GET also matches HEAD, unless another route names HEAD.
-    let keeps_get = groups
-        .iter()
-        .any(|group| group.has("GET") && group.variants != others);
-    groups.retain(|group| group.variants != others || keeps_get && group.has("HEAD"));
+    let mut others_than = groups.iter().filter(|(_, variants)| *variants != others);
+    let keeps_get = others_than.any(|(methods, _)| has(methods, "GET"));
+    groups.retain(|(methods, variants)| *variants != others || keeps_get && has(methods, "HEAD"));
     // Routes with expressions are tried in their order.
-    groups.sort_by_key(|group| group.has("GET"));
-    groups.push(MethodGroup {
-        methods: Vec::new(),
-        variants: others,
+    groups.sort_by_key(|(methods, _)| has(methods, "GET"));
+    groups.push((Vec::new(), others));
+    let all = groups.into_iter().flat_map(|(methods, variants)| {
+        let with_methods = move |variant| RouteVariant {
+            methods: methods.clone(),
+            ..variant
+        };
+        variants.into_iter().map(with_methods)
     });
-    let all = groups
-        .into_iter()
-        .flat_map(|MethodGroup { methods, variants }| {
-            variants.into_iter().map(move |variant| RouteVariant {
-                methods: methods.clone(),
-                ..variant
-            })
-        });
     all.collect()
 }
 
-/// Methods with the same variants.
-struct MethodGroup {
-    methods: Vec<String>,
-    variants: Vec<RouteVariant>,
-}
-
-impl MethodGroup {
-    fn has(&self, method: &str) -> bool {
-        self.methods.iter().any(|one| one == method)
-    }
-}
-
-/// The result of a condition for a class of requests.
-enum Evaluation<'c> {
-    Known(bool),
-    /// One of these tests must hold.
-    DependsOn(&'c [HeaderTest]),
-    Unknown(String),
-}
-
-fn evaluate<'c>(condition: &'c Condition, class: RequestClass<'_>) -> Evaluation<'c> {
-    Evaluation::Known(match condition {
+/// Whether a condition holds for a class of requests. Fails with a reason if that is not known.
+fn evaluate(condition: &Condition, class: RequestClass<'_>) -> Result<bool, String> {
+    Ok(match condition {
         Condition::Always => true,
         Condition::Never => false,
         Condition::Methods { list, negated } => {
@@ -275,7 +233,6 @@ fn evaluate<'c>(condition: &'c Condition, class: RequestClass<'_>) -> Evaluation
             let is_in = method.is_some_and(|method| list.iter().any(|one| one == method));
             is_in != *negated
         }
-        Condition::Headers(tests) => return Evaluation::DependsOn(tests),
         Condition::Host {
             regex,
             name,
@@ -284,16 +241,16 @@ fn evaluate<'c>(condition: &'c Condition, class: RequestClass<'_>) -> Evaluation
             Some(host) if !host.starts_with("*.") => regex.is_in(host.as_bytes()) != *negated,
             // The one name has a route of its own.
             _ if name.is_some() => *negated,
-            _ => return Evaluation::Unknown("only some hosts are meant".to_owned()),
+            _ => return Err("only some hosts are meant".to_owned()),
         },
         Condition::Path(text) => {
             let regex = Regex::parse(text).ok().zip(class.path);
             regex.is_some_and(|(regex, path)| regex.is_in(path.as_bytes()))
         }
-        Condition::Any(_) | Condition::File => {
-            return Evaluation::Unknown("it cannot be asked".to_owned());
+        Condition::Headers(_) | Condition::Any(_) | Condition::File => {
+            return Err("it cannot be asked".to_owned());
         }
-        Condition::Untranslatable(why) => return Evaluation::Unknown(why.clone()),
+        Condition::Untranslatable(why) => return Err(why.clone()),
     })
 }
 
@@ -309,29 +266,24 @@ fn decide_by_headers(
     let mut headers: Vec<HeaderDraft> = Vec::new();
     let mut last = own.clone();
     for EarlyAnswer { condition, action } in answers {
-        match evaluate(condition, class) {
-            Evaluation::Known(false) => {}
-            Evaluation::Known(true) => {
-                last = action.clone();
-                break;
+        let Condition::Headers(tests) = condition else {
+            match evaluate(condition, class) {
+                Ok(false) => continue,
+                Ok(true) => last = action.clone(),
+                Err(why) => last = TargetDraft::Closed(why).into(),
             }
-            Evaluation::Unknown(why) => {
-                last = TargetDraft::Closed(why).into();
-                break;
+            break;
+        };
+        for HeaderTest { header, is_present } in tests {
+            if *is_present {
+                present.push((header, action));
+                continue;
             }
-            Evaluation::DependsOn(tests) => {
-                for HeaderTest { header, is_present } in tests {
-                    if *is_present {
-                        present.push((header, action));
-                        continue;
-                    }
-                    levels.push(RouteVariant::new(headers.clone(), action));
-                    match headers.iter().find(|one| one.name == header.name) {
-                        Some(same) if same == header => {}
-                        Some(_) => return None,
-                        None => headers.push(header.clone()),
-                    }
-                }
+            levels.push(RouteVariant::new(headers.clone(), action));
+            match headers.iter().find(|one| one.name == header.name) {
+                Some(same) if same == header => {}
+                Some(_) => return None,
+                None => headers.push(header.clone()),
             }
         }
     }

@@ -12,9 +12,7 @@ use crate::draft::{Draft, RouteAction, RouteDraft, TargetDraft};
 use crate::patterns::ImportedPath;
 use crate::route::HostPattern;
 
-/// A server whose locations are translated.
 pub(super) struct Site<'a> {
-    pub(super) one: &'a Directive,
     pub(super) scope: &'a BlockScope<'a>,
     /// `None` is every host.
     pub(super) hosts: Vec<Option<String>>,
@@ -23,48 +21,40 @@ pub(super) struct Site<'a> {
     pub(super) closed: Option<String>,
 }
 
-/// A directive that routes come from, and the scope of its block.
-#[derive(Clone, Copy)]
-struct RouteSource<'a> {
-    one: &'a Directive,
-    scope: &'a BlockScope<'a>,
-}
-
 impl Site<'_> {
-    /// Adds the routes of the server, for each of its hosts.
     pub(super) fn add_routes(&mut self, draft: &mut Draft) {
-        let whole = LocationPath::prefix("/");
+        let whole = LocationPath {
+            path: Some("/"),
+            ..LocationPath::default()
+        };
         let answers = self.read_answers(self.scope, &whole, draft);
         self.add_tested_hosts(&answers);
-        let source = RouteSource {
-            one: self.one,
-            scope: self.scope,
-        };
         for (path, action) in early_answers::answers_by_path(&answers, None) {
-            self.add_for_hosts(source, &path, action, draft);
+            self.add_for_hosts(self.scope, &path, action, draft);
         }
-        let rewrites = actions::read_server_rewrites(self.scope, &mut draft.notes);
+        let rewrites = actions::read_server_rewrites(self.scope);
         for closed in rewrites.closed {
-            self.add_for_hosts(source, &closed.path, &closed.target.into(), draft);
+            self.add_for_hosts(self.scope, &closed.path, &closed.target.into(), draft);
         }
         let mut found = Vec::new();
         if !rewrites.answers_all {
             self.collect(self.scope, Nesting::default(), &mut found, draft);
         }
-        close_shadowed_twins(&mut found, draft);
+        close_shadowed_twins(&mut found);
         for placed in precedence::order(&found) {
             let location = &mut found[placed.index];
-            let one = location.one;
+            let one = location.scope.block();
             let mut path = match placed.path {
                 Ok(path) => path,
                 Err(why) => {
-                    let why = format!("{why}; its requests go where its path leads without it");
-                    one.note_lost(&mut draft.notes, why);
+                    one.lost(format!(
+                        "{why}; its requests go where its path leads without it"
+                    ));
                     continue;
                 }
             };
             if let Some(why) = path.differs.take_if(|_| path.is_wider) {
-                one.note_lost(&mut draft.notes, why);
+                one.lost(why);
             }
             if path.is_wider && !location.action.target.denies() {
                 let why = format!("`{}` cannot be said", one.line());
@@ -72,14 +62,11 @@ impl Site<'_> {
             }
             self.add_location(location, &answers, path, draft);
         }
-        if !found
-            .iter()
-            .any(|one| one.path == "/" && one.kind.is_prefix())
-        {
+        let is_rest = |one: &Location<'_>| one.path == "/" && one.kind.is_prefix();
+        if !found.iter().any(is_rest) {
             let rest = Location {
                 kind: LocationKind::Prefix,
                 path: "/",
-                one: self.one,
                 scope: self.scope.clone(),
                 nesting: Nesting::default(),
                 action: actions::find_action(self.scope, &whole, draft),
@@ -102,11 +89,10 @@ impl Site<'_> {
     /// Adds hosts that conditions name, so that each has routes of its own.
     fn add_tested_hosts(&mut self, answers: &[EarlyAnswer]) {
         for name in early_answers::tested_hosts(answers) {
-            let covers = |host: &Option<String>| match host {
-                None => true,
-                Some(host) => host
-                    .strip_prefix('*')
-                    .is_some_and(|below| name.ends_with(below)),
+            let covers = |host: &Option<String>| {
+                let Some(host) = host else { return true };
+                host.strip_prefix('*')
+                    .is_some_and(|below| name.ends_with(below))
             };
             let host = Some(name.to_owned());
             let is_valid = HostPattern::parse(name).is_ok() && !name.starts_with('*');
@@ -116,7 +102,6 @@ impl Site<'_> {
         }
     }
 
-    /// Finds all locations of a block, also those in other locations.
     fn collect<'d>(
         &self,
         scope: &BlockScope<'d>,
@@ -124,18 +109,18 @@ impl Site<'_> {
         found: &mut Vec<Location<'d>>,
         draft: &mut Draft,
     ) {
-        for one in scope.own_named("location") {
+        for one in scope.named("location") {
             if let (named, 1) = (one.arg(0), one.args.len())
                 && named.starts_with('@')
             {
-                if !is_fallback(scope.own(), named) {
+                if !is_fallback(scope.block(), named) {
                     let why = "locations with a name are reached from within nginx only";
-                    one.note_lost(&mut draft.notes, why);
+                    one.lost(why);
                 }
                 continue;
             }
             let Some((kind, path)) = parse_location(one) else {
-                one.note_lost(&mut draft.notes, "not a location");
+                one.lost("not a location");
                 continue;
             };
             let inner = scope.enter(one);
@@ -144,13 +129,10 @@ impl Site<'_> {
                 parent: kind.is_prefix().then_some(path),
             };
             self.collect(&inner, below, found, draft);
-            let answers = ["if", "limit_except"];
-            let answers = |one: &Directive| answers.contains(&one.name.as_str());
             let mut location = Location {
                 kind,
                 path,
-                one,
-                is_plain: !inner.own().iter().any(answers),
+                is_plain: one.first("if").or(one.first("limit_except")).is_none(),
                 scope: inner,
                 nesting,
                 action: TargetDraft::respond(404).into(),
@@ -161,7 +143,6 @@ impl Site<'_> {
         }
     }
 
-    /// Adds the routes of a location.
     fn add_location(
         &self,
         location: &Location<'_>,
@@ -169,10 +150,10 @@ impl Site<'_> {
         route_path: ImportedPath,
         draft: &mut Draft,
     ) {
-        let (one, scope, path) = (location.one, &location.scope, location.request_path());
-        let source = RouteSource { one, scope };
+        let (scope, path) = (&location.scope, location.request_path());
+        let one = scope.block();
         if let Some(why) = route_path.differs {
-            one.note_differs(&mut draft.notes, why);
+            one.differs(why);
         }
         settings::read_real_ip(scope, draft);
         let mut own_answers = Vec::new();
@@ -180,11 +161,10 @@ impl Site<'_> {
             own_answers = self.read_answers(scope, &path, draft);
         }
         if let Some(fallback) = actions::find_fallback(scope) {
-            let more = self.read_answers(&fallback.scope, &path, draft);
-            own_answers.extend(more);
+            own_answers.extend(self.read_answers(&fallback.scope, &path, draft));
         }
         let mut answers = [server_answers, &own_answers].concat();
-        if scope.own_first("internal").is_some() {
+        if scope.first("internal").is_some() {
             answers.clear();
             own_answers.clear();
         }
@@ -194,7 +174,7 @@ impl Site<'_> {
         }
         let prefix = path.path.filter(|_| !path.is_exact);
         for (path, action) in early_answers::answers_by_path(&own_answers, prefix) {
-            self.add_for_hosts(source, &path, action, draft);
+            self.add_for_hosts(scope, &path, action, draft);
         }
         for host in &self.hosts {
             let class = RequestClass {
@@ -203,66 +183,65 @@ impl Site<'_> {
                 path: path.path.filter(|_| path.is_exact),
             };
             for variant in early_answers::variants(&answers, &action, class) {
-                let mut route = source.make_route(&variant.action, draft);
-                route.host.clone_from(host);
-                route.path.clone_from(&route_path.pattern);
-                route.methods = variant.methods;
-                route.headers = variant.headers;
+                let route = RouteDraft {
+                    host: host.clone(),
+                    path: route_path.pattern.clone(),
+                    methods: variant.methods,
+                    headers: variant.headers,
+                    ..make_route(scope, &variant.action, draft)
+                };
                 add_route(route, one, draft);
             }
         }
     }
 
-    /// Adds a route for each host, with the same path and action.
     fn add_for_hosts(
         &self,
-        source: RouteSource<'_>,
+        scope: &BlockScope<'_>,
         path: &str,
         action: &RouteAction,
         draft: &mut Draft,
     ) {
         for host in &self.hosts {
-            let mut route = source.make_route(action, draft);
+            let mut route = make_route(scope, action, draft);
             route.host.clone_from(host);
             path.clone_into(&mut route.path);
-            add_route(route, source.one, draft);
+            add_route(route, scope.block(), draft);
         }
     }
 }
 
-impl RouteSource<'_> {
-    /// Makes a route for every request.
-    fn make_route(self, action: &RouteAction, draft: &mut Draft) -> RouteDraft {
-        let RouteSource { one, scope } = self;
-        let target = action.target.clone();
-        let passes = matches!(target, TargetDraft::Upstream(_));
-        let mut entries = action.entries.clone();
-        let fallback = actions::find_fallback(scope);
-        let last_scope = fallback.as_ref().map_or(scope, |fallback| &fallback.scope);
-        for change in settings::header_changes(last_scope, draft).list {
-            if passes || change.key == "headers_down" && !target.denies() {
-                entries.add_new(&change.key, change.value);
-            }
+fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -> RouteDraft {
+    let target = action.target.clone();
+    let passes = matches!(target, TargetDraft::Upstream(_));
+    let mut entries = action.entries.clone();
+    let fallback = actions::find_fallback(scope);
+    let last_scope = fallback.as_ref().map_or(scope, |fallback| &fallback.scope);
+    for change in settings::header_changes(last_scope, draft).list {
+        if passes || change.key == "headers_down" && !target.denies() {
+            entries.add_new(&change.key, change.value);
         }
-        let sizes = scope.inherited("client_max_body_size");
-        let is_of_route = sizes.first().is_some_and(|one| !scope.http.is_own(one));
-        let bytes = settings::max_body(scope, &mut draft.notes);
-        if let Some(bytes) = bytes.filter(|_| is_of_route && passes) {
-            entries.add("body_limit", settings::body_text(bytes));
+    }
+    let sizes = scope.inherited("client_max_body_size");
+    let is_of_route = sizes
+        .first()
+        .is_some_and(|one| !scope.http.inner().iter().any(|own| std::ptr::eq(own, *one)));
+    let bytes = settings::max_body(scope);
+    if let Some(bytes) = bytes.filter(|_| is_of_route && passes) {
+        entries.add("body_limit", settings::body_text(bytes));
+    }
+    // nginx does not limit what it answers by itself.
+    let mut limits = Vec::new();
+    if passes {
+        limits = limits::add_limits(scope, draft);
+        if let Some(fallback) = fallback.filter(|_| limits.is_empty()) {
+            limits = limits::add_limits(&fallback.scope, draft);
         }
-        // nginx does not limit what it answers by itself.
-        let mut limits = Vec::new();
-        if passes {
-            limits = limits::add_limits(scope, draft);
-            if let Some(fallback) = fallback.filter(|_| limits.is_empty()) {
-                limits = limits::add_limits(&fallback.scope, draft);
-            }
-        }
-        RouteDraft {
-            limits,
-            entries,
-            ..RouteDraft::new(one.source(), target)
-        }
+    }
+    RouteDraft {
+        limits,
+        entries,
+        ..RouteDraft::new(scope.block().source(), target)
     }
 }
 
@@ -290,17 +269,16 @@ fn parse_location(one: &Directive) -> Option<(LocationKind, &str)> {
     }
 }
 
-/// Whether a `try_files` leads to a named location.
-fn is_fallback(list: &[Directive], name: &str) -> bool {
-    list.iter().any(|one| {
+fn is_fallback(block: &Directive, name: &str) -> bool {
+    block.inner().iter().any(|one| {
         one.name == "try_files" && one.args.last().is_some_and(|last| last == name)
-            || is_fallback(one.inner(), name)
+            || is_fallback(one, name)
     })
 }
 
 /// Closes exact locations whose route would match a path that another location guards: a route for
 /// `/x` also matches `/x/`.
-fn close_shadowed_twins(found: &mut [Location<'_>], draft: &mut Draft) {
+fn close_shadowed_twins(found: &mut [Location<'_>]) {
     for index in 0..found.len() {
         let location = &found[index];
         let guards = |other: &Location<'_>| {
@@ -312,7 +290,7 @@ fn close_shadowed_twins(found: &mut [Location<'_>], draft: &mut Draft) {
         if location.kind == LocationKind::Exact && passes && found.iter().any(guards) {
             let why = "a route takes the path with a slash at its end as well, which another \
                        location guards; it is closed";
-            found[index].action = location.one.close(&mut draft.notes, why).into();
+            found[index].action = location.scope.block().close(why).into();
         }
     }
 }
@@ -326,7 +304,6 @@ fn add_route(route: RouteDraft, one: &Directive, draft: &mut Draft) {
     // A server without a location for all requests has a route for them by itself.
     if first.place != one.place && one.name == "location" {
         let (text, line) = (first.text, first.place.line);
-        let why = format!("`{text}` of line {line} takes these requests");
-        one.note_lost(&mut draft.notes, why);
+        one.lost(format!("`{text}` of line {line} takes these requests"));
     }
 }

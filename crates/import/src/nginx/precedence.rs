@@ -6,11 +6,9 @@
 //! come before an expression, and those that end within a segment.
 
 use super::scope::{BlockScope, LocationPath};
-use super::syntax::Directive;
 use crate::draft::RouteAction;
 use crate::patterns::{self, ImportedPath};
 
-/// How a location matches paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LocationKind {
     /// `=`
@@ -37,7 +35,6 @@ impl LocationKind {
 pub(super) struct Location<'d> {
     pub(super) kind: LocationKind,
     pub(super) path: &'d str,
-    pub(super) one: &'d Directive,
     pub(super) scope: BlockScope<'d>,
     pub(super) nesting: Nesting<'d>,
     pub(super) action: RouteAction,
@@ -45,7 +42,6 @@ pub(super) struct Location<'d> {
     pub(super) is_plain: bool,
 }
 
-/// The locations around a location.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Nesting<'d> {
     pub(super) depth: usize,
@@ -54,7 +50,6 @@ pub(super) struct Nesting<'d> {
 }
 
 impl<'d> Location<'d> {
-    /// Returns the paths that its requests have.
     pub(super) fn request_path(&self) -> LocationPath<'d> {
         LocationPath {
             path: (!self.kind.is_regex()).then_some(self.path),
@@ -68,15 +63,12 @@ impl<'d> Location<'d> {
         self.is_plain && !self.action.target.denies()
     }
 
-    /// Whether its path begins with the path of a shorter location.
     fn is_below(&self, other: &Location<'_>) -> bool {
         other.path.len() < self.path.len() && self.path.starts_with(other.path)
     }
 }
 
-/// A location with the path of its routes.
 pub(super) struct PlacedLocation {
-    /// The index of the location.
     pub(super) index: usize,
     /// Fails with a reason if no route can have the path.
     pub(super) path: Result<ImportedPath, String>,

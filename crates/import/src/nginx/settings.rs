@@ -3,10 +3,10 @@
 use super::scope::BlockScope;
 use super::syntax::Directive;
 use super::variables;
-use crate::draft::{Draft, Notes};
+use crate::draft::Draft;
 use crate::patterns;
 use crate::route::Direction;
-use crate::values::{self, TomlEntries, inline_table, quote, quote_one_or_list};
+use crate::values::{self, TomlEntries, quote, quote_one_or_list};
 
 /// nginx's own limit of a request's body.
 const DEFAULT_BODY: u64 = 1 << 20;
@@ -19,7 +19,6 @@ pub(super) fn parse_timeout(text: &str) -> Option<u64> {
     values::parse_nginx_ms(text).filter(|ms| (1..=DAY_MS).contains(ms))
 }
 
-/// Reads the settings of the `http` block itself.
 pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
     type Translate = fn(&Directive) -> Option<String>;
     let time: Translate = |one| Some(values::time_text(parse_timeout(one.arg(0))?));
@@ -57,20 +56,19 @@ pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
         };
         match translate(one) {
             Some(value) => draft.server.add(ours, value),
-            None => one.note_lost(&mut draft.notes, why),
+            None => one.lost(why),
         }
     }
-    let bytes = max_body(scope, &mut draft.notes).unwrap_or(DEFAULT_BODY);
+    let bytes = max_body(scope).unwrap_or(DEFAULT_BODY);
     draft.server.add("max_body", body_text(bytes));
     read_real_ip(scope, draft);
 }
 
-/// Returns the bytes of `client_max_body_size`.
-pub(super) fn max_body(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<u64> {
+pub(super) fn max_body(scope: &BlockScope<'_>) -> Option<u64> {
     let one = scope.last("client_max_body_size")?;
     let size = values::parse_nginx_size(one.arg(0));
     if size.is_none() {
-        one.note_lost(notes, "not a size");
+        one.lost("not a size");
     }
     size
 }
@@ -84,30 +82,26 @@ pub(super) fn body_text(bytes: u64) -> String {
 }
 
 /// Uses nginx's default header for the client's address if the files name none.
-pub(super) fn add_default_real_ip(main: &[Directive], draft: &mut Draft) {
+pub(super) fn add_default_real_ip(main: &Directive, draft: &mut Draft) {
     if !draft.trusted.is_empty() && !names_header(main) && draft.client_ip_header.is_none() {
         draft.client_ip_header = Some("x-real-ip".to_owned());
     }
 }
 
-fn names_header(list: &[Directive]) -> bool {
-    list.iter()
-        .any(|one| one.name == "real_ip_header" || names_header(one.inner()))
+fn names_header(block: &Directive) -> bool {
+    block.name == "real_ip_header" || block.inner().iter().any(names_header)
 }
 
 /// Reads which proxies are trusted, and in which header they send the client's address.
 pub(super) fn read_real_ip(scope: &BlockScope<'_>, draft: &mut Draft) {
-    for one in scope.own_named("set_real_ip_from") {
+    for one in scope.named("set_real_ip_from") {
         let net = one.arg(0);
         match net.parse::<ipnet::IpNet>().is_ok() || net.parse::<std::net::IpAddr>().is_ok() {
             true => draft.trusted.push(net.to_owned()),
-            false => one.note_lost(
-                &mut draft.notes,
-                "only addresses and networks can be trusted",
-            ),
+            false => one.lost("only addresses and networks can be trusted"),
         }
     }
-    let Some(one) = scope.own_first("real_ip_header") else {
+    let Some(one) = scope.first("real_ip_header") else {
         return;
     };
     match one.arg(0).to_ascii_lowercase().as_str() {
@@ -115,13 +109,13 @@ pub(super) fn read_real_ip(scope: &BlockScope<'_>, draft: &mut Draft) {
         "x-forwarded-for" => {
             let why = "tidegate passes over trusted addresses from the right, as with \
                        `real_ip_recursive on`";
-            one.note_differs(&mut draft.notes, why);
+            one.differs(why);
         }
         "proxy_protocol" => {}
         other => match &draft.client_ip_header {
             Some(known) if known != other => {
                 let why = format!("there is one header for all, `{known}`");
-                one.note_lost(&mut draft.notes, why);
+                one.lost(why);
             }
             _ => draft.client_ip_header = Some(other.to_owned()),
         },
@@ -140,7 +134,6 @@ const AUTOMATIC: [&str; 8] = [
     "connection",
 ];
 
-/// Returns `headers_up` and `headers_down` of a route.
 pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlEntries {
     let mut up = Vec::new();
     for name in ["proxy_set_header", "grpc_set_header"] {
@@ -148,10 +141,9 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
             up.extend(request_header(one, draft));
         }
     }
-    let notes = &mut draft.notes;
     let mut down = Vec::new();
     for one in scope.inherited("proxy_hide_header") {
-        let name = changed_header(one, Direction::Down, notes);
+        let name = changed_header(one, Direction::Down);
         let change = name.map(|name| format!("{} = false", toml_key(&name)));
         down.extend(change.filter(|change| !down.contains(change)));
     }
@@ -161,10 +153,10 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
         if one.arg(0).eq_ignore_ascii_case("strict-transport-security") {
             continue;
         }
-        let Some(name) = changed_header(one, Direction::Down, notes) else {
+        let Some(name) = changed_header(one, Direction::Down) else {
             continue;
         };
-        let value = header_value(one, notes).unwrap_or_default();
+        let value = header_value(one).unwrap_or_default();
         match added.iter_mut().find(|(known, _)| *known == name) {
             _ if value.is_empty() => {}
             Some((_, values)) => values.push(value),
@@ -176,11 +168,8 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
         format!("{name} = {}", quote_one_or_list(&values))
     }));
     let mut entries = TomlEntries::default();
-    for (name, list) in [("headers_up", up), ("headers_down", down)] {
-        if !list.is_empty() {
-            entries.add(name, inline_table(&list));
-        }
-    }
+    entries.add_table("headers_up", &up);
+    entries.add_table("headers_down", &down);
     entries
 }
 
@@ -193,16 +182,15 @@ fn toml_key(name: &str) -> String {
 }
 
 /// Returns the name of the directive's header if a route may change it.
-fn changed_header(one: &Directive, direction: Direction, notes: &mut Notes) -> Option<String> {
+fn changed_header(one: &Directive, direction: Direction) -> Option<String> {
     patterns::parse_changed_header(one.arg(0), direction)
-        .map_err(|why| one.note_lost(notes, why))
+        .map_err(|why| one.lost(why))
         .ok()
 }
 
-/// Returns the value of the directive's header as a template.
-fn header_value(one: &Directive, notes: &mut Notes) -> Option<String> {
+fn header_value(one: &Directive) -> Option<String> {
     variables::translate_template(one.arg(1))
-        .map_err(|why| one.note_lost(notes, why))
+        .map_err(|why| one.lost(why))
         .ok()
 }
 
@@ -213,16 +201,15 @@ fn request_header(one: &Directive, draft: &mut Draft) -> Option<String> {
         return None;
     }
     if matches!(lower.as_str(), "x-forwarded-port" | "x-forwarded-server") {
-        let why = "tidegate tells X-Forwarded-For, -Proto and -Host, and Forwarded";
-        one.note_lost(&mut draft.notes, why);
+        one.lost("tidegate tells X-Forwarded-For, -Proto and -Host, and Forwarded");
         return None;
     }
     if one.arg(1) == "$request_id" {
         draft.request_id = Some(lower);
         return None;
     }
-    let name = changed_header(one, Direction::Up, &mut draft.notes)?;
-    let value = header_value(one, &mut draft.notes)?;
+    let name = changed_header(one, Direction::Up)?;
+    let value = header_value(one)?;
     let value = match value.is_empty() {
         true => "false".to_owned(),
         false => quote(&value),

@@ -22,10 +22,10 @@ pub(super) struct Directive {
     /// The directives between its braces, if it has braces.
     pub(super) block: Option<Vec<Directive>>,
     pub(super) place: SourceLine,
+    pub(super) notes: Notes,
 }
 
 impl Directive {
-    /// Returns an argument, or an empty text.
     pub(super) fn arg(&self, index: usize) -> &str {
         self.args.get(index).map_or("", String::as_str)
     }
@@ -39,7 +39,6 @@ impl Directive {
         self.args.iter().any(|arg| arg == word)
     }
 
-    /// Returns the name and the arguments in one line.
     pub(super) fn line(&self) -> String {
         let mut line = self.name.clone();
         for arg in &self.args {
@@ -49,7 +48,6 @@ impl Directive {
         line
     }
 
-    /// Returns the directives of its block.
     pub(super) fn inner(&self) -> &[Directive] {
         self.block.as_deref().unwrap_or_default()
     }
@@ -61,16 +59,26 @@ impl Directive {
         }
     }
 
-    pub(super) fn note_lost(&self, notes: &mut Notes, why: impl Into<String>) {
-        notes.add(Grade::Lost, &self.place, &self.line(), why);
+    pub(super) fn named(&self, name: &str) -> impl Iterator<Item = &Directive> {
+        self.inner().iter().filter(move |one| one.name == name)
     }
 
-    pub(super) fn note_differs(&self, notes: &mut Notes, why: impl Into<String>) {
-        notes.add(Grade::Differs, &self.place, &self.line(), why);
+    pub(super) fn first(&self, name: &str) -> Option<&Directive> {
+        self.named(name).next()
     }
 
-    pub(super) fn note_needless(&self, notes: &mut Notes, why: impl Into<String>) {
-        notes.add(Grade::Needless, &self.place, &self.line(), why);
+    pub(super) fn lost(&self, why: impl Into<String>) {
+        self.notes.add(Grade::Lost, &self.place, &self.line(), why);
+    }
+
+    pub(super) fn differs(&self, why: impl Into<String>) {
+        self.notes
+            .add(Grade::Differs, &self.place, &self.line(), why);
+    }
+
+    pub(super) fn needless(&self, why: impl Into<String>) {
+        self.notes
+            .add(Grade::Needless, &self.place, &self.line(), why);
     }
 
     /// Returns the target of a route that this directive closes.
@@ -79,60 +87,88 @@ impl Directive {
     }
 
     /// Notes that the directive is lost, and returns the target of the route that it closes.
-    pub(super) fn close(&self, notes: &mut Notes, why: &str) -> TargetDraft {
-        self.note_lost(notes, why);
+    pub(super) fn close(&self, why: &str) -> TargetDraft {
+        self.lost(why);
         self.closed(why)
     }
 }
 
-/// Reads a file and all files that it includes.
-pub(super) fn read_file(path: &Path, notes: &mut Notes) -> Result<Vec<Directive>, ImportError> {
+/// Reads a file and all files that it includes, as the block of one directive.
+pub(super) fn read_file(path: &Path, notes: &Notes) -> Result<Directive, ImportError> {
     let text = files::read_text(path)?;
     let mut parser = NginxParser {
         folder: path.parent().map(Path::to_owned).unwrap_or_default(),
         files: 1,
-        depth: 0,
         directives: 0,
         notes,
     };
-    parser.read_list(&mut NginxLexer::new(&text, path), false)
+    let mut lexer = NginxLexer::new(&text, path);
+    let place = lexer.place();
+    let list = parser.read_list(&mut lexer, Depth { all: 0, blocks: 0 })?;
+    Ok(parser.directive("main".to_owned(), Vec::new(), Some(list), place))
 }
 
 struct NginxParser<'n> {
     /// The folder of the first file. Names of included files are relative to it.
     folder: PathBuf,
     files: usize,
-    /// Blocks and included files around the current directive.
-    depth: usize,
     directives: usize,
-    notes: &'n mut Notes,
+    notes: &'n Notes,
+}
+
+#[derive(Clone, Copy)]
+struct Depth {
+    /// Blocks, and files that include another.
+    all: usize,
+    /// Blocks of its own file.
+    blocks: usize,
 }
 
 impl NginxParser<'_> {
+    fn directive(
+        &self,
+        name: String,
+        args: Vec<String>,
+        block: Option<Vec<Directive>>,
+        place: SourceLine,
+    ) -> Directive {
+        Directive {
+            name,
+            args,
+            block,
+            place,
+            notes: self.notes.clone(),
+        }
+    }
+
     /// Reads directives to the end of the block, or of the file if there is no block.
     fn read_list(
         &mut self,
         lexer: &mut NginxLexer<'_>,
-        in_block: bool,
+        depth: Depth,
     ) -> Result<Vec<Directive>, ImportError> {
-        if self.depth > MAX_DEPTH {
-            return lexer.fail("blocks are nested too deep");
+        if depth.all > MAX_DEPTH {
+            return Err(lexer.place().fault("blocks are nested too deep"));
         }
+        let in_block = depth.blocks > 0;
         let mut list = Vec::new();
         loop {
-            let first = match lexer.next()? {
-                Some(NginxToken::Word(word)) => word,
+            let fault = match lexer.next()? {
+                Some(NginxToken::Word(name)) => {
+                    let one = self.read_directive(name, lexer, depth)?;
+                    match one.name == "include" && one.block.is_none() {
+                        true => list.extend(self.read_included(&one, depth)?),
+                        false => list.push(one),
+                    }
+                    continue;
+                }
                 Some(NginxToken::Close) if in_block => return Ok(list),
                 None if !in_block => return Ok(list),
-                None => return lexer.fail("a `}` is missing"),
-                Some(NginxToken::Close) => return lexer.fail("a `}` too many"),
-                Some(_) => return lexer.fail("a directive's name is missing"),
+                None => "a `}` is missing",
+                Some(NginxToken::Close) => "a `}` too many",
+                Some(_) => "a directive's name is missing",
             };
-            let one = self.read_directive(first, lexer)?;
-            match one.name == "include" && one.block.is_none() {
-                true => list.extend(self.read_included(&one)?),
-                false => list.push(one),
-            }
+            return Err(lexer.place().fault(fault));
         }
     }
 
@@ -140,12 +176,9 @@ impl NginxParser<'_> {
         &mut self,
         name: String,
         lexer: &mut NginxLexer<'_>,
+        depth: Depth,
     ) -> Result<Directive, ImportError> {
-        let place = lexer.place(lexer.line);
-        let fail = |what: &str| ImportError::Syntax {
-            place: place.clone(),
-            what: what.to_owned(),
-        };
+        let place = lexer.place();
         let mut args = Vec::new();
         let block = loop {
             match lexer.next()? {
@@ -156,35 +189,25 @@ impl NginxParser<'_> {
                     lexer.skip_block()?;
                     break Some(Vec::new());
                 }
-                Some(NginxToken::Open) => break Some(self.read_deeper(lexer, true)?),
-                Some(NginxToken::Close) | None => return Err(fail("the `;` is missing")),
+                Some(NginxToken::Open) => {
+                    let (all, blocks) = (depth.all + 1, depth.blocks + 1);
+                    break Some(self.read_list(lexer, Depth { all, blocks })?);
+                }
+                Some(NginxToken::Close) | None => return Err(place.fault("the `;` is missing")),
             }
         };
         self.directives += 1;
-        if self.directives > MAX_DIRECTIVES {
-            return Err(fail("too many directives"));
+        match self.directives > MAX_DIRECTIVES {
+            true => Err(place.fault("too many directives")),
+            false => Ok(self.directive(name, args, block, place)),
         }
-        Ok(Directive {
-            name,
-            args,
-            block,
-            place,
-        })
     }
 
-    fn read_deeper(
+    fn read_included(
         &mut self,
-        lexer: &mut NginxLexer<'_>,
-        in_block: bool,
+        include: &Directive,
+        depth: Depth,
     ) -> Result<Vec<Directive>, ImportError> {
-        self.depth += 1;
-        let list = self.read_list(lexer, in_block);
-        self.depth -= 1;
-        list
-    }
-
-    /// Reads the files of an `include`.
-    fn read_included(&mut self, include: &Directive) -> Result<Vec<Directive>, ImportError> {
         let mut list = Vec::new();
         for path in files::find_included(&self.folder, include.arg(0)) {
             // Only a file server needs the types of files.
@@ -192,19 +215,18 @@ impl NginxParser<'_> {
                 continue;
             }
             self.files += 1;
-            if self.files > MAX_FILES || self.depth >= MAX_DEPTH {
-                return Err(ImportError::Syntax {
-                    place: include.place.clone(),
-                    what: "too many files are included, or too deep".to_owned(),
-                });
+            if self.files > MAX_FILES || depth.all >= MAX_DEPTH {
+                let why = "too many files are included, or too deep";
+                return Err(include.place.fault(why));
             }
             match files::read_text(&path) {
                 Ok(text) => {
+                    let all = depth.all + 1;
                     let mut lexer = NginxLexer::new(&text, &path);
-                    list.extend(self.read_deeper(&mut lexer, false)?);
+                    list.extend(self.read_list(&mut lexer, Depth { all, blocks: 0 })?);
                 }
                 Err(why) => {
-                    include.note_lost(self.notes, why.to_string());
+                    include.lost(why.to_string());
                     // The directive stays: its file may guard the block.
                     list.push(include.clone());
                 }
@@ -228,7 +250,6 @@ enum NginxToken {
 
 #[derive(Debug)]
 struct NginxLexer<'t> {
-    /// The text that is not read yet.
     rest: &'t str,
     file: Rc<str>,
     /// The line of the last character that was read, from 1.
@@ -247,22 +268,11 @@ impl<'t> NginxLexer<'t> {
         }
     }
 
-    fn place(&self, line: usize) -> SourceLine {
+    fn place(&self) -> SourceLine {
         SourceLine {
             file: self.file.clone(),
-            line,
+            line: self.line,
         }
-    }
-
-    fn fail_at<T>(&self, line: usize, what: &str) -> Result<T, ImportError> {
-        Err(ImportError::Syntax {
-            place: self.place(line),
-            what: what.to_owned(),
-        })
-    }
-
-    fn fail<T>(&self, what: &str) -> Result<T, ImportError> {
-        self.fail_at(self.line, what)
     }
 
     fn peek(&self) -> Option<char> {
@@ -290,7 +300,9 @@ impl<'t> NginxLexer<'t> {
                 '{' => NginxToken::Open,
                 '}' => NginxToken::Close,
                 ')' if after_quote => NginxToken::Word(")".to_owned()),
-                _ if after_quote => return self.fail("a space is missing behind the quote"),
+                _ if after_quote => {
+                    return Err(self.place().fault("a space is missing behind the quote"));
+                }
                 '#' => {
                     while self.peek().is_some_and(|c| c != '\n') {
                         self.take();
@@ -308,7 +320,7 @@ impl<'t> NginxLexer<'t> {
 
     fn read_quoted(&mut self, quote: char) -> Result<NginxToken, ImportError> {
         self.take();
-        let begin = self.line;
+        let begin = self.place();
         let mut word = String::new();
         while let Some(c) = self.take() {
             match c {
@@ -320,7 +332,7 @@ impl<'t> NginxLexer<'t> {
                 c => word.push(c),
             }
         }
-        self.fail_at(begin, "the quote that begins here does not end")
+        Err(begin.fault("the quote that begins here does not end"))
     }
 
     fn read_word(&mut self) -> NginxToken {
@@ -358,7 +370,7 @@ impl<'t> NginxLexer<'t> {
 
     /// Skips the rest of a block, with its closing brace.
     fn skip_block(&mut self) -> Result<(), ImportError> {
-        let begin = self.line;
+        let begin = self.place();
         let mut depth = 1_usize;
         while let Some(c) = self.take() {
             depth = match c {
@@ -370,7 +382,7 @@ impl<'t> NginxLexer<'t> {
                 return Ok(());
             }
         }
-        self.fail_at(begin, "the block that begins here does not end")
+        Err(begin.fault("the block that begins here does not end"))
     }
 }
 

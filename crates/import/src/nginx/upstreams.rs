@@ -1,21 +1,19 @@
 //! `proxy_pass` and `grpc_pass`: the upstream that a location sends requests to, and its settings.
 
-use super::scope::{BlockScope, HttpBlock, LocationPath};
+use super::scope::{BlockScope, LocationPath};
 use super::settings::parse_timeout;
 use super::syntax::Directive;
 use super::variables;
-use crate::draft::{Draft, Notes, RouteAction, ServerDraft, TargetDraft, UpstreamDraft};
+use crate::draft::{Draft, RouteAction, ServerDraft, TargetDraft, UpstreamDraft};
 use crate::files;
 use crate::route::{Prefix, host_of};
 use crate::values::{self, TomlEntries, inline_table, quote, quote_list};
 
-/// A `proxy_pass` or `grpc_pass`, and the scope that it is in.
 pub(super) struct ProxyPass<'p> {
     scope: &'p BlockScope<'p>,
     one: &'p Directive,
     /// The prefix of the directives that belong to it.
     prefix: &'static str,
-    /// The scheme without TLS.
     plain_scheme: &'static str,
 }
 
@@ -28,14 +26,13 @@ struct PassUrl<'p> {
 }
 
 impl<'p> ProxyPass<'p> {
-    /// Returns the directive of the block itself.
     pub(super) fn find(scope: &'p BlockScope<'p>) -> Option<ProxyPass<'p>> {
         let speaks_http2 = matches!(scope.last_arg("proxy_http_version"), Some("2" | "2.0"));
         let proxy_scheme = if speaks_http2 { "h2c" } else { "http" };
         let pass = |name, prefix, plain_scheme| {
             Some(ProxyPass {
                 scope,
-                one: scope.own_first(name)?,
+                one: scope.first(name)?,
                 prefix,
                 plain_scheme,
             })
@@ -45,7 +42,7 @@ impl<'p> ProxyPass<'p> {
 
     pub(super) fn translate(&self, path: &LocationPath<'_>, draft: &mut Draft) -> RouteAction {
         self.try_translate(path, draft)
-            .unwrap_or_else(|why| self.one.close(&mut draft.notes, &why).into())
+            .unwrap_or_else(|why| self.one.close(&why).into())
     }
 
     fn try_translate(
@@ -54,7 +51,7 @@ impl<'p> ProxyPass<'p> {
         draft: &mut Draft,
     ) -> Result<RouteAction, String> {
         let url = self.parse_url()?;
-        let entries = self.replace_path(url.path, path, &mut draft.notes)?;
+        let entries = self.replace_path(url.path, path)?;
         let target = TargetDraft::Upstream(self.add_upstream(&url, draft));
         Ok(RouteAction { target, entries })
     }
@@ -92,7 +89,6 @@ impl<'p> ProxyPass<'p> {
         &self,
         new_path: Option<&str>,
         location: &LocationPath<'_>,
-        notes: &mut Notes,
     ) -> Result<TomlEntries, String> {
         let mut entries = TomlEntries::default();
         let mut add = |name: &str, path: &str| {
@@ -129,7 +125,7 @@ impl<'p> ProxyPass<'p> {
                 true => "the path that is asked for has no slash at its end",
                 false => "the rest of the path begins with one slash, not with two",
             };
-            self.one.note_differs(notes, why);
+            self.one.differs(why);
         }
         add("strip_prefix", path);
         add("add_prefix", new_path);
@@ -137,8 +133,8 @@ impl<'p> ProxyPass<'p> {
     }
 
     fn add_upstream(&self, url: &PassUrl<'p>, draft: &mut Draft) -> String {
-        let (http, notes) = (self.scope.http, &mut draft.notes);
-        let group = http.upstream(url.host);
+        let groups = self.scope.http.named("upstream");
+        let group = groups.filter(|one| one.arg(0) == url.host).last();
         let socket = url.host.strip_prefix("unix:").unwrap_or(url.host);
         let mut upstream = UpstreamDraft {
             name: socket.trim_start_matches('/').to_owned(),
@@ -147,7 +143,7 @@ impl<'p> ProxyPass<'p> {
             place: self.one.place.clone(),
         };
         match group {
-            Some(block) => read_group(block, url.scheme, http, &mut upstream, notes),
+            Some(block) => self.read_group(block, url.scheme, &mut upstream),
             None => upstream.servers.push(ServerDraft {
                 url: server_url(url.host, url.scheme),
                 ..ServerDraft::default()
@@ -160,15 +156,15 @@ impl<'p> ProxyPass<'p> {
         if let Some(host) = self.sent_host(url, group.is_some()) {
             entries.add("host", quote(host));
         }
-        self.add_timeouts(entries, notes);
-        self.add_retries(entries, notes);
+        self.add_timeouts(entries);
+        self.add_retries(entries);
         if url.scheme == "https" {
             let name = group.is_some().then_some(url.host);
-            self.add_tls(name, entries, notes);
+            self.add_tls(name, entries);
             if self.last_arg("ssl_verify") != Some("on") {
                 let why = "tidegate verifies certificates, nginx did not: `tls = { ca = .. }` of \
                            the upstream says whom to trust";
-                self.one.note_differs(notes, why);
+                self.one.differs(why);
             }
         }
         draft.add_upstream(upstream)
@@ -209,7 +205,7 @@ impl<'p> ProxyPass<'p> {
         self.last(name).map(|one| one.arg(0))
     }
 
-    fn add_timeouts(&self, entries: &mut TomlEntries, notes: &mut Notes) {
+    fn add_timeouts(&self, entries: &mut TomlEntries) {
         for (theirs, ours) in [
             ("connect_timeout", &["connect_timeout"][..]),
             ("read_timeout", &["timeout", "body_timeout"]),
@@ -221,13 +217,13 @@ impl<'p> ProxyPass<'p> {
                 Some(ms) => ours
                     .iter()
                     .for_each(|key| entries.add(key, values::time_text(ms))),
-                None => one.note_lost(notes, "a day is the longest time"),
+                None => one.lost("a day is the longest time"),
             }
         }
     }
 
     /// Translates `proxy_next_upstream error timeout http_502;`.
-    fn add_retries(&self, entries: &mut TomlEntries, notes: &mut Notes) {
+    fn add_retries(&self, entries: &mut TomlEntries) {
         let Some(one) = self.last("next_upstream") else {
             return;
         };
@@ -241,7 +237,9 @@ impl<'p> ProxyPass<'p> {
                 "error" | "invalid_header" => causes.push("closed".to_owned()),
                 "timeout" => causes.push("timeout".to_owned()),
                 status if status.starts_with("http_5") => causes.push(status[5..].to_owned()),
-                _ => notes.lost(&one.place, word, "no reason to send a request again"),
+                _ => one
+                    .notes
+                    .lost(&one.place, word, "no reason to send a request again"),
             }
         }
         causes.dedup();
@@ -249,13 +247,13 @@ impl<'p> ProxyPass<'p> {
         let tries = tries.and_then(|tries| tries.parse::<u64>().ok());
         let tries = tries.filter(|tries| (1..=11).contains(tries));
         let attempts = tries.map(|tries| format!("attempts = {}", tries - 1));
-        let mut fields: Vec<String> = attempts.into_iter().collect();
-        fields.push(format!("on = {}", quote_list(&causes)));
-        entries.add("retries", inline_table(&fields));
+        let on = format!("on = {}", quote_list(&causes));
+        let fields: Vec<String> = attempts.into_iter().chain([on]).collect();
+        entries.add_table("retries", &fields);
     }
 
     /// Adds the name, the authority and the client certificate for TLS to the upstream.
-    fn add_tls(&self, group: Option<&str>, entries: &mut TomlEntries, notes: &mut Notes) {
+    fn add_tls(&self, group: Option<&str>, entries: &mut TomlEntries) {
         let mut fields = Vec::new();
         let mut add = |key: &str, value: &str| fields.push(format!("{key} = {}", quote(value)));
         let name = self.last_arg("ssl_name");
@@ -267,7 +265,7 @@ impl<'p> ProxyPass<'p> {
                 true => add("ca", one.arg(0)),
                 false => {
                     let why = "no such file here; `tls = { ca = .. }` of the upstream names it";
-                    one.note_lost(notes, why);
+                    one.lost(why);
                 }
             }
         }
@@ -282,71 +280,63 @@ impl<'p> ProxyPass<'p> {
                 Some(one) if !one.arg(0).is_empty() => {
                     let why = "no such pair of files here; `tls = { cert = .., key = .. }` of the \
                                upstream names it";
-                    one.note_lost(notes, why);
+                    one.lost(why);
                 }
                 _ => {}
             }
         }
-        if !fields.is_empty() {
-            entries.add("tls", inline_table(&fields));
-        }
+        entries.add_table("tls", &fields);
     }
-}
 
-/// Reads an `upstream` block.
-fn read_group(
-    block: &Directive,
-    scheme: &str,
-    http: &HttpBlock<'_>,
-    upstream: &mut UpstreamDraft,
-    notes: &mut Notes,
-) {
-    let UpstreamDraft {
-        servers, entries, ..
-    } = upstream;
-    entries.add("balance", quote("round-robin"));
-    for one in block.inner() {
-        match one.name.as_str() {
-            "server" => {
-                let Some(server) = read_server(one, scheme, notes) else {
-                    continue;
-                };
-                match servers.iter().any(|known| known.url == server.url) {
-                    true => one.note_lost(notes, "the same server twice"),
-                    false => servers.push(server),
+    fn read_group(&self, block: &Directive, scheme: &str, upstream: &mut UpstreamDraft) {
+        let UpstreamDraft {
+            servers, entries, ..
+        } = upstream;
+        entries.add("balance", quote("round-robin"));
+        for one in block.inner() {
+            match one.name.as_str() {
+                "server" => {
+                    let Some(server) = read_server(one, scheme) else {
+                        continue;
+                    };
+                    match servers.iter().any(|known| known.url == server.url) {
+                        true => one.lost("the same server twice"),
+                        false => servers.push(server),
+                    }
+                    if let Some(eject) = ejection(one) {
+                        entries.replace("eject", eject);
+                    }
                 }
-                if let Some(eject) = ejection(one) {
-                    entries.replace("eject", eject);
+                "least_conn" | "least_time" | "random" => entries.replace("balance", quote("p2c")),
+                "ip_hash" => entries.replace("balance", quote("hash:ip")),
+                "hash" => {
+                    let key = variables::translate_key(one.arg(0), self.scope)
+                        .map(|found| found.key.parts);
+                    match key.as_deref() {
+                        Ok([part]) => entries.replace("balance", quote(&format!("hash:{part}"))),
+                        _ => one.lost("no such key to balance by"),
+                    }
                 }
-            }
-            "least_conn" | "least_time" | "random" => entries.replace("balance", quote("p2c")),
-            "ip_hash" => entries.replace("balance", quote("hash:ip")),
-            "hash" => {
-                let key = variables::translate_key(one.arg(0), http).map(|found| found.key.parts);
-                match key.as_deref() {
-                    Ok([part]) => entries.replace("balance", quote(&format!("hash:{part}"))),
-                    _ => one.note_lost(notes, "no such key to balance by"),
+                "keepalive" => match one.arg(0).parse::<u64>().ok().filter(|count| *count > 0) {
+                    Some(count) => entries.replace("max_idle", count.to_string()),
+                    None => one.lost("no such number"),
+                },
+                "keepalive_timeout" => {
+                    if let Some(ms) = values::parse_nginx_ms(one.arg(0)).filter(|ms| *ms > 0) {
+                        entries.replace("idle_timeout", values::time_text(ms));
+                    }
                 }
-            }
-            "keepalive" => match one.arg(0).parse::<u64>().ok().filter(|count| *count > 0) {
-                Some(count) => entries.replace("max_idle", count.to_string()),
-                None => one.note_lost(notes, "no such number"),
-            },
-            "keepalive_timeout" => {
-                if let Some(ms) = values::parse_nginx_ms(one.arg(0)).filter(|ms| *ms > 0) {
-                    entries.replace("idle_timeout", values::time_text(ms));
+                "zone" | "keepalive_requests" | "keepalive_time" => {
+                    one.needless("connections are kept by themselves");
                 }
+                _ => one.lost("tidegate has nothing like it"),
             }
-            "zone" | "keepalive_requests" | "keepalive_time" => {
-                one.note_needless(notes, "connections are kept by themselves");
-            }
-            _ => one.note_lost(notes, "tidegate has nothing like it"),
         }
     }
 }
 
 /// Reads `server 10.0.0.1:8080 weight=3;`.
-fn read_server(one: &Directive, scheme: &str, notes: &mut Notes) -> Option<ServerDraft> {
+fn read_server(one: &Directive, scheme: &str) -> Option<ServerDraft> {
     let mut server = ServerDraft {
         url: server_url(one.arg(0), scheme),
         ..ServerDraft::default()
@@ -361,15 +351,20 @@ fn read_server(one: &Directive, scheme: &str, notes: &mut Notes) -> Option<Serve
             "max_conns" => server.max_connections = value.parse().ok().filter(|most| *most > 0),
             "max_fails" | "fail_timeout" | "resolve" => {}
             "down" => {
-                one.note_needless(notes, "it is down");
+                one.needless("it is down");
                 return None;
             }
             "backup" => {
-                one.note_lost(notes, "there are no servers in reserve; it is left out");
+                one.lost("there are no servers in reserve; it is left out");
                 return None;
             }
-            "slow_start" => notes.lost(&one.place, word, "`slow_start` of the upstream says it"),
-            _ => notes.lost(&one.place, word, "tidegate has nothing like it"),
+            "slow_start" => {
+                one.notes
+                    .lost(&one.place, word, "`slow_start` of the upstream says it")
+            }
+            _ => one
+                .notes
+                .lost(&one.place, word, "tidegate has nothing like it"),
         }
     }
     Some(server)
@@ -395,7 +390,6 @@ fn ejection(server: &Directive) -> Option<String> {
     (!fields.is_empty()).then(|| inline_table(&fields))
 }
 
-/// Writes an address of nginx as a URL.
 fn server_url(address: &str, scheme: &str) -> String {
     match address.strip_prefix("unix:") {
         Some(path) => format!("unix:{}", path.trim_end_matches(':')),

@@ -2,13 +2,13 @@
 
 use ipnet::IpNet;
 
-use super::scope::{HttpBlock, VariableMap};
+use super::scope::BlockScope;
+use super::syntax::Directive;
 use crate::draft::KeyDraft;
 
 /// Maps of maps, at most.
 const MAX_DEPTH: usize = 4;
 
-/// A part of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValuePart<'t> {
     Text(&'t str),
@@ -81,14 +81,15 @@ fn translate_variable(name: &str) -> Option<String> {
 /// Translates the variable of one header, cookie or query parameter: `$http_x_key` to
 /// `header:x-key`.
 fn translate_field(name: &str) -> Option<String> {
-    let header = |name: &str| format!("header:{}", name.replace('_', "-"));
-    let header = name.strip_prefix("http_").map(header);
-    let query = || Some(format!("query:{}", name.strip_prefix("arg_")?));
-    let cookie = || Some(format!("cookie:{}", name.strip_prefix("cookie_")?));
-    header.or_else(query).or_else(cookie)
+    let (kind, field) = name.split_once('_')?;
+    match kind {
+        "http" => Some(format!("header:{}", field.replace('_', "-"))),
+        "arg" => Some(format!("query:{field}")),
+        "cookie" => Some(format!("cookie:{field}")),
+        _ => None,
+    }
 }
 
-/// The key of a limit.
 #[derive(Debug, Default)]
 pub(super) struct ImportedKey {
     pub(super) key: KeyDraft,
@@ -97,35 +98,27 @@ pub(super) struct ImportedKey {
 }
 
 impl ImportedKey {
-    fn part(part: &str) -> ImportedKey {
-        ImportedKey {
-            key: KeyDraft::of_part(part),
-            differs: None,
-        }
+    fn part(part: &str, differs: Option<String>) -> ImportedKey {
+        let key = KeyDraft::of_part(part);
+        ImportedKey { key, differs }
     }
 
     /// A part that some requests have not. nginx does not count them.
     fn optional_part(part: &str) -> ImportedKey {
-        let mut key = ImportedKey::part(part);
-        key.key.missing = Some("skip");
-        key
-    }
-
-    fn differing(self, why: impl Into<String>) -> ImportedKey {
-        let differs = Some(why.into());
-        ImportedKey { differs, ..self }
+        let mut imported = ImportedKey::part(part, None);
+        imported.key.missing = Some("skip");
+        imported
     }
 }
 
-/// Translates the key of a zone.
-pub(super) fn translate_key(text: &str, http: &HttpBlock<'_>) -> Result<ImportedKey, String> {
+pub(super) fn translate_key(text: &str, scope: &BlockScope<'_>) -> Result<ImportedKey, String> {
     let mut all = ImportedKey::default();
     for part in split_variables(text) {
         // A fixed text is the same for all clients.
         let ValuePart::Variable(name) = part else {
             continue;
         };
-        let ImportedKey { key, differs } = translate_key_variable(name, http, 0)?;
+        let ImportedKey { key, differs } = translate_key_variable(name, scope, 0)?;
         all.key.exempt.extend(key.exempt);
         all.key.parts.extend(key.parts);
         all.key.missing = all.key.missing.or(key.missing);
@@ -145,34 +138,37 @@ pub(super) fn translate_key(text: &str, http: &HttpBlock<'_>) -> Result<Imported
 
 fn translate_key_variable(
     name: &str,
-    http: &HttpBlock<'_>,
+    scope: &BlockScope<'_>,
     depth: usize,
 ) -> Result<ImportedKey, String> {
-    if let Some(map) = http.map(name) {
+    if let Some(map) = scope.map(name) {
         if depth >= MAX_DEPTH {
             return Err(format!("${name} is made of too many maps"));
         }
-        return translate_mapped_key(name, map, http, depth + 1);
+        return translate_mapped_key(name, map, scope, depth + 1);
     }
     Ok(match name {
-        "binary_remote_addr" | "remote_addr" => ImportedKey::part("ip"),
-        "server_name" | "host" | "http_host" => ImportedKey::part("host"),
-        "uri" | "document_uri" => ImportedKey::part("path"),
+        "binary_remote_addr" | "remote_addr" => ImportedKey::part("ip", None),
+        "server_name" | "host" | "http_host" => ImportedKey::part("host", None),
+        "uri" | "document_uri" => ImportedKey::part("path", None),
         "request_uri" => {
-            ImportedKey::part("path").differing("counts by the path, without the query")
+            let differs = "counts by the path, without the query".to_owned();
+            ImportedKey::part("path", Some(differs))
         }
-        "request_method" => ImportedKey::part("method"),
+        "request_method" => ImportedKey::part("method", None),
         "ssl_client_s_dn" => ImportedKey::optional_part("tls:subject"),
         "ssl_client_fingerprint" => ImportedKey::optional_part("tls:fingerprint"),
         "http_x_forwarded_for" | "proxy_add_x_forwarded_for" | "http_x_real_ip" => {
-            ImportedKey::part("ip").differing(format!(
+            let differs = format!(
                 "counts by the client's address: `trusted_proxies` says who may tell it, and \
                  ${name} could be made up by anybody"
-            ))
+            );
+            ImportedKey::part("ip", Some(differs))
         }
-        "scheme" | "server_port" | "server_addr" => {
-            ImportedKey::default().differing(format!("${name} tells no clients apart here"))
-        }
+        "scheme" | "server_port" | "server_addr" => ImportedKey {
+            key: KeyDraft::default(),
+            differs: Some(format!("${name} tells no clients apart here")),
+        },
         _ => {
             let field = translate_field(name);
             ImportedKey::optional_part(&field.ok_or(format!("there is no key for ${name}"))?)
@@ -184,37 +180,36 @@ fn translate_key_variable(
 /// exemption of the networks of a `geo`.
 fn translate_mapped_key(
     name: &str,
-    map: VariableMap<'_>,
-    http: &HttpBlock<'_>,
+    map: &Directive,
+    scope: &BlockScope<'_>,
     depth: usize,
 ) -> Result<ImportedKey, String> {
-    let VariableMap::Map(_) = map else {
+    if map.name == "geo" {
         return Err(format!("${name} is a group of addresses, not a client"));
-    };
-    let source = map.source();
+    }
+    let source = map.map_source();
     let key_of_value = |text: &str| match split_variables(text)[..] {
-        [ValuePart::Variable(name)] => translate_key_variable(name, http, depth).map(Some),
+        [ValuePart::Variable(name)] => translate_key_variable(name, scope, depth).map(Some),
         [] => Ok(None),
         _ => Err(format!("`{text}` is no client")),
     };
-    if let Some(geo @ VariableMap::Geo(_)) = http.map(source) {
-        let groups = GeoGroups { map, geo };
-        let Some(mut all) = key_of_value(groups.value_of(geo.default()))? else {
+    if let Some(geo) = scope.map(source).filter(|source| source.name == "geo") {
+        let Some(mut all) = key_of_value(value_of_group(map, geo.map_default()))? else {
             return Err(format!(
                 "${name} limits only some networks; `exempt` says whom a limit leaves out"
             ));
         };
-        groups.exempt_networks(&mut all.key)?;
+        exempt_networks(map, geo, &mut all.key)?;
         return Ok(all);
     }
     // `"" $binary_remote_addr; default $http_x_key;`: the first variable that is not empty.
-    let lines: Vec<_> = map.lines().collect();
-    let defaults_to_source = map.default().strip_prefix('$') == Some(source);
+    let lines: Vec<_> = map.map_lines().collect();
+    let defaults_to_source = map.map_default().strip_prefix('$') == Some(source);
     if let ([only], true) = (&lines[..], defaults_to_source)
-        && only.pattern.is_empty()
+        && only.name.is_empty()
     {
-        let first = translate_key_variable(source, http, depth)?;
-        let Some(mut second) = key_of_value(only.value)? else {
+        let first = translate_key_variable(source, scope, depth)?;
+        let Some(mut second) = key_of_value(only.arg(0))? else {
             return Ok(first);
         };
         let ([first], [other]) = (&first.key.parts[..], &mut second.key.parts[..]) else {
@@ -230,44 +225,35 @@ fn translate_mapped_key(
     ))
 }
 
-/// A `map` of the groups of a `geo`: `map $limited { 0 ""; 1 $binary_remote_addr; }`.
-struct GeoGroups<'d> {
-    map: VariableMap<'d>,
-    geo: VariableMap<'d>,
+/// Returns the value of a `map` for a group of a `geo`: `map $limited { 0 ""; 1 $remote_addr; }`.
+fn value_of_group<'d>(map: &'d Directive, group: &str) -> &'d str {
+    let line = map.map_lines().find(|line| line.name == group);
+    line.map_or(map.map_default(), |line| line.arg(0))
 }
 
-impl<'d> GeoGroups<'d> {
-    fn value_of(&self, group: &str) -> &'d str {
-        let line = self.map.lines().find(|line| line.pattern == group);
-        line.map_or(self.map.default(), |line| line.value)
-    }
-
-    /// Exempts the networks whose key is empty. All others must have the default key.
-    fn exempt_networks(&self, key: &mut KeyDraft) -> Result<(), String> {
-        let default = self.value_of(self.geo.default());
-        let networks = self.geo.networks();
-        let networks = networks.ok_or_else(|| {
-            let line = self.geo.directive().line();
-            format!("{line} has lines that are no networks")
-        })?;
-        let (exempt, others): (Vec<_>, Vec<_>) = networks
-            .into_iter()
-            .map(|(net, group)| (net, self.value_of(group)))
-            .partition(|(_, value)| value.is_empty());
-        key.exempt
-            .extend(exempt.iter().map(|(net, _)| net.to_string()));
-        for (net, value) in others {
-            if value != default {
-                return Err(format!(
-                    "{net} is counted by `{value}`, others by `{default}`"
-                ));
-            }
-            if key.exempt.iter().any(|outer| contains(outer, &net)) {
-                return Err(format!("{net} is an exception of an exception"));
-            }
+/// Exempts the networks of a `geo` whose key is empty. All others must have the default key.
+fn exempt_networks(map: &Directive, geo: &Directive, key: &mut KeyDraft) -> Result<(), String> {
+    let default = value_of_group(map, geo.map_default());
+    let networks = geo.networks();
+    let networks =
+        networks.ok_or_else(|| format!("{} has lines that are no networks", geo.line()))?;
+    let values = networks
+        .into_iter()
+        .map(|(net, group)| (net, value_of_group(map, group)));
+    let (exempt, others): (Vec<_>, Vec<_>) = values.partition(|(_, value)| value.is_empty());
+    key.exempt
+        .extend(exempt.iter().map(|(net, _)| net.to_string()));
+    for (net, value) in others {
+        if value != default {
+            return Err(format!(
+                "{net} is counted by `{value}`, others by `{default}`"
+            ));
         }
-        Ok(())
+        if key.exempt.iter().any(|outer| contains(outer, &net)) {
+            return Err(format!("{net} is an exception of an exception"));
+        }
     }
+    Ok(())
 }
 
 fn contains(outer: &str, inner: &IpNet) -> bool {

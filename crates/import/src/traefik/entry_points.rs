@@ -19,19 +19,18 @@ pub(super) struct EntryPoint {
     pub(super) middlewares: Vec<String>,
 }
 
-/// Reads the entry points that the file names.
 pub(super) fn read_entry_points(root: &TreeItem, file: &mut TraefikFile<'_>) -> Vec<EntryPoint> {
     let mut points = Vec::new();
     for (name, item) in root.entries_at("entryPoints") {
         let what = format!("entryPoints.{name}");
         let address = item.text_at("address").unwrap_or(":80");
         if address.ends_with("/udp") {
-            file.lost(item, &what, "tidegate speaks HTTP only");
+            item.lost(&what, "tidegate speaks HTTP only");
             continue;
         }
         let address = address.trim_end_matches("/tcp").replace("0.0.0.0:", ":");
         let known = "address http forwardedHeaders proxyProtocol transport asDefault http2";
-        file.note_unknown(item, &format!("{what}."), known);
+        item.note_unknown(&format!("{what}."), known);
         read_trusted(item, file);
         read_timeouts(item, file);
         let target = item.at("http.redirections.entryPoint");
@@ -46,7 +45,6 @@ pub(super) fn read_entry_points(root: &TreeItem, file: &mut TraefikFile<'_>) -> 
     points
 }
 
-/// Reads which proxies are trusted.
 fn read_trusted(item: &TreeItem, file: &mut TraefikFile<'_>) {
     for key in ["forwardedHeaders", "proxyProtocol"] {
         let Some(section) = item.get(key) else {
@@ -56,13 +54,13 @@ fn read_trusted(item: &TreeItem, file: &mut TraefikFile<'_>) {
         if key == "proxyProtocol" {
             file.draft.proxy_protocol = Some(ProxyProtocolDraft {
                 mode: "optional",
-                source: file.entry(section, key.to_owned()),
+                source: section.entry(key.to_owned()),
             });
         }
         if section.is_true("insecure") {
             let why = "whoever may connect could say any address; `trusted_proxies` names whom to \
                        believe";
-            file.lost(section, &format!("{key}.insecure"), why);
+            section.lost(&format!("{key}.insecure"), why);
         }
     }
 }
@@ -78,7 +76,7 @@ fn read_timeouts(item: &TreeItem, file: &mut TraefikFile<'_>) {
         };
         match one.text().and_then(parse_timeout) {
             Some(value) => file.draft.server.add_new(ours, value),
-            None => file.lost(one, theirs, "a bound of a day at most is needed"),
+            None => one.lost(theirs, "a bound of a day at most is needed"),
         }
     }
 }
@@ -89,7 +87,6 @@ pub(super) fn parse_timeout(text: &str) -> Option<String> {
     Some(values::time_text(us / 1000))
 }
 
-/// Adds the addresses of the entry points.
 pub(super) fn add_listens(points: &[EntryPoint], file: &mut TraefikFile<'_>) {
     for point in points {
         match point.tls {
@@ -103,11 +100,10 @@ pub(super) fn add_listens(points: &[EntryPoint], file: &mut TraefikFile<'_>) {
     }
 }
 
-/// Reads `tls` and `certificatesResolvers`.
 pub(super) fn read_tls(root: &TreeItem, file: &mut TraefikFile<'_>) {
     let empty = TreeItem::default();
     let tls = root.get("tls").unwrap_or(&empty);
-    file.note_unknown(tls, "tls.", "certificates stores options");
+    tls.note_unknown("tls.", "certificates stores options");
     // Traefik uses the default certificate for unknown names. tidegate uses the first one.
     let default = tls.at("stores.default.defaultCertificate");
     for one in default.into_iter().chain(tls.list_at("certificates")) {
@@ -116,11 +112,11 @@ pub(super) fn read_tls(root: &TreeItem, file: &mut TraefikFile<'_>) {
     for (name, options) in tls.entries_at("options") {
         if name != "default" {
             let why = "there is one set of options for all";
-            file.lost(options, &format!("tls.options.{name}"), why);
+            options.lost(&format!("tls.options.{name}"), why);
             continue;
         }
         let known = "minVersion clientAuth cipherSuites sniStrict curvePreferences";
-        file.note_unknown(options, "tls.options.default.", known);
+        options.note_unknown("tls.options.default.", known);
         if options.text_at("minVersion") == Some("VersionTLS13") {
             file.draft.tls.entries.add_new("min_version", quote("1.3"));
         }
@@ -129,21 +125,21 @@ pub(super) fn read_tls(root: &TreeItem, file: &mut TraefikFile<'_>) {
         }
     }
     for (name, item) in root.entries_at("certificatesResolvers") {
-        note_acme(item, &format!("certificatesResolvers.{name}"), file);
+        note_acme(item, &format!("certificatesResolvers.{name}"));
     }
 }
 
 /// Notes that the operator has to agree to ACME.
-pub(super) fn note_acme(item: &TreeItem, what: &str, file: &mut TraefikFile<'_>) {
+pub(super) fn note_acme(item: &TreeItem, what: &str) {
     let why = "[tls.acme] gets certificates, once you agree to the authority's terms there";
-    file.lost(item, what, why);
+    item.lost(what, why);
 }
 
 fn read_certificate(one: &TreeItem, file: &mut TraefikFile<'_>) {
     let (Some(cert), Some(key)) = (one.text_at("certFile"), one.text_at("keyFile")) else {
-        return file.lost(one, "certificate", "certFile and keyFile are needed");
+        return one.lost("certificate", "certFile and keyFile are needed");
     };
-    let place = file.place(one);
+    let place = one.place();
     file.draft.tls.certificates.push(CertificateDraft {
         cert: cert.to_owned(),
         key: key.to_owned(),
@@ -157,7 +153,7 @@ fn read_client_auth(auth: &TreeItem, file: &mut TraefikFile<'_>) {
         Some("VerifyClientCertIfGiven") => "optional",
         _ => {
             let why = "certificates of clients are verified, or not asked for";
-            return file.lost(auth, "clientAuth", why);
+            return auth.lost("clientAuth", why);
         }
     };
     match &auth.texts_at("caFiles")[..] {
@@ -167,8 +163,10 @@ fn read_client_auth(auth: &TreeItem, file: &mut TraefikFile<'_>) {
             entries.add_new("client_auth", quote(word));
         }
         _ => {
-            let why = "`client_ca` of [tls] is one file that can be read here";
-            file.lost(auth, "clientAuth", why);
+            auth.lost(
+                "clientAuth",
+                "`client_ca` of [tls] is one file that can be read here",
+            );
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Labels of containers in a compose file, as the configuration that Traefik makes of them.
 
-use super::tree::{TraefikFile, TreeItem, TreeNode};
+use super::tree::{TreeItem, TreeNode};
 
 /// Keys within keys, at most.
 const MAX_DEPTH: usize = 16;
@@ -19,11 +19,9 @@ const LISTS: [&str; 9] = [
 
 /// Returns `http` and `entryPoints` of a compose file, as in a file of Traefik; `None` if it has no
 /// label of Traefik.
-pub(super) fn read_compose(root: &TreeItem, file: &mut TraefikFile<'_>) -> Option<TreeItem> {
-    let mut made = TreeItem {
-        line: 1,
-        node: TreeNode::Table(Vec::new()),
-    };
+pub(super) fn read_compose(root: &TreeItem) -> Option<TreeItem> {
+    let mut made = root.beside(TreeNode::Table(Vec::new()));
+    made.line = 1;
     let mut first_label: Option<TreeItem> = None;
     for (name, service) in root.get("services")?.entries() {
         let mut labels = key_values(service.get("labels"));
@@ -35,9 +33,9 @@ pub(super) fn read_compose(root: &TreeItem, file: &mut TraefikFile<'_>) -> Optio
                 name,
                 service,
                 labels: &labels,
-                line: first.line,
+                first,
             };
-            container.translate(&mut made, file);
+            container.translate(&mut made);
         }
         for (key, value) in key_values(service.get("command")) {
             let key = key.trim_start_matches('-');
@@ -49,7 +47,7 @@ pub(super) fn read_compose(root: &TreeItem, file: &mut TraefikFile<'_>) -> Optio
     let first_label = first_label?;
     let why = "containers are asked for by their service's name, as in their own network; the \
                proxy must be in it, or their addresses must be written";
-    file.differs(&first_label, "labels", why);
+    first_label.differs("labels", why);
     Some(made)
 }
 
@@ -65,34 +63,33 @@ fn key_values(labels: Option<&TreeItem>) -> Vec<(String, TreeItem)> {
     };
     let listed = labels.list().iter().filter_map(|one| {
         let (key, value) = one.text()?.split_once('=').unwrap_or((one.text()?, "true"));
-        Some((key.trim().to_owned(), TreeItem::text_on(one.line, value)))
+        Some((key.trim().to_owned(), one.text_beside(value)))
     });
     listed.chain(labels.entries().iter().cloned()).collect()
 }
 
-/// A container with labels of Traefik.
 struct Container<'c> {
     name: &'c str,
     service: &'c TreeItem,
     labels: &'c [(String, TreeItem)],
-    /// The line of the first label.
-    line: usize,
+    /// The first label.
+    first: &'c TreeItem,
 }
 
 impl Container<'_> {
-    fn translate(&self, made: &mut TreeItem, file: &mut TraefikFile<'_>) {
+    fn translate(&self, made: &mut TreeItem) {
         if self.label("traefik.enable") == Some("false") {
             return;
         }
-        self.add_options(made, file);
+        self.add_options(made);
         let mut services = self.names("services");
         if services.is_empty() {
             services.push(self.name.to_owned());
         }
         for one in &services {
-            self.add_server(one, made, file);
+            self.add_server(one, made);
         }
-        self.add_routers(&services, made, file);
+        self.add_routers(&services, made);
     }
 
     fn label(&self, key: &str) -> Option<&str> {
@@ -100,7 +97,6 @@ impl Container<'_> {
         self.labels.iter().find(is_it)?.1.text()
     }
 
-    /// Returns the names of its routers, services or middlewares.
     fn names(&self, kind: &str) -> Vec<String> {
         let begin = format!("traefik.http.{kind}.");
         let keys = self.labels.iter().map(|(key, _)| key);
@@ -113,22 +109,13 @@ impl Container<'_> {
         names
     }
 
-    fn item(&self, node: TreeNode) -> TreeItem {
-        let line = self.line;
-        TreeItem { line, node }
-    }
-
-    fn lost(&self, what: &str, why: &str, file: &mut TraefikFile<'_>) {
-        file.lost(&self.item(TreeNode::Null), what, why);
-    }
-
     /// Adds every label that has a key of its own in a file of Traefik.
-    fn add_options(&self, made: &mut TreeItem, file: &mut TraefikFile<'_>) {
+    fn add_options(&self, made: &mut TreeItem) {
         for (key, item) in self.labels {
             if !begins_with(key, "traefik.http.") {
                 let own = ["traefik.enable", "traefik.docker.", "traefik.swarm."];
                 if !own.iter().any(|known| begins_with(key, known)) {
-                    file.lost(item, key, "tidegate has nothing like it");
+                    item.lost(key, "tidegate has nothing like it");
                 }
                 continue;
             }
@@ -140,7 +127,7 @@ impl Container<'_> {
     }
 
     /// Adds the only server of a service, which is the container.
-    fn add_server(&self, service: &str, made: &mut TreeItem, file: &mut TraefikFile<'_>) {
+    fn add_server(&self, service: &str, made: &mut TreeItem) {
         let label = |end: &str| {
             let server = format!("traefik.http.services.{service}.loadbalancer.server");
             self.label(&format!("{server}.{end}"))
@@ -156,40 +143,39 @@ impl Container<'_> {
             (None, None) => {
                 let why = "no label says the port: \
                            `traefik.http.services.NAME.loadbalancer.server.port`";
-                return self.lost(&format!("service {service}"), why, file);
+                return self.first.lost(&format!("service {service}"), why);
             }
         };
-        let url = ("url".to_owned(), TreeItem::text_on(self.line, &url));
-        let server = self.item(TreeNode::Table(vec![url]));
-        let servers = self.item(TreeNode::List(vec![server]));
+        let url = ("url".to_owned(), self.first.text_beside(&url));
+        let server = self.first.beside(TreeNode::Table(vec![url]));
+        let servers = self.first.beside(TreeNode::List(vec![server]));
         let key = format!("http.services.{service}.loadBalancer.servers");
         insert(made, &key, servers);
     }
 
     /// Completes its routers by their service, and removes those without a rule.
-    fn add_routers(&self, services: &[String], made: &mut TreeItem, file: &mut TraefikFile<'_>) {
+    fn add_routers(&self, services: &[String], made: &mut TreeItem) {
         let routers = self.names("routers");
         if routers.is_empty() {
             let why = "Traefik makes a rule of the container's name; write one";
-            self.lost(&format!("{}: no router", self.name), why, file);
+            self.first.lost(&format!("{}: no router", self.name), why);
         }
         for router in routers {
             let key = format!("traefik.http.routers.{router}");
             if self.label(&format!("{key}.rule")).is_none() {
                 let why = "Traefik makes a rule of the container's name; it is left out";
-                self.lost(&format!("router {router}: no rule"), why, file);
+                self.first.lost(&format!("router {router}: no rule"), why);
                 remove_router(made, &router);
             } else if self.label(&format!("{key}.service")).is_none()
                 && let [only] = services
             {
-                let item = TreeItem::text_on(self.line, only);
+                let item = self.first.text_beside(only);
                 insert(made, &format!("http.routers.{router}.service"), item);
             }
         }
     }
 }
 
-/// Returns the port of a container that names one only.
 fn only_port(service: &TreeItem) -> Option<String> {
     let port = |one: &TreeItem| {
         let text = one.text()?.split('/').next()?.rsplit(':').next()?;
@@ -211,22 +197,24 @@ fn only_port(service: &TreeItem) -> Option<String> {
 /// Puts the value of a label where its key says.
 fn insert(root: &mut TreeItem, key: &str, item: TreeItem) {
     let keys: Vec<&str> = key.split('.').take(MAX_DEPTH).collect();
-    let last = keys
-        .last()
-        .copied()
-        .unwrap_or_default()
-        .to_ascii_lowercase();
-    let line = item.line;
-    let node = match item.node {
-        TreeNode::Text(text) if LISTS.contains(&last.as_str()) => {
-            let one = |text: &str| TreeItem::text_on(line, text.trim());
-            TreeNode::List(text.split(',').map(one).collect())
-        }
-        // `tls=false` is the default, but Traefik's files turn TLS on by the key alone.
-        TreeNode::Text(text) if last == "tls" && text == "false" => return,
-        node => node,
+    let is_last = |key: &&str| {
+        keys.last()
+            .is_some_and(|last| last.eq_ignore_ascii_case(key))
     };
-    insert_at(root, &keys, TreeItem { line, node });
+    let list = match item.text() {
+        // `tls=false` is the default, but Traefik's files turn TLS on by the key alone.
+        Some("false") if is_last(&"tls") => return,
+        Some(text) if LISTS.iter().any(is_last) => {
+            let items = text.split(',').map(|one| item.text_beside(one.trim()));
+            Some(TreeNode::List(items.collect()))
+        }
+        _ => None,
+    };
+    let item = match list {
+        Some(list) => item.beside(list),
+        None => item,
+    };
+    insert_at(root, &keys, item);
 }
 
 fn insert_at(parent: &mut TreeItem, keys: &[&str], item: TreeItem) {
@@ -244,11 +232,7 @@ fn insert_at(parent: &mut TreeItem, keys: &[&str], item: TreeItem) {
     if find_mut(parent, key).is_none()
         && let TreeNode::Table(entries) = &mut parent.node
     {
-        let empty = TreeItem {
-            line: item.line,
-            node: TreeNode::Null,
-        };
-        entries.push(((*key).to_owned(), empty));
+        entries.push(((*key).to_owned(), item.beside(TreeNode::Null)));
     }
     if let Some(child) = find_mut(parent, key) {
         insert_at(child, rest, item);
@@ -273,9 +257,9 @@ fn remove_router(root: &mut TreeItem, name: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree;
+    use super::super::tree::{self, SourceFile};
     use super::*;
-    use crate::draft::{Draft, Grade};
+    use crate::draft::Grade;
 
     struct Compose {
         root: Option<TreeItem>,
@@ -283,13 +267,9 @@ mod tests {
     }
 
     fn read(text: &str) -> Compose {
-        let mut draft = Draft::default();
-        let mut file = TraefikFile {
-            name: "compose.yml".into(),
-            draft: &mut draft,
-        };
-        let root = read_compose(&tree::read_yaml(text).unwrap(), &mut file);
-        let notes = draft.notes.sorted();
+        let source = SourceFile::default();
+        let root = read_compose(&tree::read_yaml(text, &source).unwrap());
+        let notes = source.notes.sorted();
         let lost = notes.iter().filter(|note| note.grade == Grade::Lost);
         let lost = lost.map(|note| note.what.clone()).collect();
         Compose { root, lost }

@@ -1,27 +1,22 @@
 //! The effect of middlewares on a router's requests, as limits and settings of its routes.
 
-use super::services::local_name;
-use super::tree::{TraefikFile, TreeItem};
-use crate::draft::{KeyDraft, LimitBudget, LimitDraft, TargetDraft};
+use super::tree::{TraefikFile, TreeItem, local_name};
+use crate::draft::{KeyDraft, LimitDraft, TargetDraft};
 use crate::files::SourceEntry;
 use crate::patterns;
 use crate::route::{Direction, Prefix};
-use crate::values::{self, Refill, TomlEntries, inline_table, quote};
+use crate::values::{self, Refill, TomlEntries, TomlEntry, quote};
 
 /// Chains of chains, at most.
 const MAX_DEPTH: usize = 8;
 
-/// The effect of all middlewares of a router.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MiddlewareEffect {
     pub(super) limits: Vec<String>,
     pub(super) entries: TomlEntries,
-    /// Prefixes of paths that are removed.
     pub(super) strip: Vec<String>,
-    /// The prefix that is put before the path.
     pub(super) prefix: Option<String>,
     pub(super) retries: Option<u64>,
-    /// The target in place of the service.
     pub(super) target: Option<TargetDraft>,
     pub(super) redirects_to_https: bool,
     headers_up: Vec<String>,
@@ -41,31 +36,22 @@ const CLOSING: [(&str, &str); 9] = [
     ("redirectRegex", "no route can say this redirect"),
 ];
 
-/// Reads the middlewares of these names in their order.
 pub(super) fn read_middlewares(
     names: &[String],
-    http: &TreeItem,
     router: &TreeItem,
     file: &mut TraefikFile<'_>,
 ) -> MiddlewareEffect {
     let effect = MiddlewareEffect::default();
-    let mut reader = MiddlewareReader { http, file, effect };
+    let mut reader = MiddlewareReader { file, effect };
     reader.read_list(names, router, 0);
     let mut effect = reader.effect;
-    for (key, list) in [
-        ("headers_up", &effect.headers_up),
-        ("headers_down", &effect.headers_down),
-    ] {
-        if !list.is_empty() {
-            effect.entries.add(key, inline_table(list));
-        }
-    }
+    effect.entries.add_table("headers_up", &effect.headers_up);
+    let (entries, down) = (&mut effect.entries, &effect.headers_down);
+    entries.add_table("headers_down", down);
     effect
 }
 
 struct MiddlewareReader<'r, 'd> {
-    /// Has all middlewares of the file.
-    http: &'r TreeItem,
     file: &'r mut TraefikFile<'d>,
     effect: MiddlewareEffect,
 }
@@ -74,11 +60,10 @@ impl MiddlewareReader<'_, '_> {
     /// Reads the middlewares of a router or a chain, which is `item`.
     fn read_list(&mut self, names: &[String], item: &TreeItem, depth: usize) {
         for name in names {
-            let plain = local_name(name);
-            let found = self.http.get("middlewares").and_then(|all| all.get(plain));
+            let found = self.file.find("middlewares", name);
             let Some(found) = found.filter(|_| depth < MAX_DEPTH) else {
                 let why = "there is no such middleware in this file; the router is closed";
-                self.file.lost(item, &format!("middleware {name}"), why);
+                item.lost(&format!("middleware {name}"), why);
                 let why = format!("the middleware {name} is not here");
                 self.effect.target = Some(TargetDraft::Closed(why));
                 continue;
@@ -89,7 +74,7 @@ impl MiddlewareReader<'_, '_> {
                         let names = options.texts_at("middlewares");
                         self.read_list(&names, options, depth + 1);
                     }
-                    false => self.read_one(plain, kind, options),
+                    false => self.read_one(local_name(name), kind, options),
                 }
             }
         }
@@ -126,29 +111,20 @@ impl MiddlewareReader<'_, '_> {
                     self.effect.entries.add("body_limit", size);
                 }
                 let known = "maxRequestBodyBytes memRequestBodyBytes memResponseBodyBytes";
-                self.file.note_unknown(options, &format!("{what}."), known);
+                options.note_unknown(&format!("{what}."), known);
             }
-            "contenttype" => {
-                self.file
-                    .needless(options, &what, "what upstreams say is passed on");
-            }
-            "circuitbreaker" => {
-                self.file
-                    .lost(options, &what, "`eject` of the upstream is like it");
-            }
+            "contenttype" => options.needless(&what, "what upstreams say is passed on"),
+            "circuitbreaker" => options.lost(&what, "`eject` of the upstream is like it"),
             "errors" | "passtlsclientcert" | "grpcweb" => {
-                self.file
-                    .lost(options, &what, "tidegate has nothing like it");
+                options.lost(&what, "tidegate has nothing like it");
             }
-            "compress" => self.file.lost(options, &what, "tidegate does not compress"),
+            "compress" => options.lost(&what, "tidegate does not compress"),
             _ => self.close(&what, options, "it is not known what it does"),
         }
     }
 
-    /// Closes the routers of a middleware.
     fn close(&mut self, what: &str, options: &TreeItem, why: &str) {
-        let note = format!("{why}; its routers are closed");
-        self.file.lost(options, what, note);
+        options.lost(what, format!("{why}; its routers are closed"));
         self.effect.target = Some(TargetDraft::Closed(format!("`{what}`: {why}")));
     }
 
@@ -156,60 +132,54 @@ impl MiddlewareReader<'_, '_> {
     fn add_rate_limit(&mut self, name: &str, options: &TreeItem) {
         let what = format!("{name}.rateLimit");
         let known = "average period burst sourceCriterion";
-        self.file.note_unknown(options, &format!("{what}."), known);
+        options.note_unknown(&format!("{what}."), known);
         let units = options.number_at("average").unwrap_or(0);
         if units == 0 {
-            return self
-                .file
-                .needless(options, &what, "an average of 0 is no limit");
+            return options.needless(&what, "an average of 0 is no limit");
         }
         let period = options.text_at("period").unwrap_or("1s");
         let burst = options.number_at("burst").unwrap_or(1).max(1);
         let refill = values::parse_go_us(period).map(|per_us| Refill { units, per_us });
         let Some(rate) = refill.and_then(|refill| refill.window(burst)) else {
-            return self.file.lost(options, &what, "no window is that long");
+            return options.lost(&what, "no window is that long");
         };
         if burst > 1 {
             let why = format!(
                 "{rate}: as many at once and as many in the long run; but units come back when the \
                  window has passed, where Traefik gave one back at a time"
             );
-            self.file.differs(options, &what, why);
+            options.differs(&what, why);
         }
         let text = format!("{what}: average {units}, period {period}, burst {burst}");
         let key = self.read_key(&what, options, "ip");
-        self.add_limit(
-            name,
-            self.file.entry(options, text),
-            LimitBudget::Rate(rate),
-            key,
-        );
+        let source = options.entry(text);
+        let budget = TomlEntry::new("rate", quote(&rate.to_string()));
+        self.add_limit(name, source, budget, &key);
     }
 
     fn add_in_flight_limit(&mut self, name: &str, options: &TreeItem) {
         let what = format!("{name}.inFlightReq");
-        let known = "amount sourceCriterion";
-        self.file.note_unknown(options, &format!("{what}."), known);
+        options.note_unknown(&format!("{what}."), "amount sourceCriterion");
         let amount = options.number_at("amount").filter(|amount| *amount > 0);
         let Some(amount) = amount else {
-            return self
-                .file
-                .lost(options, &what, "amount is no number of requests");
+            return options.lost(&what, "amount is no number of requests");
         };
-        let source = self.file.entry(options, format!("{what}: amount {amount}"));
+        let source = options.entry(format!("{what}: amount {amount}"));
         let key = self.read_key(&what, options, "host");
-        self.add_limit(name, source, LimitBudget::Concurrent(amount), key);
+        let budget = TomlEntry::new("concurrent", amount.to_string());
+        self.add_limit(name, source, budget, &key);
     }
 
-    fn add_limit(&mut self, name: &str, source: SourceEntry, budget: LimitBudget, key: KeyDraft) {
-        let name = self.file.draft.add_limit(LimitDraft {
-            name: name.to_owned(),
+    fn add_limit(&mut self, name: &str, source: SourceEntry, budget: TomlEntry, key: &KeyDraft) {
+        let mut entries = TomlEntries { list: vec![budget] };
+        key.add_to(&mut entries);
+        let name = name.to_owned();
+        let limit = LimitDraft {
+            name,
             source,
-            budget,
-            key,
-            shadow: false,
-        });
-        self.effect.limits.push(name);
+            entries,
+        };
+        self.effect.limits.push(self.file.draft.add_limit(limit));
     }
 
     /// Reads `sourceCriterion`, the key of a limit.
@@ -219,7 +189,7 @@ impl MiddlewareReader<'_, '_> {
         };
         let known = "ipStrategy requestHeaderName requestHost";
         let path = format!("{what}.sourceCriterion.");
-        self.file.note_unknown(source, &path, known);
+        source.note_unknown(&path, known);
         if let Some(name) = source.text_at("requestHeaderName") {
             // For Traefik, all requests without the header are one client.
             let mut key = KeyDraft::of_part(&format!("header:{}", name.to_ascii_lowercase()));
@@ -239,20 +209,20 @@ impl MiddlewareReader<'_, '_> {
                  until then all their clients are one"
             );
             let path = format!("{what}.ipStrategy.depth");
-            self.file.differs(strategy, &path, why);
+            strategy.differs(&path, why);
         }
         let excluded = strategy.texts_at("excludedIPs");
         self.file.draft.trusted.extend(excluded);
         let known = "depth excludedIPs ipv6Subnet";
         let path = format!("{what}.ipStrategy.");
-        self.file.note_unknown(strategy, &path, known);
+        strategy.note_unknown(&path, known);
         KeyDraft::of_part("ip")
     }
 
     fn read_redirect_scheme(&mut self, what: &str, options: &TreeItem) {
         if options.text_at("scheme") != Some("https") {
             let why = "only https is redirected to";
-            self.file.lost(options, what, why);
+            options.lost(what, why);
             self.effect.target = Some(TargetDraft::Closed(format!("`{what}`: {why}")));
             return;
         }
@@ -281,7 +251,7 @@ impl MiddlewareReader<'_, '_> {
                     Ok(name) => quote(&name),
                     Err(why) => {
                         let what = format!("{what}.{key}.{name}");
-                        self.file.lost(value, &what, why);
+                        value.lost(&what, why);
                         continue;
                     }
                 };
@@ -307,6 +277,6 @@ impl MiddlewareReader<'_, '_> {
         self.file.draft.tls.set_hsts(seconds);
         let known = "customRequestHeaders customResponseHeaders frameDeny contentTypeNosniff \
                      browserXssFilter stsSeconds";
-        self.file.note_unknown(options, &format!("{what}."), known);
+        options.note_unknown(&format!("{what}."), known);
     }
 }

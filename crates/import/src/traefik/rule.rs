@@ -5,14 +5,12 @@ const MAX_ALTERNATIVES: usize = 64;
 /// Parentheses within parentheses, at most.
 const MAX_DEPTH: usize = 16;
 
-/// A matcher and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Matcher {
     pub(super) name: String,
     pub(super) args: Vec<String>,
 }
 
-/// Matchers that must all match.
 pub(super) type Alternative = Vec<Matcher>;
 
 /// Parses a rule as alternatives, one of which must match.
@@ -67,7 +65,6 @@ impl RuleParser<'_> {
         Ok(found)
     }
 
-    /// Parses a matcher, or a rule in parentheses.
     fn parse_one(&mut self, depth: usize) -> Result<Vec<Alternative>, String> {
         if self.take("!") {
             return Err("`!`: a route cannot say what does not fit".to_owned());

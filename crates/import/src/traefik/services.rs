@@ -1,10 +1,10 @@
 //! Services as upstreams.
 
 use super::entry_points::parse_timeout;
-use super::tree::{TraefikFile, TreeItem};
+use super::tree::{TraefikFile, TreeItem, local_name};
 use crate::draft::{ServerDraft, UpstreamDraft};
 use crate::files;
-use crate::values::{self, TomlEntries, inline_table, quote};
+use crate::values::{self, TomlEntries, quote};
 
 /// Services of services, at most.
 const MAX_DEPTH: usize = 4;
@@ -15,46 +15,33 @@ struct ServiceParts {
     entries: TomlEntries,
 }
 
-/// Returns a name without its provider: `auth` of `auth@file`.
-pub(super) fn local_name(name: &str) -> &str {
-    name.split('@').next().unwrap_or(name)
-}
-
-/// Adds the upstream of a service and returns its name. `http` has the services.
 pub(super) fn add_upstream(
     name: &str,
     retries: Option<u64>,
-    http: &TreeItem,
     file: &mut TraefikFile<'_>,
 ) -> Result<String, String> {
-    let mut parts = ServiceReader { http, file }.read_service(name, 0)?;
+    let mut parts = file.read_service(name, 0)?;
     if let Some(retries) = retries {
         parts.entries.add("retries", retries.to_string());
     }
-    let name = local_name(name);
-    let item = http.get("services").and_then(|all| all.get(name));
-    let place = file.place(item.unwrap_or(http));
+    let item = file.find("services", name);
+    let place = item.unwrap_or(file.http).place();
     Ok(file.draft.add_upstream(UpstreamDraft {
-        name: name.to_owned(),
+        name: local_name(name).to_owned(),
         servers: parts.servers,
         entries: parts.entries,
         place,
     }))
 }
 
-struct ServiceReader<'r, 'd> {
-    http: &'r TreeItem,
-    file: &'r mut TraefikFile<'d>,
-}
-
-impl ServiceReader<'_, '_> {
+impl TraefikFile<'_> {
     fn read_service(&mut self, name: &str, depth: usize) -> Result<ServiceParts, String> {
         // A service of Traefik itself is never one of the file with the same name.
         if name.ends_with("@internal") {
             return Err("a service of Traefik itself; `admin` is for operators".to_owned());
         }
+        let item = self.find("services", name);
         let name = local_name(name);
-        let item = self.http.get("services").and_then(|all| all.get(name));
         let Some(item) = item.filter(|_| depth < MAX_DEPTH) else {
             return Err("there is no such service in this file".to_owned());
         };
@@ -64,8 +51,7 @@ impl ServiceReader<'_, '_> {
                 "loadbalancer" => return self.read_load_balancer(&what, options),
                 "weighted" => return self.read_weighted(&what, options, depth),
                 "mirroring" | "failover" => {
-                    let why = "requests go to its first service only";
-                    self.file.lost(options, &what, why);
+                    options.lost(&what, "requests go to its first service only");
                     let first = options.text_at("service").unwrap_or_default();
                     return self.read_service(first, depth + 1);
                 }
@@ -82,7 +68,7 @@ impl ServiceReader<'_, '_> {
     ) -> Result<ServiceParts, String> {
         let known = "servers passHostHeader healthCheck sticky serversTransport strategy \
                      responseForwarding";
-        self.file.note_unknown(options, &format!("{what}."), known);
+        options.note_unknown(&format!("{what}."), known);
         let servers = self.read_servers(what, options);
         if servers.is_empty() {
             return Err(format!("{what} has no servers"));
@@ -97,19 +83,19 @@ impl ServiceReader<'_, '_> {
         if let Some(sticky) = options.get("sticky") {
             let why = "cookies are not set; `balance = \"hash:cookie:NAME\"` keeps to one that \
                        your servers set";
-            self.file.lost(sticky, &format!("{what}.sticky"), why);
+            sticky.lost(&format!("{what}.sticky"), why);
         }
         if let Some(check) = options.get("healthCheck") {
             self.read_health_check(&format!("{what}.healthCheck."), check, &mut entries);
         }
         if let Some(name) = options.text_at("serversTransport") {
-            let plain = local_name(name);
-            let all = self.http.get("serversTransports");
-            match all.and_then(|all| all.get(plain)) {
-                Some(transport) => self.read_transport(plain, transport, &mut entries),
+            match self.find("serversTransports", name) {
+                Some(transport) => {
+                    self.read_transport(local_name(name), transport, &mut entries);
+                }
                 None => {
                     let why = "there is no such serversTransport in this file";
-                    self.file.lost(options, name, why);
+                    options.lost(name, why);
                 }
             }
         }
@@ -121,14 +107,13 @@ impl ServiceReader<'_, '_> {
         for one in options.list_at("servers") {
             let Some(url) = one.text_at("url") else {
                 let what = format!("{what}.servers");
-                self.file.lost(one, &what, "a server has a `url`");
+                one.lost(&what, "a server has a `url`");
                 continue;
             };
             let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
             let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
             if !matches!(path, "" | "/") {
-                let why = "an upstream has no path; requests keep theirs";
-                self.file.lost(one, url, why);
+                one.lost(url, "an upstream has no path; requests keep theirs");
             }
             let url = format!("{scheme}://{host}");
             if !servers.iter().any(|known| known.url == url) {
@@ -144,7 +129,7 @@ impl ServiceReader<'_, '_> {
 
     fn read_health_check(&mut self, what: &str, check: &TreeItem, entries: &mut TomlEntries) {
         let known = "path interval timeout hostname unhealthyInterval followRedirects";
-        self.file.note_unknown(check, what, known);
+        check.note_unknown(what, known);
         let Some(path) = check.text_at("path") else {
             return;
         };
@@ -157,13 +142,13 @@ impl ServiceReader<'_, '_> {
         }
         let host = check.text_at("hostname");
         fields.extend(host.map(|host| format!("host = {}", quote(host))));
-        entries.add("health", inline_table(&fields));
+        entries.add_table("health", &fields);
     }
 
     fn read_transport(&mut self, name: &str, transport: &TreeItem, entries: &mut TomlEntries) {
         let what = format!("serversTransports.{name}.");
         let known = "insecureSkipVerify serverName rootCAs forwardingTimeouts";
-        self.file.note_unknown(transport, &what, known);
+        transport.note_unknown(&what, known);
         let mut fields = Vec::new();
         if transport.is_true("insecureSkipVerify") {
             fields.push("verify = false".to_owned());
@@ -175,12 +160,10 @@ impl ServiceReader<'_, '_> {
             [ca] if files::is_readable(ca) => fields.push(format!("ca = {}", quote(ca))),
             _ => {
                 let why = "`tls = { ca = .. }` of the upstream is one file that can be read here";
-                self.file.lost(transport, &format!("{what}rootCAs"), why);
+                transport.lost(&format!("{what}rootCAs"), why);
             }
         }
-        if !fields.is_empty() {
-            entries.add("tls", inline_table(&fields));
-        }
+        entries.add_table("tls", &fields);
         for (theirs, ours) in [
             ("dialTimeout", "connect_timeout"),
             ("responseHeaderTimeout", "timeout"),

@@ -9,8 +9,8 @@ use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::draft::{Draft, Grade};
-use crate::files::{SourceEntry, SourceLine};
+use crate::draft::{Draft, Grade, Notes};
+use crate::files::{ImportError, SourceEntry, SourceLine};
 
 /// Values in a YAML file with the copies of its aliases, at most.
 const MAX_ITEMS: usize = 100_000;
@@ -20,22 +20,44 @@ const MAX_ITEMS: usize = 100_000;
 pub(super) struct TreeItem {
     pub(super) line: usize,
     pub(super) node: TreeNode,
+    source: SourceFile,
+}
+
+/// The file of a value.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SourceFile {
+    pub(super) name: Rc<str>,
+    pub(super) notes: Notes,
+}
+
+impl SourceFile {
+    fn item(&self, line: usize, node: TreeNode) -> TreeItem {
+        let source = self.clone();
+        TreeItem { line, node, source }
+    }
+
+    fn fault<T>(&self, line: usize, what: &str) -> Result<T, ImportError> {
+        Err(self.item(line, TreeNode::Null).place().fault(what))
+    }
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) enum TreeNode {
     #[default]
     Null,
-    /// A text, a number or a boolean.
     Text(String),
     List(Vec<TreeItem>),
     Table(Vec<(String, TreeItem)>),
 }
 
 impl TreeItem {
-    pub(super) fn text_on(line: usize, text: &str) -> TreeItem {
-        let node = TreeNode::Text(text.to_owned());
-        TreeItem { line, node }
+    /// Makes a value of the same line.
+    pub(super) fn beside(&self, node: TreeNode) -> TreeItem {
+        self.source.item(self.line, node)
+    }
+
+    pub(super) fn text_beside(&self, text: &str) -> TreeItem {
+        self.beside(TreeNode::Text(text.to_owned()))
     }
 
     /// Returns the value of a key. Like Traefik, it ignores the case of letters.
@@ -84,10 +106,17 @@ impl TreeItem {
         self.at(path).and_then(TreeItem::text)
     }
 
-    /// Returns the texts of a list.
     pub(super) fn texts_at(&self, path: &str) -> Vec<String> {
         let texts = self.list_at(path).iter().filter_map(TreeItem::text);
         texts.map(str::to_owned).collect()
+    }
+
+    fn size(&self) -> usize {
+        let inner = self.list().iter();
+        inner
+            .chain(self.entries().iter().map(|(_, item)| item))
+            .map(|one| 1 + one.size())
+            .sum()
     }
 
     pub(super) fn number_at(&self, path: &str) -> Option<u64> {
@@ -99,118 +128,102 @@ impl TreeItem {
     }
 }
 
-/// The file that is read, and the draft that is made of it.
 pub(super) struct TraefikFile<'d> {
-    pub(super) name: Rc<str>,
-    pub(super) draft: &'d mut Draft,
+    /// The section with the routers, the services and the middlewares.
+    pub(super) http: &'d TreeItem,
+    pub(super) draft: Draft,
 }
 
-impl TraefikFile<'_> {
-    pub(super) fn place(&self, item: &TreeItem) -> SourceLine {
+/// Returns a name without its provider: `auth` of `auth@file`.
+pub(super) fn local_name(name: &str) -> &str {
+    name.split('@').next().unwrap_or(name)
+}
+
+impl<'d> TraefikFile<'d> {
+    pub(super) fn find(&self, kind: &str, name: &str) -> Option<&'d TreeItem> {
+        self.http.get(kind)?.get(local_name(name))
+    }
+}
+
+impl TreeItem {
+    pub(super) fn place(&self) -> SourceLine {
         SourceLine {
-            file: self.name.clone(),
-            line: item.line,
+            file: self.source.name.clone(),
+            line: self.line,
         }
     }
 
-    pub(super) fn entry(&self, item: &TreeItem, text: String) -> SourceEntry {
-        SourceEntry {
-            place: self.place(item),
-            text,
-        }
+    pub(super) fn entry(&self, text: String) -> SourceEntry {
+        let place = self.place();
+        SourceEntry { place, text }
     }
 
-    pub(super) fn lost(&mut self, item: &TreeItem, what: &str, why: impl Into<String>) {
-        let place = self.place(item);
-        self.draft.notes.lost(&place, what, why);
+    pub(super) fn lost(&self, what: &str, why: impl Into<String>) {
+        self.source.notes.lost(&self.place(), what, why);
     }
 
-    pub(super) fn differs(&mut self, item: &TreeItem, what: &str, why: impl Into<String>) {
-        let place = self.place(item);
-        self.draft.notes.differs(&place, what, why);
+    pub(super) fn differs(&self, what: &str, why: impl Into<String>) {
+        self.source
+            .notes
+            .add(Grade::Differs, &self.place(), what, why);
     }
 
-    pub(super) fn needless(&mut self, item: &TreeItem, what: &str, why: impl Into<String>) {
-        let place = self.place(item);
-        self.draft.notes.add(Grade::Needless, &place, what, why);
+    pub(super) fn needless(&self, what: &str, why: impl Into<String>) {
+        self.source
+            .notes
+            .add(Grade::Needless, &self.place(), what, why);
     }
 
     /// Notes the keys of a table that are not in `known`, a list of words. `path` is the path of
     /// the table, with its last dot.
-    pub(super) fn note_unknown(&mut self, table: &TreeItem, path: &str, known: &str) {
-        for (key, item) in table.entries() {
+    pub(super) fn note_unknown(&self, path: &str, known: &str) {
+        for (key, item) in self.entries() {
             let mut known = known.split_whitespace();
             if !known.any(|known| known.eq_ignore_ascii_case(key)) {
-                let what = format!("{path}{key}");
-                self.lost(item, &what, "tidegate has nothing like it");
+                item.lost(&format!("{path}{key}"), "tidegate has nothing like it");
             }
         }
     }
 }
 
-/// Where a text is not valid YAML or TOML.
-#[derive(Debug)]
-pub(super) struct TreeError {
-    pub(super) line: usize,
-    pub(super) message: String,
-}
-
-fn error<T>(line: usize, message: &str) -> Result<T, TreeError> {
-    let message = message.to_owned();
-    Err(TreeError { line, message })
-}
-
-pub(super) fn read_toml(text: &str) -> Result<TreeItem, TreeError> {
-    let reader = TomlReader { text };
+pub(super) fn read_toml(text: &str, source: &SourceFile) -> Result<TreeItem, ImportError> {
+    let line_of = |byte: usize| 1 + text.bytes().take(byte).filter(|one| *one == b'\n').count();
+    let item = |byte: usize, node| source.item(line_of(byte), node);
     match DeTable::parse(text) {
-        Ok(table) => Ok(TreeItem {
-            line: 1,
-            node: reader.table(table.get_ref()),
-        }),
+        Ok(table) => Ok(item(0, toml_table(table.get_ref(), &item))),
         Err(why) => {
             let start = why.span().map_or(0, |span| span.start);
-            error(reader.line_of(start), why.message())
+            source.fault(line_of(start), why.message())
         }
     }
 }
 
-struct TomlReader<'t> {
-    text: &'t str,
+fn toml_table(table: &DeTable<'_>, item: &dyn Fn(usize, TreeNode) -> TreeItem) -> TreeNode {
+    let entries = table.iter();
+    let entries = entries.map(|(key, value)| (key.get_ref().to_string(), toml_item(value, item)));
+    TreeNode::Table(entries.collect())
 }
 
-impl TomlReader<'_> {
-    fn line_of(&self, byte: usize) -> usize {
-        let before = self.text.as_bytes().get(..byte).unwrap_or_default();
-        1 + before.iter().filter(|byte| **byte == b'\n').count()
-    }
-
-    fn table(&self, table: &DeTable<'_>) -> TreeNode {
-        let entries = table.iter();
-        let entries = entries.map(|(key, value)| (key.get_ref().to_string(), self.item(value)));
-        TreeNode::Table(entries.collect())
-    }
-
-    fn item(&self, value: &Spanned<DeValue<'_>>) -> TreeItem {
-        let node = match value.get_ref() {
-            DeValue::Table(table) => self.table(table),
-            DeValue::Array(items) => {
-                TreeNode::List(items.iter().map(|one| self.item(one)).collect())
-            }
-            DeValue::String(text) => TreeNode::Text(text.to_string()),
-            DeValue::Integer(number) => TreeNode::Text(number.to_string()),
-            DeValue::Float(number) => TreeNode::Text(number.to_string()),
-            DeValue::Boolean(word) => TreeNode::Text(word.to_string()),
-            DeValue::Datetime(time) => TreeNode::Text(time.to_string()),
-        };
-        let line = self.line_of(value.span().start);
-        TreeItem { line, node }
-    }
+fn toml_item(value: &Spanned<DeValue<'_>>, item: &dyn Fn(usize, TreeNode) -> TreeItem) -> TreeItem {
+    let node = match value.get_ref() {
+        DeValue::Table(table) => toml_table(table, item),
+        DeValue::Array(items) => {
+            TreeNode::List(items.iter().map(|one| toml_item(one, item)).collect())
+        }
+        DeValue::String(text) => TreeNode::Text(text.to_string()),
+        DeValue::Integer(number) => TreeNode::Text(number.to_string()),
+        DeValue::Float(number) => TreeNode::Text(number.to_string()),
+        DeValue::Boolean(word) => TreeNode::Text(word.to_string()),
+        DeValue::Datetime(time) => TreeNode::Text(time.to_string()),
+    };
+    item(value.span().start, node)
 }
 
 /// Reads the first document of a YAML text.
-pub(super) fn read_yaml(text: &str) -> Result<TreeItem, TreeError> {
+pub(super) fn read_yaml(text: &str, source: &SourceFile) -> Result<TreeItem, ImportError> {
     let mut reader = YamlReader {
         parser: Parser::new_from_str(text),
+        source,
         anchors: BTreeMap::new(),
         items_left: MAX_ITEMS,
     };
@@ -226,39 +239,32 @@ pub(super) fn read_yaml(text: &str) -> Result<TreeItem, TreeError> {
 
 struct YamlReader<'t> {
     parser: Parser<'t, StrInput<'t>>,
-    anchors: BTreeMap<usize, AnchoredItem>,
+    source: &'t SourceFile,
+    anchors: BTreeMap<usize, TreeItem>,
     items_left: usize,
 }
 
-#[derive(Clone, Default)]
-struct AnchoredItem {
-    item: TreeItem,
-    /// The number of values in the item.
-    size: usize,
-}
-
 impl<'t> YamlReader<'t> {
-    fn next(&mut self) -> Result<(Event<'t>, Span), TreeError> {
+    fn next(&mut self) -> Result<(Event<'t>, Span), ImportError> {
         match self.parser.next() {
             Some(Ok(next)) => Ok(next),
-            Some(Err(why)) => error(why.marker().line(), &why.info()),
+            Some(Err(why)) => self.source.fault(why.marker().line(), &why.info()),
             None => Ok((Event::StreamEnd, Span::default())),
         }
     }
 
-    fn count_items(&mut self, line: usize, count: usize) -> Result<(), TreeError> {
+    fn count_items(&mut self, line: usize, count: usize) -> Result<(), ImportError> {
         let Some(left) = self.items_left.checked_sub(count) else {
-            return error(line, "too many values");
+            return self.source.fault(line, "too many values");
         };
         self.items_left = left;
         Ok(())
     }
 
     /// Reads the value that begins with this event. The parser bounds the depth of values.
-    fn item(&mut self, event: Event<'t>, span: Span) -> Result<TreeItem, TreeError> {
+    fn item(&mut self, event: Event<'t>, span: Span) -> Result<TreeItem, ImportError> {
         let line = span.start.line();
         self.count_items(line, 1)?;
-        let before = self.items_left;
         let (node, anchor) = match event {
             Event::Scalar(text, style, anchor, _) => match &*text {
                 "" | "~" | "null" if style == ScalarStyle::Plain => (TreeNode::Null, anchor),
@@ -267,24 +273,20 @@ impl<'t> YamlReader<'t> {
             Event::SequenceStart(_, anchor, _) => (self.list()?, anchor),
             Event::MappingStart(_, anchor, _) => (self.table()?, anchor),
             Event::Alias(anchor) => {
-                let anchored = self.anchors.get(&anchor).cloned().unwrap_or_default();
-                self.count_items(line, anchored.size)?;
-                return Ok(anchored.item);
+                let size = self.anchors.get(&anchor).map_or(0, TreeItem::size);
+                self.count_items(line, size)?;
+                return Ok(self.anchors.get(&anchor).cloned().unwrap_or_default());
             }
-            _ => return error(line, "a value is missing"),
+            _ => return self.source.fault(line, "a value is missing"),
         };
-        let item = TreeItem { line, node };
+        let item = self.source.item(line, node);
         if anchor > 0 {
-            let anchored = AnchoredItem {
-                item: item.clone(),
-                size: before - self.items_left,
-            };
-            self.anchors.insert(anchor, anchored);
+            self.anchors.insert(anchor, item.clone());
         }
         Ok(item)
     }
 
-    fn list(&mut self) -> Result<TreeNode, TreeError> {
+    fn list(&mut self) -> Result<TreeNode, ImportError> {
         let mut items = Vec::new();
         loop {
             match self.next()? {
@@ -294,7 +296,7 @@ impl<'t> YamlReader<'t> {
         }
     }
 
-    fn table(&mut self) -> Result<TreeNode, TreeError> {
+    fn table(&mut self) -> Result<TreeNode, ImportError> {
         let mut entries: Vec<(String, TreeItem)> = Vec::new();
         loop {
             let (event, span) = self.next()?;
@@ -310,7 +312,7 @@ impl<'t> YamlReader<'t> {
                 value.line = line;
             }
             let Some(key) = key.text() else {
-                return error(line, "a key is no text");
+                return self.source.fault(line, "a key is no text");
             };
             let has = |key: &str| entries.iter().any(|(known, _)| known == key);
             if let ("<<", TreeNode::Table(merged)) = (key, &value.node) {
@@ -322,7 +324,9 @@ impl<'t> YamlReader<'t> {
                     .collect();
                 entries.extend(new);
             } else if has(key) {
-                return error(line, &format!("`{key}` stands there twice"));
+                return self
+                    .source
+                    .fault(line, &format!("`{key}` stands there twice"));
             } else {
                 entries.push((key.to_owned(), value));
             }
@@ -334,17 +338,23 @@ impl<'t> YamlReader<'t> {
 mod tests {
     use super::*;
 
+    fn read(text: &str) -> Result<TreeItem, String> {
+        read_yaml(text, &SourceFile::default()).map_err(|error| error.to_string())
+    }
+
     #[test]
     fn a_tree_knows_its_lines() {
-        let text = "# c\na:\n  b: [1, \"2\"]\n  c: &x {d: true}\ne: *x\nf: ~\n";
-        let root = read_yaml(text).unwrap();
+        let root = read("# c\na:\n  b: [1, \"2\"]\n  c: &x {d: true}\ne: *x\nf: ~\n").unwrap();
         assert_eq!(root.texts_at("a.b"), ["1", "2"]);
         assert_eq!(root.at("a.b").map(|item| item.line), Some(3));
         assert!(root.is_true("e.d") && root.is_true("A.C.d"));
         assert!(root.text_at("f").is_none());
-        assert_eq!(read_yaml("a: 1\na: 2\n").unwrap_err().line, 2);
-        assert!(read_yaml("a: [1\n").is_err());
-        assert!(read_yaml("").unwrap().entries().is_empty());
+        assert_eq!(
+            read("a: 1\na: 2\n").unwrap_err(),
+            ":2: `a` stands there twice"
+        );
+        assert!(read("a: [1\n").is_err());
+        assert!(read("").unwrap().entries().is_empty());
     }
 
     #[test]
@@ -355,8 +365,8 @@ mod tests {
             let ten = vec![format!("*a{before}"); 10].join(", ");
             text.push_str(&format!("a{level}: &a{level} [{ten}]\n"));
         }
-        assert_eq!(read_yaml(&text).unwrap_err().message, "too many values");
+        assert!(read(&text).unwrap_err().ends_with("too many values"));
         let deep = "[".repeat(100_000);
-        assert!(read_yaml(&deep).is_err());
+        assert!(read(&deep).is_err());
     }
 }

@@ -33,9 +33,16 @@ fn read_with(reader: &mut LineReader, line: &[u8]) -> String {
     }
 }
 
+fn reading(format: Option<LineFormat>, headers: Vec<HeaderFrom>) -> LineReader {
+    LineReader::new(&LogOptions { format, headers })
+}
+
 #[track_caller]
 fn check(line: &str, expected: &str) {
-    let found = read_with(&mut LineReader::new(None, &[]), line.as_bytes());
+    let found = read_with(
+        &mut LineReader::new(&LogOptions::default()),
+        line.as_bytes(),
+    );
     assert_eq!(found, expected, "{line}");
 }
 
@@ -69,6 +76,10 @@ fn the_common_format() {
         (
             r#"192.0.2.7:4711 - - DATE "GET / HTTP/1.1" 200 1"#,
             "192.0.2.7 GET / 200",
+        ),
+        (
+            "192.0.2.7 - - DATE \"GET /\u{e9} HTTP/1.1\" 2000 12",
+            "192.0.2.7 GET /\u{e9} 2000",
         ),
         (
             r#"192.0.2.7 - - DATE "GET /a b HTTP/1.1" 400 1"#,
@@ -106,6 +117,7 @@ fn the_combined_format_and_what_is_hung_onto_it() {
     let head = r#"192.0.2.7 - - [20/Nov/2026:22:37:06 +0000] "GET / HTTP/1.1" 200 12"#;
     for (tail, expected) in [
         (r#""-" "-""#, ""),
+        (r#""-" "curl/8""#, " user-agent=curl/8"),
         (
             r#""https://h/" "curl/8 \"x\"""#,
             r#" referer=https://h/ user-agent=curl/8 "x""#,
@@ -184,7 +196,7 @@ fn a_member_may_be_named_as_a_header() {
             member: member.to_owned(),
         }
     });
-    let mut reader = LineReader::new(None, &from);
+    let mut reader = reading(None, from.to_vec());
     let line = r#"{"ts":1795214226,"consumer":"c1","request":{"remote_ip":"192.0.2.7",
         "method":"GET","uri":"/","user":"u1"}}"#;
     let found = read_with(&mut reader, line.as_bytes());
@@ -194,7 +206,7 @@ fn a_member_may_be_named_as_a_header() {
 
 #[test]
 fn our_own_lines_for_people_count_their_days() {
-    let mut reader = LineReader::new(None, &[]);
+    let mut reader = LineReader::new(&LogOptions::default());
     let day = 86_400_000_000_u64;
     let mut check = |line: &str, at_us: u64, rest: &str| {
         let found = read_with(&mut reader, line.as_bytes());
@@ -266,9 +278,15 @@ fn what_is_no_request_says_why() {
         check(&line.replace("DATE", date), fault);
     }
     let long = vec![b'x'; MAX_LINE];
-    assert_eq!(read_with(&mut LineReader::new(None, &[]), &long), "Long");
+    assert_eq!(
+        read_with(&mut LineReader::new(&LogOptions::default()), &long),
+        "Long"
+    );
     let bytes = b"192.0.2.7 - - [20/Nov/2026:22:37:06 +0000] \"GET /\xff HTTP/1.1\" 200 1";
-    assert_eq!(read_with(&mut LineReader::new(None, &[]), bytes), "Text");
+    assert_eq!(
+        read_with(&mut LineReader::new(&LogOptions::default()), bytes),
+        "Text"
+    );
 }
 
 #[test]
@@ -283,8 +301,11 @@ fn a_second_line_of_one_second_says_what_it_says_alone() {
         r#"192.0.2.007 - - [20/Nov/2026:22:37:06 +0000] "HEAD HTTP/1.0" 200"#,
         r#"192.0.2.7 - - [20/Nov/2026:22:37:07 +0000] "HEAD /a HTTP/1.0" 99"#,
     ] {
-        let alone = read_with(&mut LineReader::new(None, &[]), line.as_bytes());
-        let mut reader = LineReader::new(None, &[]);
+        let alone = read_with(
+            &mut LineReader::new(&LogOptions::default()),
+            line.as_bytes(),
+        );
+        let mut reader = LineReader::new(&LogOptions::default());
         read_with(&mut reader, first);
         assert_eq!(read_with(&mut reader, line.as_bytes()), alone, "{line}");
     }
@@ -293,7 +314,7 @@ fn a_second_line_of_one_second_says_what_it_says_alone() {
 #[test]
 fn a_format_can_be_forced() {
     let line = r#"{"ts":1795214226,"remote_addr":"192.0.2.7","request":"GET / HTTP/1.1"}"#;
-    let mut reader = LineReader::new(Some(LineFormat::Common), &[]);
+    let mut reader = reading(Some(LineFormat::Common), Vec::new());
     assert_eq!(read_with(&mut reader, line.as_bytes()), "Form");
 }
 
@@ -309,7 +330,7 @@ proptest! {
             Some(LineFormat::OwnText),
         ];
         for forced in forced {
-            let _ = LineReader::new(forced, &[]).read(&line);
+            let _ = reading(forced, Vec::new()).read(&line);
         }
     }
 
@@ -330,6 +351,6 @@ proptest! {
             line[at] = byte;
         }
         line.truncate(end.index(whole.len()) + 1);
-        let _ = LineReader::new(None, &[]).read(&line);
+        let _ = LineReader::new(&LogOptions::default()).read(&line);
     }
 }
