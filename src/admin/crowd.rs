@@ -265,7 +265,7 @@ described! {
     // The number of clients, by the share of the limit that they had used at their last request: up
     // to a quarter, a half, three quarters, or more. `denied` counts clients that were denied
     // lately.
-    #[derive(Copy, Default, PartialEq, Eq)]
+    #[derive(Copy, Eq)]
     struct LimitUse {
         clients: u64,
         q25: u64,

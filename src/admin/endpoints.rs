@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 
 use super::config::{config, reload, secrets};
 use super::denials::DenialFilter;
-use super::limits::{DEFAULT_BUSIEST, MAX_BUSIEST, busiest, limits, usage};
+use super::limits::{DEFAULT_BUSIEST, MAX_BUSIEST, busiest, limits};
 use super::openapi::{
     ApiEndpoint, RefusalDoc, document, json_content, object_content, probe, read, refusal,
     text_content, write,
 };
-use super::overrides::{ClientChange, change, changes, overrides};
+use super::operator_store::ClientChange;
+use super::overrides::{change, changes, overrides, usage};
 use super::request::ApiRequest;
 use super::response::{ApiResult, now, now_s, with_type};
 use super::schema::Components;

@@ -84,8 +84,8 @@ impl GrowingCount {
 
 described! {
     struct FindingReport as "Finding" {
-        id: &'static str,
-        severity: &'static str,
+        id: String,
+        severity: String,
         text: String,
         first_seen: f64,
         count: u64,
@@ -134,8 +134,8 @@ impl Findings {
 
     pub(super) fn reports(&self, silent: &[&str]) -> Vec<FindingReport> {
         let list = self.holding(silent).map(|(id, finding)| FindingReport {
-            id,
-            severity: "warning",
+            id: id.to_owned(),
+            severity: "warning".to_owned(),
             text: finding.text.clone(),
             first_seen: seconds(finding.first_us),
             count: finding.count,

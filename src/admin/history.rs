@@ -36,7 +36,7 @@ described! {
         second: Vec<SecondReport>,
     }
 
-    #[derive(Copy, Default)]
+    #[derive(Copy)]
     struct Sample {
         at: u64 = number(),
         requests: u64,
@@ -49,12 +49,12 @@ described! {
 
     struct Mark {
         at: f64,
-        kind: &'static str =
+        kind: String =
             words(&["start", "reload", "store_down", "store_up", "store_flaps"]),
         text: String,
     }
 
-    #[derive(Copy, Default, PartialEq, Eq)]
+    #[derive(Copy, Eq)]
     struct LimitRates {
         allowed: u64,
         denied: u64,
@@ -136,7 +136,7 @@ impl History {
         }
         self.marks.push_back(Mark {
             at: seconds(at_us),
-            kind,
+            kind: kind.to_owned(),
             text: text.into(),
         });
     }
@@ -370,8 +370,8 @@ mod tests {
     #[test]
     fn a_store_that_comes_and_goes_has_few_marks() {
         let mut history = History::new(1_000_000_000);
-        let kinds = |history: &History| -> Vec<&'static str> {
-            history.marks.iter().map(|mark| mark.kind).collect()
+        let kinds = |history: &History| -> Vec<String> {
+            history.marks.iter().map(|mark| mark.kind.clone()).collect()
         };
         let mut at_us = 1_000_000_000;
         for _ in 0..40 {

@@ -61,8 +61,8 @@ impl ApiError {
             _ => (None, self.detail),
         };
         let problem = ProblemReport {
-            r#type: "about:blank",
-            title: self.status.canonical_reason().unwrap_or("Error"),
+            r#type: "about:blank".to_owned(),
+            title: self.status.canonical_reason().unwrap_or("Error").to_owned(),
             status: self.status.as_u16().into(),
             detail,
         };
@@ -79,8 +79,8 @@ impl ApiError {
 
 described! {
     struct ProblemReport as "Problem" {
-        r#type: &'static str,
-        title: &'static str,
+        r#type: String,
+        title: String,
         status: u32,
         detail: String,
     }

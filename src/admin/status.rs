@@ -20,11 +20,11 @@ const STUCK: &str = "a worker stands still";
 described! {
     struct Readiness as "Ready" {
         ready: bool,
-        reasons: Vec<&'static str>,
+        reasons: Vec<String>,
     }
 
     struct StatusReport as "Status" {
-        version: &'static str,
+        version: String,
         pid: u32,
         started_at: f64,
         now: f64,
@@ -51,12 +51,12 @@ described! {
     }
 
     struct StoreReport as "Store" {
-        kind: &'static str = words(&["memory", "redis", "sentinel", "cluster"]),
+        kind: String = words(&["memory", "redis", "sentinel", "cluster"]),
         up: bool,
         degraded: bool,
         since: Option<f64>,
         round_trip_seconds: Option<f64>,
-        on_error: &'static str = words(&["local", "allow", "deny"]),
+        on_error: String = words(&["local", "allow", "deny"]),
     }
 }
 
@@ -74,12 +74,12 @@ pub(super) fn readyz(state: &AdminState) -> Response<AdminBody> {
     let mut reasons = Vec::new();
     let serves = || state.inspect(|_| ()).is_ok() && state.server.heartbeats.serves();
     if *state.server.shutdown.borrow() != Lifecycle::Serve {
-        reasons.push("draining");
+        reasons.push("draining".to_owned());
     } else if !serves() {
-        reasons.push("starting");
+        reasons.push("starting".to_owned());
     }
     if state.is_stuck() {
-        reasons.push(STUCK);
+        reasons.push(STUCK.to_owned());
     }
     let status = match reasons.is_empty() {
         true => StatusCode::OK,
@@ -95,7 +95,7 @@ pub(super) fn readyz(state: &AdminState) -> Response<AdminBody> {
 pub(super) fn status(state: &AdminState) -> Result<StatusReport, ApiError> {
     let server = &state.server;
     state.inspect(|snapshot| StatusReport {
-        version: env!("CARGO_PKG_VERSION"),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         started_at: seconds(server.introspection.started_us()),
         now: now(),
@@ -147,11 +147,11 @@ fn store(state: &AdminState, snapshot: &Snapshot<'_>) -> StoreReport {
         StoreKind::Redis(_) => state.findings().round_trip,
     };
     StoreReport {
-        kind: store_kind(snapshot),
+        kind: store_kind(snapshot).to_owned(),
         up: since.is_none(),
         degraded: since.is_some(),
         since,
         round_trip_seconds: round_trip.map(|took| took.as_secs_f64()),
-        on_error: snapshot.config.store.on_error.word(),
+        on_error: snapshot.config.store.on_error.word().to_owned(),
     }
 }

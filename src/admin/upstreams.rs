@@ -53,7 +53,7 @@ described! {
     struct ServerStateReport as "Server" {
         server: String,
         /// `failing`: it still gets requests, and at least the last three failed.
-        state: &'static str = words(&["up", "failing", "ejected", "down"]),
+        state: String = words(&["up", "failing", "ejected", "down"]),
         /// Whether `state` is `up`.
         up: bool,
         weight: u64,
@@ -95,7 +95,7 @@ fn server(report: &ServerReport) -> ServerStateReport {
     };
     ServerStateReport {
         server: report.server.clone(),
-        state: report.state.word(),
+        state: report.state.word().to_owned(),
         up: report.state == ServerStatus::Up,
         weight: report.weight.into(),
         in_flight: report.in_flight,

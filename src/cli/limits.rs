@@ -18,15 +18,14 @@ use serde::Serialize;
 
 use super::display::short_hash;
 use super::output::{self, CommandError};
-use crate::config::{self, Config, StoreKind};
-use crate::key_selector::{SelectedKey, WindowStatus};
-use crate::limit::{KeyHash, Limit};
-use crate::store::overrides::{
-    ChangeKind, MAX_RECORDS, OverrideList, Record, RecordTerms, Subject, clean,
+use crate::admin::operator_store::{
+    ChangeDone, ChangeFailure, ClientChange, KeyUsage, RecordReport,
 };
-use crate::telemetry::stamp;
+use crate::config::{self, Config, StoreKind};
+use crate::limit::Limit;
+use crate::store::overrides::{ChangeKind, MAX_RECORDS, RecordTerms, clean};
 pub(super) use arguments::with_hashes;
-use print::{ChangeReport, KeyReport, ListReport, ResetReport, key_text, until_text};
+use print::{ChangeReport, KeyReport, ListReport, ResetReport, key_text, timestamp, until_text};
 use proxy_process::ProxyProcess;
 use shared_store::SharedStore;
 
@@ -116,15 +115,9 @@ struct TermsArgs {
     remove: bool,
 }
 
-/// How much of a limit a client uses, and the overrides and blocks in force.
-struct ClientState {
-    key: SelectedKey,
-    windows: Vec<WindowStatus>,
-    list: OverrideList,
-}
-
-/// An override or a block of a client; without a limit, a block.
-struct ClientTerms<'t> {
+/// A change of one client, as the user wrote it. Without a limit it is a block.
+struct KeyChange<'t> {
+    kind: ClientChange,
     limit: Option<&'t Arc<Limit>>,
     words: &'t [String],
     /// How long it holds, microseconds; 0 until it is removed.
@@ -132,56 +125,34 @@ struct ClientTerms<'t> {
     terms: RecordTerms,
 }
 
-impl ClientTerms<'_> {
-    fn subject(&self, tag: KeyHash) -> Subject {
-        match self.limit {
-            Some(limit) => Subject::Override(limit.name.to_string(), tag),
-            None => Subject::Block(tag),
+impl KeyChange<'_> {
+    fn error(&self, failure: ChangeFailure) -> CommandError {
+        match (failure, self.limit) {
+            (ChangeFailure::Store(error), _) => error.into(),
+            (ChangeFailure::NothingToRemove, Some(limit)) => {
+                CommandError::failed(format!("that key has no override in `{}`", limit.name))
+            }
+            (ChangeFailure::NothingToRemove, None) => {
+                CommandError::failed("that key is not blocked")
+            }
+            (ChangeFailure::TooManyRecords, _) => CommandError::failed(format!(
+                "there are {MAX_RECORDS} overrides and blocks already, as many as there may be"
+            ))
+            .help("remove some, or write a limit or a `[[bypass]]` for the whole group"),
         }
     }
-
-    fn nothing_to_remove(&self) -> CommandError {
-        CommandError::failed(match self.limit {
-            Some(limit) => format!("that key has no override in `{}`", limit.name),
-            None => "that key is not blocked".to_owned(),
-        })
-    }
-}
-
-fn too_many_records() -> CommandError {
-    CommandError::failed(format!(
-        "there are {MAX_RECORDS} overrides and blocks already, as many as there may be"
-    ))
-    .help("remove some, or write a limit or a `[[bypass]]` for the whole group")
-}
-
-/// A client whose counts were deleted.
-struct ResetClient {
-    key: SelectedKey,
-    /// The number of deleted counts.
-    deleted: u64,
-}
-
-/// A client whose override or block was set or removed.
-struct ChangedClient {
-    key: SelectedKey,
-    /// The end of the terms, microseconds since the Unix epoch; 0 for never.
-    until_us: u64,
 }
 
 /// The place of the counts: Redis, or the memory of a running proxy.
 trait CountsBackend {
-    fn overrides(&mut self) -> Result<OverrideList, CommandError>;
+    fn overrides(&mut self) -> Result<Vec<RecordReport>, CommandError>;
 
     /// The last changes, newest first.
-    fn changes(&mut self) -> Result<Vec<Record>, CommandError>;
+    fn changes(&mut self) -> Result<Vec<RecordReport>, CommandError>;
 
-    fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ClientState, CommandError>;
+    fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<KeyUsage, CommandError>;
 
-    /// Deletes the counts of a client.
-    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ResetClient, CommandError>;
-
-    fn set_terms(&mut self, terms: ClientTerms<'_>) -> Result<ChangedClient, CommandError>;
+    fn change(&mut self, change: KeyChange<'_>) -> Result<ChangeDone, CommandError>;
 }
 
 /// Runs the subcommand.
@@ -257,31 +228,41 @@ impl LimitsCommand<'_> {
 
     fn list(&self, audit: bool) -> Result<String, CommandError> {
         let mut backend = self.backend()?;
-        let list = backend.overrides()?;
+        let overrides = backend.overrides()?;
         let changes = audit.then(|| backend.changes()).transpose()?;
-        let limits = &self.config.limits;
-        let report = ListReport::new(limits, &list, changes.as_deref());
+        let report = ListReport::new(&self.config.limits, &overrides, changes.as_deref());
         self.render(&report, report.text())
     }
 
     fn show(&self, args: &KeyArgs) -> Result<String, CommandError> {
         let limit = self.limit(&args.limit)?;
-        let state = self.backend()?.show(limit, &args.key)?;
-        let report = KeyReport::new(limit, &state.key, &state.windows, &state.list);
+        let usage = self.backend()?.show(limit, &args.key)?;
+        let report = KeyReport::new(&usage);
         self.render(&report, report.text())
     }
 
     fn reset(&self, args: &KeyArgs) -> Result<String, CommandError> {
         let limit = self.limit(&args.limit)?;
-        let ResetClient { key, deleted } = self.backend()?.reset(limit, &args.key)?;
-        let (limit, key_text) = (&*limit.name, key_text(&key));
+        let done = self.backend()?.change(KeyChange {
+            kind: ClientChange::Reset,
+            limit: Some(limit),
+            words: &args.key,
+            lasts_us: 0,
+            terms: RecordTerms {
+                by: user(),
+                ..RecordTerms::default()
+            },
+        })?;
+        let (limit, key) = (&*limit.name, key_text(&done.id, &done.key));
+        // The embedded store does not report how many counts there were.
+        let deleted = done.deleted.unwrap_or(1);
         let text = match deleted {
-            0 => format!("{limit}: nothing was counted for key {key_text}\n"),
-            _ => format!("{limit}: key {key_text} begins anew\n"),
+            0 => format!("{limit}: nothing was counted for key {key}\n"),
+            _ => format!("{limit}: key {key} begins anew\n"),
         };
         let report = ResetReport {
             limit,
-            tag: key.tag.to_string(),
+            tag: &done.id,
             deleted,
         };
         self.render(&report, text)
@@ -298,47 +279,44 @@ impl LimitsCommand<'_> {
             })?;
             (words, rules) = (key, arguments::rules(rate, limit)?);
         }
-        let record = RecordTerms {
+        let terms = RecordTerms {
             unlimited: rules.is_empty() && !args.terms.remove,
             rules,
             ..RecordTerms::default()
         };
-        let (name, rates) = (&limit.name, record.rates().unwrap_or_default());
-        self.set_terms(
-            &args.terms,
+        let (name, rates) = (&limit.name, terms.rates().unwrap_or_default());
+        let done = self.set_terms(&args.terms, Some(limit), words, terms)?;
+        let key = key_text(&done.id, &done.key);
+        self.changed(
             Some(limit),
-            words,
-            record,
-            |key, until| match until {
-                None => format!("{name}: key {key} has the limit's own rate again\n"),
-                Some(until) => format!("{name}: key {key} has {rates} {until}\n"),
+            &done,
+            match args.terms.remove {
+                true => format!("{name}: key {key} has the limit's own rate again\n"),
+                false => format!("{name}: key {key} has {rates} {}\n", until_text(done.until)),
             },
         )
     }
 
     fn block(&self, args: &BlockArgs) -> Result<String, CommandError> {
-        let record = RecordTerms::default();
-        self.set_terms(
-            &args.terms,
+        let done = self.set_terms(&args.terms, None, &args.key, RecordTerms::default())?;
+        let key = key_text(&done.id, &done.key);
+        self.changed(
             None,
-            &args.key,
-            record,
-            |key, until| match until {
-                None => format!("key {key} is let in again\n"),
-                Some(until) => format!("key {key} is blocked {until}\n"),
+            &done,
+            match args.terms.remove {
+                true => format!("key {key} is let in again\n"),
+                false => format!("key {key} is blocked {}\n", until_text(done.until)),
             },
         )
     }
 
-    /// Makes the change. `text` gets the client's key and, unless terms are removed, their end.
     fn set_terms(
         &self,
         args: &TermsArgs,
         limit: Option<&Arc<Limit>>,
         words: &[String],
-        record: RecordTerms,
-        text: impl FnOnce(&str, Option<String>) -> String,
-    ) -> Result<String, CommandError> {
+        terms: RecordTerms,
+    ) -> Result<ChangeDone, CommandError> {
         let terms = RecordTerms {
             kind: match args.remove {
                 true => ChangeKind::Remove,
@@ -346,24 +324,31 @@ impl LimitsCommand<'_> {
             },
             by: user(),
             note: clean(args.note.as_deref().unwrap_or_default()),
-            ..record
+            ..terms
         };
         let lasts_us = arguments::lasts_us(args.lasts.as_deref())?;
-        let ChangedClient { key, until_us } = self.backend()?.set_terms(ClientTerms {
+        self.backend()?.change(KeyChange {
+            kind: limit.map_or(ClientChange::Block, |_| ClientChange::Override),
             limit,
             words,
             lasts_us,
             terms,
-        })?;
-        let until = (!args.remove).then(|| until_text(until_us));
-        let tag = key.tag.to_string();
+        })
+    }
+
+    fn changed(
+        &self,
+        limit: Option<&Arc<Limit>>,
+        done: &ChangeDone,
+        text: String,
+    ) -> Result<String, CommandError> {
         let report = ChangeReport {
             limit: limit.map(|limit| &*limit.name),
-            key: short_hash(&tag),
-            tag,
-            until: (until_us > 0).then(|| stamp::rfc3339(until_us)),
+            key: short_hash(&done.id),
+            tag: &done.id,
+            until: done.until.map(timestamp),
         };
-        self.render(&report, text(&key_text(&key), until))
+        self.render(&report, text)
     }
 }
 

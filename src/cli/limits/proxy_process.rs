@@ -4,19 +4,22 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::{
-    ChangedClient, ClientState, ClientTerms, CountsBackend, ResetClient, too_many_records, user,
+use super::{CountsBackend, KeyChange};
+use crate::admin::denials::DenialList;
+use crate::admin::operator_store::{
+    ChangeDone, ChangeFailure, ClientChange, KeyUsage, RecordReport,
 };
+use crate::admin::overrides::{ChangeList, OverrideTexts};
 use crate::cli::admin_client::{AdminArgs, AdminClient, AdminFailure, percent_encoded, runtime};
 use crate::cli::output::CommandError;
-use crate::cli::proxy_snapshot::{list, text};
 use crate::config::Config;
-use crate::key_selector::{KeySelector, SelectedKey, WindowStatus, hash_prefix};
+use crate::key_selector::{KeySelector, hash_prefix};
 use crate::limit::key::HashSecret;
-use crate::limit::{KeyHash, Limit, Retry};
-use crate::store::overrides::{ChangeKind, OverrideList, Record, RecordTerms, Subject, rules};
+use crate::limit::{KeyHash, Limit};
+use crate::store::overrides::ChangeKind;
 
 pub(super) struct ProxyProcess<'c> {
     client: AdminClient,
@@ -35,22 +38,13 @@ impl<'c> ProxyProcess<'c> {
         Ok(ProxyProcess { client, config })
     }
 
-    fn get(&self, path: &str) -> Result<Value, CommandError> {
-        let answer = runtime()?.block_on(self.client.get(path));
-        answer.map_err(|failure| self.error(&failure))
-    }
-
-    fn post(&self, path: &str, body: &Value) -> Result<Result<Value, AdminFailure>, CommandError> {
-        Ok(runtime()?.block_on(self.client.post(path, body)))
-    }
-
     /// The client whose request had this id, if the proxy denied it; preferably by this limit.
     pub(super) fn find_denied(&self, request: &str, limit: Option<&str>) -> Option<KeyHash> {
         let path = format!("/api/v1/denials?request_id={}", encoded(request));
-        let answer = self.get(&path).ok()?;
-        let denials = || list(&answer["denials"]);
-        let found = denials().find(|one| limit.is_none_or(|limit| one["limit"] == *limit));
-        KeyHash::parse(found.or_else(|| denials().next())?["id"].as_str()?)
+        let list: DenialList = self.read(&path).ok()?;
+        let mut denials = list.denials.iter();
+        let found = denials.find(|one| limit.is_none_or(|limit| one.limit == limit));
+        KeyHash::parse(&found.or(list.denials.first())?.id)
     }
 
     /// Refuses words that cannot be a key, by the same file that the proxy runs. Only the proxy can
@@ -90,76 +84,39 @@ impl<'c> ProxyProcess<'c> {
         }
     }
 
-    fn record(&self, value: &Value) -> Option<Record> {
-        let tag = KeyHash::parse(value["id"].as_str()?)?;
-        let what = text(&value["what"]);
-        let mut terms = RecordTerms {
-            kind: match what.ends_with(" removed") {
-                true => ChangeKind::Remove,
-                false => ChangeKind::default(),
-            },
-            until_us: micros(&value["until"]),
-            at_us: micros(&value["at"]),
-            by: text(&value["by"]),
-            key: text(&value["key"]),
-            note: text(&value["reason"]),
-            ..RecordTerms::default()
-        };
-        let subject = match value["limit"].as_str() {
-            None => Subject::Block(tag),
-            Some(name) if what == "reset" => Subject::Reset(name.to_owned(), tag),
-            Some(name) => {
-                if terms.kind != ChangeKind::Remove {
-                    let mut limits = self.config.limits.iter();
-                    let limit = limits.find(|limit| *limit.name == *name)?;
-                    terms.rules = rules(value["rates"].as_str()?, limit).ok()?;
-                    terms.unlimited = terms.rules.is_empty();
-                }
-                Subject::Override(name.to_owned(), tag)
-            }
-        };
-        Some(Record { subject, terms })
+    fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, CommandError> {
+        parse(
+            runtime()?
+                .block_on(self.client.get(path))
+                .map_err(|failure| self.error(&failure))?,
+        )
     }
 }
 
+fn parse<T: DeserializeOwned>(answer: Value) -> Result<T, CommandError> {
+    serde_json::from_value(answer)
+        .map_err(|error| CommandError::failed(format!("the proxy's answer is none: {error}")))
+}
+
 impl CountsBackend for ProxyProcess<'_> {
-    fn overrides(&mut self) -> Result<OverrideList, CommandError> {
-        let answer = self.get("/api/v1/overrides")?;
-        let records = list(&answer["overrides"]).filter_map(|one| self.record(one));
-        Ok(override_list(records.collect()))
+    fn overrides(&mut self) -> Result<Vec<RecordReport>, CommandError> {
+        let list: OverrideTexts = self.read("/api/v1/overrides")?;
+        Ok(list.overrides)
     }
 
-    fn changes(&mut self) -> Result<Vec<Record>, CommandError> {
-        let answer = self.get("/api/v1/changes")?;
-        let changes = list(&answer["changes"]).filter_map(|change| self.record(change));
-        Ok(changes.collect())
+    fn changes(&mut self) -> Result<Vec<RecordReport>, CommandError> {
+        let list: ChangeList = self.read("/api/v1/changes")?;
+        Ok(list.changes)
     }
 
-    fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ClientState, CommandError> {
+    fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<KeyUsage, CommandError> {
         self.check_words(words, Some(limit))?;
         let key: Vec<String> = words.iter().map(|word| encoded(word)).collect();
         let name = encoded(&limit.name);
-        let answer = self.get(&format!("/api/v1/limits/{name}/keys/{}", key.join("&")))?;
-        let records = [&answer["override"], &answer["block"]];
-        let records = records.iter().filter_map(|one| self.record(one));
-        Ok(ClientState {
-            key: selected_key(&answer)?,
-            windows: list(&answer["windows"]).map(window_status).collect(),
-            list: override_list(records.collect()),
-        })
+        self.read(&format!("/api/v1/limits/{name}/keys/{}", key.join("&")))
     }
 
-    /// The admin does not report how many counts there were.
-    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ResetClient, CommandError> {
-        self.check_words(words, Some(limit))?;
-        let path = format!("/api/v1/limits/{}/reset", encoded(&limit.name));
-        let answer = self.post(&path, &json!({ "by": user(), "key": words }))?;
-        let answer = answer.map_err(|failure| self.error(&failure))?;
-        let key = selected_key(&answer)?;
-        Ok(ResetClient { key, deleted: 1 })
-    }
-
-    fn set_terms(&mut self, change: ClientTerms<'_>) -> Result<ChangedClient, CommandError> {
+    fn change(&mut self, change: KeyChange<'_>) -> Result<ChangeDone, CommandError> {
         let limit = change.limit.map(AsRef::<Limit>::as_ref);
         self.check_words(change.words, limit)?;
         let terms = &change.terms;
@@ -176,74 +133,26 @@ impl CountsBackend for ProxyProcess<'_> {
         if change.lasts_us > 0 {
             body["for_seconds"] = change.lasts_us.div_ceil(1_000_000).into();
         }
-        let path = match limit {
-            Some(limit) => format!("/api/v1/limits/{}/override", encoded(&limit.name)),
-            None => "/api/v1/block".to_owned(),
+        let name = limit.map_or_else(String::new, |limit| encoded(&limit.name));
+        let path = match change.kind {
+            ClientChange::Reset => format!("/api/v1/limits/{name}/reset"),
+            ClientChange::Override => format!("/api/v1/limits/{name}/override"),
+            ClientChange::Block => "/api/v1/block".to_owned(),
         };
-        match self.post(&path, &body)? {
-            Ok(answer) => Ok(ChangedClient {
-                key: selected_key(&answer)?,
-                until_us: micros(&answer["until"]),
-            }),
+        match runtime()?.block_on(self.client.post(&path, &body)) {
+            Ok(answer) => parse(answer),
             Err(AdminFailure::Refused(404, why)) if removes && why.contains("to take back") => {
-                Err(change.nothing_to_remove())
+                Err(change.error(ChangeFailure::NothingToRemove))
             }
             Err(AdminFailure::Refused(409, why)) if why.contains("as many as there may be") => {
-                Err(too_many_records())
+                Err(change.error(ChangeFailure::TooManyRecords))
             }
             Err(failure) => Err(self.error(&failure)),
         }
     }
 }
 
-fn override_list(records: Vec<Record>) -> OverrideList {
-    OverrideList { now_us: 0, records }
-}
-
-fn selected_key(answer: &Value) -> Result<SelectedKey, CommandError> {
-    let tag = answer["id"].as_str().and_then(KeyHash::parse);
-    let tag =
-        tag.ok_or_else(|| CommandError::failed("the proxy does not say whom it understood"))?;
-    Ok(SelectedKey {
-        tag,
-        parts: text(&answer["key"]),
-    })
-}
-
-fn window_status(window: &Value) -> WindowStatus {
-    let number = |name: &str| window[name].as_u64().unwrap_or(0);
-    WindowStatus {
-        of: window["of"].as_str().map(str::to_owned),
-        policy: text(&window["policy"]),
-        rate: text(&window["rate"]),
-        used: number("used"),
-        remaining: number("remaining"),
-        reset_us: micros(&window["reset_seconds"]),
-        retry: match window["retry"].as_str() {
-            Some("after") => Retry::After(micros(&window["retry_seconds"])),
-            Some("never") => Retry::Never,
-            Some("released") => Retry::Released,
-            _ => Retry::Now,
-        },
-    }
-}
-
 /// A word for a path: `=` and `:` stay readable.
 fn encoded(word: &str) -> String {
     percent_encoded(word, "=:")
-}
-
-/// Converts seconds, as the admin reports them; 0 for none.
-fn micros(seconds: &Value) -> u64 {
-    (seconds.as_f64().unwrap_or(0.0) * 1e6).round() as u64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn seconds_are_rounded_to_microseconds() {
-        assert_eq!(micros(&json!(1.000_001)), 1_000_001);
-    }
 }

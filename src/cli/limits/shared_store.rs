@@ -5,26 +5,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::proxy_process::ProxyProcess;
-use super::{
-    ChangedClient, ClientState, ClientTerms, CountsBackend, ResetClient, too_many_records, user,
+use super::{CountsBackend, KeyChange};
+use crate::admin::operator_store::{
+    ChangeDone, ChangeOrder, KeyUsage, OperatorStore, RecordReport,
 };
 use crate::cli::output::CommandError;
 use crate::config::{Config, RedisSettings};
-use crate::key_selector::{
-    KeySelectionErrorKind, KeySelector, SelectedKey, client_usage, hash_prefix, limit_checks,
-    windows_of_key,
-};
-use crate::limit::{KeyHash, Limit, LimitCheck};
-use crate::store::overrides::{
-    ChangeOutcome, OverrideChange, OverrideList, Record, RecordTerms, Subject,
-};
-use crate::store::redis::OverrideClient;
+use crate::key_selector::{KeySelectionErrorKind, KeySelector, SelectedKey, hash_prefix};
+use crate::limit::{KeyHash, Limit};
+use crate::store::overrides::OverrideList;
 
 /// Characters of a request id, at least; the proxy's own ids have 16.
 const SHORTEST_REQUEST_ID: usize = 8;
 
 pub(super) struct SharedStore<'c> {
-    client: OverrideClient,
+    store: OperatorStore,
     config: &'c Config,
     file: &'c Path,
 }
@@ -36,7 +31,7 @@ impl<'c> SharedStore<'c> {
         server: &RedisSettings,
     ) -> Result<SharedStore<'c>, CommandError> {
         Ok(SharedStore {
-            client: OverrideClient::open(&config.store, server)?,
+            store: OperatorStore::open(&config.store, server)?,
             config,
             file,
         })
@@ -52,8 +47,7 @@ impl<'c> SharedStore<'c> {
         let mut words = words.to_vec();
         let (mut known, mut is_partial) = (Vec::new(), false);
         if let Some(prefix) = hash_prefix(&words) {
-            let limits = self.config.limits.iter().map(AsRef::as_ref);
-            let found = self.client.find_key_hashes(limits, &prefix);
+            let found = self.store.find_key_hashes(&self.config.limits, &prefix);
             (known, is_partial) = (found.tags, found.partly);
         }
         if known.is_empty()
@@ -64,7 +58,7 @@ impl<'c> SharedStore<'c> {
         let selector = KeySelector {
             client_ip: &self.config.client_ip,
             api_key: &self.config.api_key,
-            hash_key: &self.client.hash_key().key,
+            hash_key: &self.store.hash_key(),
             records: &list.records,
             known: &known,
         };
@@ -99,58 +93,31 @@ impl<'c> SharedStore<'c> {
 }
 
 impl CountsBackend for SharedStore<'_> {
-    fn overrides(&mut self) -> Result<OverrideList, CommandError> {
-        Ok(self.client.overrides()?)
+    fn overrides(&mut self) -> Result<Vec<RecordReport>, CommandError> {
+        Ok(RecordReport::list(&self.store.overrides()?.records))
     }
 
-    fn changes(&mut self) -> Result<Vec<Record>, CommandError> {
-        Ok(self.client.changes()?)
+    fn changes(&mut self) -> Result<Vec<RecordReport>, CommandError> {
+        Ok(RecordReport::list(&self.store.changes()?))
     }
 
-    fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ClientState, CommandError> {
-        let list = self.client.overrides()?;
-        let key = self.select(words, Some(limit), &list)?;
-        let peek = |charge: &_| self.client.stand(charge);
-        let windows = client_usage(limit, &key, &list.records, peek)?;
-        Ok(ClientState { key, windows, list })
+    fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<KeyUsage, CommandError> {
+        let overrides = self.store.overrides()?;
+        let client = self.select(words, Some(limit), &overrides)?;
+        Ok(self.store.usage(limit, &client, &overrides)?)
     }
 
-    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ResetClient, CommandError> {
-        let list = self.client.overrides()?;
-        let key = self.select(words, Some(limit), &list)?;
-        let windows = windows_of_key(limit, key.tag, &list.records);
-        let checks: Vec<LimitCheck> = limit_checks(limit, &windows, key.tag).collect();
-        let deleted = self.client.forget(&checks)?;
-        // Published after the deletion: proxies then ask the store again.
-        self.client.change(&OverrideChange {
-            subject: Subject::Reset(limit.name.to_string(), key.tag),
-            lasts_us: 0,
-            terms: RecordTerms {
-                by: user(),
-                key: key.parts.clone(),
-                suffixes: windows.iter().map(|one| one.store_suffix.clone()).collect(),
-                ..RecordTerms::default()
-            },
-        })?;
-        Ok(ResetClient { key, deleted })
-    }
-
-    fn set_terms(&mut self, terms: ClientTerms<'_>) -> Result<ChangedClient, CommandError> {
-        let list = self.client.overrides()?;
-        let limit = terms.limit.map(AsRef::as_ref);
-        let key = self.select(terms.words, limit, &list)?;
-        let outcome = self.client.change(&OverrideChange {
-            subject: terms.subject(key.tag),
-            lasts_us: terms.lasts_us,
-            terms: RecordTerms {
-                key: key.parts.clone(),
-                ..terms.terms.clone()
-            },
-        })?;
-        match outcome {
-            ChangeOutcome::Made(until_us) => Ok(ChangedClient { key, until_us }),
-            ChangeOutcome::Nothing => Err(terms.nothing_to_remove()),
-            ChangeOutcome::Full => Err(too_many_records()),
-        }
+    fn change(&mut self, change: KeyChange<'_>) -> Result<ChangeDone, CommandError> {
+        let overrides = self.store.overrides()?;
+        let limit = change.limit.map(AsRef::as_ref);
+        let order = ChangeOrder {
+            kind: change.kind,
+            client: &self.select(change.words, limit, &overrides)?,
+            limit: change.limit,
+            lasts_us: change.lasts_us,
+            terms: change.terms.clone(),
+        };
+        let done = self.store.change(order, &overrides);
+        done.map_err(|failure| change.error(failure))
     }
 }
