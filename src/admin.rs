@@ -12,14 +12,13 @@
 //! has the address. A panic costs one request, or one reading of the counters.
 
 mod answer;
-mod config;
+mod api;
 mod crowd;
-mod dashboard;
 pub(crate) mod denials;
 mod endpoints;
 pub(crate) mod explain;
 pub(crate) mod findings;
-mod gate;
+pub mod gate;
 pub(crate) mod history;
 pub(crate) mod limits;
 mod listener;
@@ -29,14 +28,10 @@ pub(crate) mod overrides;
 #[cfg(test)]
 mod panics;
 mod prometheus;
-mod request;
-mod response;
 mod route_history;
 pub(crate) mod schema;
 mod state;
 pub(crate) mod status;
-pub mod token;
-pub(crate) mod upstreams;
 
 use std::io;
 use std::net::SocketAddr;
@@ -57,13 +52,12 @@ use state::{AdminState, check_store};
 const TICK: Duration = Duration::from_secs(1);
 /// How often decisions and denials of single clients are collected.
 const COLLECT_EVERY: Duration = Duration::from_millis(100);
-/// How often the store is asked about itself.
 const CHECK_STORE_EVERY: Duration = Duration::from_secs(15);
 
-/// A running admin.
 #[derive(Debug)]
 pub struct Admin {
-    address: SocketAddr,
+    /// With the real port.
+    pub address: SocketAddr,
     end: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -95,11 +89,6 @@ impl Admin {
             end,
             thread,
         })
-    }
-
-    /// The address with the real port.
-    pub fn address(&self) -> SocketAddr {
-        self.address
     }
 
     /// Ends the admin. Answers that are being sent are cut off.

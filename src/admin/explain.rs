@@ -4,10 +4,9 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
+use super::api::{ApiError, ApiRequest, ApiResult, json_response};
 use super::operator_store::OperatorStore;
 use super::overrides::StorePlace;
-use super::request::ApiRequest;
-use super::response::{ApiError, ApiResult, json_response};
 use crate::config::{Config, StoreKind};
 use crate::explain::{
     EXAMPLE_PEER, Explanation, LiveCounts, RequestDescription, RequestError, explain,
@@ -18,7 +17,6 @@ use crate::store::redis::OverrideClientError;
 /// The most headers of a question.
 const MAX_HEADERS: usize = 100;
 
-/// The JSON Schema of the body.
 pub(super) fn body_schema() -> Value {
     let pair =
         json!({ "type": "array", "items": { "type": "string" }, "minItems": 2, "maxItems": 2 });
@@ -36,7 +34,6 @@ pub(super) fn body_schema() -> Value {
     })
 }
 
-/// An example of the body.
 pub(super) fn body_example() -> Value {
     json!({
         "method": "GET",

@@ -5,17 +5,15 @@ use std::sync::Arc;
 
 use serde_json::json;
 
+use super::api::{ApiError, ApiRequest, now_s};
 use super::crowd::{BusyClient, LimitUse};
-use super::history::LimitRates;
-use super::request::ApiRequest;
-use super::response::{ApiError, now_s};
+use super::history::{LimitRates, count};
 use super::schema::{described, words};
-use super::state::AdminState;
-use crate::limit::{Algorithm, KeyHash, Limit, Tier, Window};
+use super::state::{AdminState, ServerRecord};
+use crate::limit::{Algorithm, Limit, Tier, Window};
 use crate::proxy::Proxy;
 use crate::telemetry::metrics::{LimitSum, LimitVerdict, Sum};
 
-/// Routes that are listed for a limit.
 const MAX_ROUTES: usize = 100;
 /// The most and the usual number of busiest clients in an answer.
 pub(super) const MAX_BUSIEST: usize = 100;
@@ -99,8 +97,6 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
         windows.iter().map(|window| window.rate()).collect()
     };
     let none = LimitSum::default();
-    let count =
-        |counts: &LimitSum, verdict: LimitVerdict| counts[verdict as usize].iter().sum::<u64>();
     let counted = sum.limits.get(&limit.name).unwrap_or(&none);
     let tried = sum.candidates.get(&limit.name).unwrap_or(&none);
     let candidate = (!limit.candidate.is_empty()).then(|| CandidateReport {
@@ -111,7 +107,7 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
     let tier = |tier: &Tier| (tier.name.to_string(), rates(&tier.windows));
     let key: Vec<String> = limit.key.parts.iter().map(ToString::to_string).collect();
     let now = now_s();
-    let crowd = state.crowd();
+    let ServerRecord { crowd, history, .. } = &*state.record();
     LimitState {
         name: limit.name.to_string(),
         rates: rates(&limit.windows),
@@ -128,7 +124,7 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
             shadow_denied: count(counted, LimitVerdict::ShadowDenied),
             bypassed: count(counted, LimitVerdict::Bypassed),
         },
-        per_second: state.history().per_second(&limit.name),
+        per_second: history.per_second(&limit.name),
         headroom: crowd.headroom(&limit.name, now).map(f64::from),
         r#use: crowd.usage(&limit.name, now),
     }
@@ -143,7 +139,6 @@ fn algorithm(limit: &Limit) -> &'static str {
     })
 }
 
-/// The busiest clients of a limit.
 pub(super) fn busiest(request: &ApiRequest) -> Result<ClientsReport, ApiError> {
     let state = &request.state;
     let limit = request.path.limit.as_deref().unwrap_or_default();
@@ -160,9 +155,9 @@ pub(super) fn busiest(request: &ApiRequest) -> Result<ClientsReport, ApiError> {
         return Err(ApiError::no_limit(limit));
     }
     state.collect();
-    let busiest = state.crowd().busiest(limit, now_s());
+    let busiest = state.record().crowd.busiest(limit, now_s());
     let report = |client: &BusyClient| ClientReport {
-        id: KeyHash(client.tag.to_le_bytes()).to_string(),
+        id: client.tag.to_string(),
         key: None,
         requests: client.requests,
         error: client.error,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::response::seconds;
+use super::api::seconds;
 use super::schema::{described, words};
 use crate::config::{RedisSettings, StoreSettings};
 use crate::key_selector::{SelectedKey, client_usage, limit_checks, windows_of_key};
@@ -84,7 +84,6 @@ impl RecordReport {
     }
 }
 
-/// What an operator does to one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientChange {
     Reset,
@@ -95,7 +94,6 @@ pub(crate) enum ClientChange {
 /// A change of one client, for one limit or for all.
 pub(crate) struct ChangeOrder<'o> {
     pub(crate) kind: ClientChange,
-    pub(crate) client: &'o SelectedKey,
     pub(crate) limit: Option<&'o Arc<Limit>>,
     /// How long it holds, microseconds; 0 until it is removed.
     pub(crate) lasts_us: u64,
@@ -226,13 +224,13 @@ impl OperatorStore {
         })
     }
 
-    /// Changes a client.
     pub(crate) fn change(
         &mut self,
+        client: &SelectedKey,
         order: ChangeOrder<'_>,
         overrides: &OverrideList,
     ) -> Result<ChangeDone, ChangeFailure> {
-        let (client, tag) = (order.client, order.client.tag);
+        let tag = client.tag;
         let name = || {
             order
                 .limit

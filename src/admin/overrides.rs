@@ -9,16 +9,14 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::crowd::BusyClient;
+use super::api::{ApiError, ApiRequest, now_s};
 use super::operator_store::{
     ChangeDone, ChangeFailure, ChangeOrder, ClientChange, KeyUsage, OperatorStore, RecordReport,
 };
-use super::request::ApiRequest;
-use super::response::{ApiError, now_s};
 use super::schema::described;
 use super::state::AdminState;
 use crate::client::ClientIp;
-use crate::config::{RedisSettings, StoreKind, StoreSettings};
+use crate::config::{StoreKind, StoreSettings};
 use crate::key_selector::{
     KeySelectionError, KeySelectionErrorKind, KeySelector, SelectedKey, hash_prefix,
 };
@@ -37,7 +35,6 @@ use crate::store::redis::OverrideClientError;
 const LONGEST: u64 = 10 * 366 * 86_400;
 /// The longest reason, and the longest name of an author, bytes.
 const MAX_TEXT: usize = 200;
-/// The most words of a key.
 const MAX_WORDS: usize = 16;
 
 described! {
@@ -51,33 +48,29 @@ described! {
 }
 
 /// The place of the counts and overrides.
-pub(super) enum StorePlace {
-    Here(Arc<Memory>),
-    Redis(Box<(StoreSettings, RedisSettings)>),
-    /// A reload is replacing the store.
-    Nowhere,
+pub(super) struct StorePlace {
+    memory: Option<Arc<Memory>>,
+    settings: StoreSettings,
 }
 
 impl StorePlace {
     pub(super) fn new(snapshot: &Snapshot<'_>) -> StorePlace {
-        match (snapshot.counts.backing(), &snapshot.config.store.kind) {
-            (Backing::Memory(memory), _) => StorePlace::Here(Arc::clone(memory)),
-            (_, StoreKind::Redis(server)) => {
-                StorePlace::Redis(Box::new((snapshot.config.store.clone(), server.clone())))
-            }
-            (_, StoreKind::Memory) => StorePlace::Nowhere,
+        StorePlace {
+            memory: match snapshot.counts.backing() {
+                Backing::Memory(memory) => Some(Arc::clone(memory)),
+                _ => None,
+            },
+            settings: snapshot.config.store.clone(),
         }
     }
 
     /// Connects, if the store is Redis. Blocks.
     pub(super) fn open(&self) -> Result<OperatorStore, ApiError> {
-        match self {
-            StorePlace::Here(memory) => Ok(OperatorStore::Here(Arc::clone(memory))),
-            StorePlace::Redis(settings) => {
-                let (store, server) = &**settings;
-                Ok(OperatorStore::open(store, server)?)
-            }
-            StorePlace::Nowhere => Err(ApiError::unavailable("the store is being replaced")),
+        match (&self.memory, &self.settings.kind) {
+            (Some(memory), _) => Ok(OperatorStore::Here(Arc::clone(memory))),
+            (None, StoreKind::Redis(server)) => Ok(OperatorStore::open(&self.settings, server)?),
+            // A reload is replacing the store.
+            (None, StoreKind::Memory) => Err(ApiError::unavailable("the store is being replaced")),
         }
     }
 }
@@ -102,7 +95,6 @@ impl From<ChangeFailure> for ApiError {
 }
 
 impl ClientChange {
-    /// The JSON Schema of the body.
     pub(super) fn schema(self) -> Value {
         let word = json!({ "type": "string" });
         let mut properties = json!({
@@ -141,7 +133,6 @@ impl ClientChange {
         })
     }
 
-    /// An example of the body.
     pub(super) fn example(self) -> Value {
         match self {
             ClientChange::Reset => json!({ "key": "192.0.2.7" }),
@@ -162,7 +153,6 @@ struct ClientLookup {
     client_ip: ClientIp,
     api_key: ApiKeys,
     limits: Vec<Arc<Limit>>,
-    /// The limit that the request names.
     limit: Option<Arc<Limit>>,
     store: StorePlace,
 }
@@ -189,7 +179,6 @@ impl ClientLookup {
         }
     }
 
-    /// The client that `words` name.
     fn find(
         &self,
         store: &mut OperatorStore,
@@ -233,9 +222,8 @@ impl ClientLookup {
             None => &self.limits,
         };
         for limit in limits {
-            let busiest = self.state.crowd().busiest(&limit.name, now_s());
-            let hash = |client: &BusyClient| KeyHash(client.tag.to_le_bytes());
-            known.extend(busiest.clients.iter().map(hash));
+            let busiest = self.state.record().crowd.busiest(&limit.name, now_s());
+            known.extend(busiest.clients.iter().map(|client| client.tag));
         }
         // A search that stopped early reports the clients that it found.
         known.extend(store.find_key_hashes(limits, prefix).tags);
@@ -275,7 +263,6 @@ fn key_words(request: &ApiRequest) -> Result<Vec<String>, ApiError> {
     }
 }
 
-/// The usage of a limit by one client.
 pub(super) async fn usage(request: ApiRequest) -> Result<KeyUsage, ApiError> {
     let words = match request.parameter("by").as_deref() {
         Some("id") => vec![format!("tag={}", request.path.key.join("&"))],
@@ -308,14 +295,14 @@ pub(super) async fn change(
     let work = move || {
         let mut store = lookup.store.open()?;
         let overrides = store.overrides()?;
+        let client = lookup.find(&mut store, &words, &overrides)?;
         let order = ChangeOrder {
             kind,
-            client: &lookup.find(&mut store, &words, &overrides)?,
             limit: lookup.limit.as_ref(),
             lasts_us: lasts.unwrap_or(0) * 1_000_000,
             terms,
         };
-        Ok(store.change(order, &overrides)?)
+        Ok(store.change(&client, order, &overrides)?)
     };
     let state = &request.state;
     state.run_blocking("it could not be done", work).await

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs;
 
-use super::response::seconds;
+use super::api::seconds;
 use super::state::AdminState;
+use super::status::servers as upstream_servers;
 use super::status::store_kind;
-use super::upstreams::servers as upstream_servers;
 use crate::config::{FINDINGS, ServerAddress, StoreKind, UpstreamSettings};
 use crate::proxy::Proxy;
 use crate::route::{Route, Target};
@@ -52,7 +52,6 @@ pub(super) fn write(state: &AdminState, snapshot: &Snapshot<'_>, format: TextFor
     text.finish()
 }
 
-/// Begins a family of [`FAMILIES`].
 fn family(text: &mut MetricsText, name: &'static str) {
     let mut rows = FAMILIES.lines().map(|row| row.splitn(3, ' '));
     let row = rows.find(|row| row.clone().nth(1) == Some(name));
@@ -66,13 +65,11 @@ fn family(text: &mut MetricsText, name: &'static str) {
     text.family(kind, name, words.nth(1).unwrap_or_default());
 }
 
-/// A family with one sample.
 fn single(text: &mut MetricsText, name: &'static str, value: impl Display) {
     family(text, name);
     text.sample(&[], value);
 }
 
-/// A family with one label.
 fn labelled<'l, V: Display>(
     text: &mut MetricsText,
     name: &'static str,
@@ -350,7 +347,7 @@ fn server(text: &mut MetricsText, state: &AdminState, snapshot: &Snapshot<'_>) {
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     let labels = [("version", env!("CARGO_PKG_VERSION")), ("target", &*target)];
     text.sample(&labels, 1);
-    let findings = state.findings();
+    let findings = &state.record().findings;
     let silent = &snapshot.config.log.silence;
     let findings = FINDINGS.map(|id| (id, u8::from(findings.holds(id, silent))));
     labelled(text, "tidegate_findings", "id", findings);

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-/// A type in an answer.
 pub(crate) trait Described {
     /// The name under which the document describes it once, if it has one.
     const COMPONENT: Option<&'static str> = None;

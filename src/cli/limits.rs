@@ -5,11 +5,12 @@
 //! its log of changes get only hashes of client keys. With the embedded store, the command asks the
 //! proxy's admin: only that process has the counts, and the secret that keys are hashed with.
 
-mod arguments;
+mod backend;
 mod print;
-mod proxy_process;
-mod shared_store;
+#[cfg(test)]
+mod tests;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,15 +20,21 @@ use serde::Serialize;
 use super::display::short_hash;
 use super::output::{self, CommandError};
 use crate::admin::operator_store::{
-    ChangeDone, ChangeFailure, ClientChange, KeyUsage, RecordReport,
+    ChangeDone, ChangeFailure, ChangeOrder, ClientChange, KeyUsage, RecordReport,
 };
 use crate::config::{self, Config, StoreKind};
-use crate::limit::Limit;
-use crate::store::overrides::{ChangeKind, MAX_RECORDS, RecordTerms, clean};
-pub(super) use arguments::with_hashes;
+use crate::limit::key::key_hash_prefix::{KeyHashPrefix, SHOWN};
+use crate::limit::rate::parse_duration;
+use crate::limit::{Limit, Rule};
+use crate::store::overrides::{self, ChangeKind, MAX_RECORDS, RecordTerms, clean};
+use backend::{ProxyProcess, SharedStore};
 use print::{ChangeReport, KeyReport, ListReport, ResetReport, key_text, timestamp, until_text};
-use proxy_process::ProxyProcess;
-use shared_store::SharedStore;
+
+/// The longest `--for`: ten years.
+const LONGEST_US: u128 = 10 * 366 * 86_400_000_000;
+
+/// Long options that look like a hash.
+const OPTIONS: [&str; 3] = ["--config", "--remove", "--version"];
 
 #[derive(Debug, Args)]
 pub(super) struct LimitsArgs {
@@ -115,31 +122,18 @@ struct TermsArgs {
     remove: bool,
 }
 
-/// A change of one client, as the user wrote it. Without a limit it is a block.
-struct KeyChange<'t> {
-    kind: ClientChange,
-    limit: Option<&'t Arc<Limit>>,
-    words: &'t [String],
-    /// How long it holds, microseconds; 0 until it is removed.
-    lasts_us: u64,
-    terms: RecordTerms,
-}
-
-impl KeyChange<'_> {
-    fn error(&self, failure: ChangeFailure) -> CommandError {
-        match (failure, self.limit) {
-            (ChangeFailure::Store(error), _) => error.into(),
-            (ChangeFailure::NothingToRemove, Some(limit)) => {
-                CommandError::failed(format!("that key has no override in `{}`", limit.name))
-            }
-            (ChangeFailure::NothingToRemove, None) => {
-                CommandError::failed("that key is not blocked")
-            }
-            (ChangeFailure::TooManyRecords, _) => CommandError::failed(format!(
-                "there are {MAX_RECORDS} overrides and blocks already, as many as there may be"
-            ))
-            .help("remove some, or write a limit or a `[[bypass]]` for the whole group"),
+/// Says why a change for a limit, or a block, was not made.
+fn change_error(failure: ChangeFailure, limit: Option<&Arc<Limit>>) -> CommandError {
+    match (failure, limit) {
+        (ChangeFailure::Store(error), _) => error.into(),
+        (ChangeFailure::NothingToRemove, Some(limit)) => {
+            CommandError::failed(format!("that key has no override in `{}`", limit.name))
         }
+        (ChangeFailure::NothingToRemove, None) => CommandError::failed("that key is not blocked"),
+        (ChangeFailure::TooManyRecords, _) => CommandError::failed(format!(
+            "there are {MAX_RECORDS} overrides and blocks already, as many as there may be"
+        ))
+        .help("remove some, or write a limit or a `[[bypass]]` for the whole group"),
     }
 }
 
@@ -152,10 +146,13 @@ trait CountsBackend {
 
     fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<KeyUsage, CommandError>;
 
-    fn change(&mut self, change: KeyChange<'_>) -> Result<ChangeDone, CommandError>;
+    fn change(
+        &mut self,
+        words: &[String],
+        order: ChangeOrder<'_>,
+    ) -> Result<ChangeDone, CommandError>;
 }
 
-/// Runs the subcommand.
 pub(super) fn limits(args: &LimitsArgs) -> Result<u8, CommandError> {
     let config = output::load(&args.config)?;
     let command = LimitsCommand {
@@ -243,16 +240,16 @@ impl LimitsCommand<'_> {
 
     fn reset(&self, args: &KeyArgs) -> Result<String, CommandError> {
         let limit = self.limit(&args.limit)?;
-        let done = self.backend()?.change(KeyChange {
+        let order = ChangeOrder {
             kind: ClientChange::Reset,
             limit: Some(limit),
-            words: &args.key,
             lasts_us: 0,
             terms: RecordTerms {
                 by: user(),
                 ..RecordTerms::default()
             },
-        })?;
+        };
+        let done = self.backend()?.change(&args.key, order)?;
         let (limit, key) = (&*limit.name, key_text(&done.id, &done.key));
         // The embedded store does not report how many counts there were.
         let deleted = done.deleted.unwrap_or(1);
@@ -277,7 +274,7 @@ impl LimitsCommand<'_> {
                 CommandError::wrong_use("after the key, the rate is missing")
                     .help("write for example `50/min` or `unlimited`, or `--remove`")
             })?;
-            (words, rules) = (key, arguments::rules(rate, limit)?);
+            (words, rules) = (key, read_rules(rate, limit)?);
         }
         let terms = RecordTerms {
             unlimited: rules.is_empty() && !args.terms.remove,
@@ -326,14 +323,14 @@ impl LimitsCommand<'_> {
             note: clean(args.note.as_deref().unwrap_or_default()),
             ..terms
         };
-        let lasts_us = arguments::lasts_us(args.lasts.as_deref())?;
-        self.backend()?.change(KeyChange {
+        let lasts_us = lasts_us(args.lasts.as_deref())?;
+        let order = ChangeOrder {
             kind: limit.map_or(ClientChange::Block, |_| ClientChange::Override),
             limit,
-            words,
             lasts_us,
             terms,
-        })
+        };
+        self.backend()?.change(words, order)
     }
 
     fn changed(
@@ -362,4 +359,47 @@ fn user() -> String {
     let user = user.unwrap_or_else(|| rustix::process::getuid().as_raw().to_string());
     let system = rustix::system::uname();
     format!("{user}@{}", system.nodename().to_string_lossy())
+}
+
+/// Marks hashes that begin with `-` with `tag=`, so that they are not taken for options. One of 64
+/// hashes begins so.
+pub(super) fn with_hashes(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    if words.get(1).is_none_or(|command| command != "limits") {
+        return words;
+    }
+    for word in &mut words[2..] {
+        let Some(text) = word.to_str() else { continue };
+        let is_option = match text.strip_prefix("-c") {
+            Some(file) => Path::new(file).exists(),
+            None => OPTIONS.contains(&text),
+        };
+        let is_hash = KeyHashPrefix::parse(text).is_some_and(|one| one.text().len() >= SHOWN);
+        if text.starts_with('-') && is_hash && !is_option {
+            *word = format!("tag={text}").into();
+        }
+    }
+    words
+}
+
+/// Reads the rates of an override; none for `unlimited`.
+fn read_rules(text: &str, limit: &Limit) -> Result<Vec<Rule>, CommandError> {
+    let rules = overrides::rules(text, limit);
+    rules.map_err(|error| CommandError::wrong_use(error.message).maybe_help(error.help))
+}
+
+/// Reads `--for`, microseconds; 0 if there is none.
+fn lasts_us(text: Option<&str>) -> Result<u64, CommandError> {
+    let Some(text) = text else { return Ok(0) };
+    let wrong = |why: &str| {
+        CommandError::wrong_use(format!("`--for {text}`: {why}")).help(
+            "write for example `30min`, `24h` or `7d`; without `--for` it holds until removed",
+        )
+    };
+    let lasts = parse_duration(text).map_err(|error| wrong(&error.to_string()))?;
+    match lasts.as_micros() {
+        0 => Err(wrong("that has ended already")),
+        us if us > LONGEST_US => Err(wrong("at most ten years have an end")),
+        us => Ok(u64::try_from(us).unwrap_or(u64::MAX)),
+    }
 }

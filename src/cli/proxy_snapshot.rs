@@ -9,8 +9,9 @@ use super::admin_client::{AdminClient, AdminFailure};
 use super::display::{StyledLine, StyledSpan, Tone, count, latency, share, span, table};
 use crate::admin::history::TrafficReport;
 use crate::admin::limits::{LimitList, LimitState};
-use crate::admin::status::{Readiness, StatusReport};
-use crate::admin::upstreams::{ServerStateReport, UpstreamList, UpstreamReport};
+use crate::admin::status::{
+    Readiness, ServerStateReport, StatusReport, UpstreamList, UpstreamReport,
+};
 
 /// Everything that `status` and `top` show.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +27,6 @@ pub(super) struct ProxySnapshot {
 }
 
 impl ProxySnapshot {
-    /// Asks the admin.
     pub(super) async fn fetch(client: &AdminClient) -> Result<ProxySnapshot, AdminFailure> {
         let ready = client.get("/readyz").await?;
         let status = match client.get("/api/v1/status").await {

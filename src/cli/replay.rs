@@ -192,11 +192,10 @@ fn run(
 /// Returns the configured secret that keys are hashed with, so that hashes are those of the logs.
 /// Without one, returns a random secret.
 fn hash_secret(config: &Config) -> Result<HashSecret, String> {
-    let mut bytes = [0; 32];
-    getrandom::fill(&mut bytes).map_err(|error| error.to_string())?;
-    Ok(HashSecret::from_bytes(
-        config.store.hash_key.unwrap_or(bytes),
-    ))
+    let mut random = [0; 32];
+    getrandom::fill(&mut random).map_err(|error| error.to_string())?;
+    let key = config.store.hash_key.unwrap_or(random);
+    Ok(HashSecret::from_bytes(key))
 }
 
 /// The progress of a replay: one line on a terminal, and nothing elsewhere.
@@ -229,14 +228,11 @@ impl ReplayProgress {
 
     /// Redraws the line from time to time.
     fn update(&mut self, requests: u64) {
-        let Some(drawn) = self
-            .drawn
-            .filter(|_| requests.is_multiple_of(REQUESTS_PER_TICK))
-        else {
-            return;
-        };
-        let now = clock::now();
-        if now.duration_since(drawn) >= REDRAW_INTERVAL {
+        if let Some(drawn) = self.drawn
+            && requests.is_multiple_of(REQUESTS_PER_TICK)
+            && drawn.elapsed() >= REDRAW_INTERVAL
+        {
+            let now = clock::now();
             self.drawn = Some(now);
             self.draw(requests, now);
         }

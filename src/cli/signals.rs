@@ -37,7 +37,6 @@ pub(super) struct SignalTargets {
     pub(super) claim: Option<Arc<Claim>>,
 }
 
-/// The state of the thread.
 struct SignalLoop {
     targets: SignalTargets,
     /// None if the path of this program is not known.

@@ -84,15 +84,7 @@ struct DenialTap<'t> {
     dropped: u64,
 }
 
-/// Why a stream ended.
-enum StreamEnd {
-    /// Enough lines were shown, or standard output is closed.
-    Done,
-    Broken(String),
-}
-
 impl DenialTap<'_> {
-    /// Shows the denials of one request.
     fn look_up(&self, request: &str) -> Result<(), CommandError> {
         let path = self.path("/api/v1/denials");
         let found = self.client.wait(self.client.get(&path))?;
@@ -116,9 +108,8 @@ impl DenialTap<'_> {
         let url = client.url();
         say(&format!("tidegate: following {url}; Ctrl-C ends it"));
         loop {
-            let mut why = match self.read(&mut body).await {
-                StreamEnd::Done => return Ok(()),
-                StreamEnd::Broken(why) => why,
+            let Some(mut why) = self.read(&mut body).await else {
+                return Ok(());
             };
             let mut pause = FIRST_PAUSE;
             body = loop {
@@ -138,20 +129,21 @@ impl DenialTap<'_> {
         }
     }
 
-    async fn read(&mut self, body: &mut Incoming) -> StreamEnd {
-        let broken = |why: String| StreamEnd::Broken(why);
+    /// Shows events until the stream ends, and returns why it ended. `None` after enough lines, and
+    /// if standard output is closed.
+    async fn read(&mut self, body: &mut Incoming) -> Option<String> {
         let mut events = EventReader::default();
         loop {
             let frame = match tokio::time::timeout(SILENCE, body.frame()).await {
-                Err(_) => return broken("the proxy has fallen silent".to_owned()),
-                Ok(None) => return broken("the proxy ended the stream".to_owned()),
-                Ok(Some(Err(error))) => return broken(format!("the stream broke: {error}")),
+                Err(_) => return Some("the proxy has fallen silent".to_owned()),
+                Ok(None) => return Some("the proxy ended the stream".to_owned()),
+                Ok(Some(Err(error))) => return Some(format!("the stream broke: {error}")),
                 Ok(Some(Ok(frame))) => frame,
             };
             let bytes = frame.into_data().unwrap_or_default();
             for event in events.read(&bytes) {
                 if !self.show(&event) {
-                    return StreamEnd::Done;
+                    return None;
                 }
             }
         }

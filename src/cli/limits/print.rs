@@ -50,7 +50,6 @@ fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
     render_lines(&lines, false)
 }
 
-/// The report of `tidegate limits ls`.
 #[derive(Serialize)]
 pub(super) struct ListReport<'r> {
     limits: Vec<LimitEntry<'r>>,
@@ -210,7 +209,6 @@ impl<'r> ListReport<'r> {
     }
 }
 
-/// The report of `tidegate limits show`.
 #[derive(Serialize)]
 pub(super) struct KeyReport<'r> {
     limit: &'r str,
@@ -309,16 +307,13 @@ impl<'r> KeyReport<'r> {
     }
 }
 
-/// The report of `tidegate limits reset`.
 #[derive(Serialize)]
 pub(super) struct ResetReport<'r> {
     pub(super) limit: &'r str,
     pub(super) tag: &'r str,
-    /// Deleted counts.
     pub(super) deleted: u64,
 }
 
-/// The report of `tidegate limits override` and `block`.
 #[derive(Serialize)]
 pub(super) struct ChangeReport<'r> {
     pub(super) limit: Option<&'r str>,

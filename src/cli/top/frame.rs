@@ -8,7 +8,6 @@ use crate::cli::display::{
 };
 use crate::cli::proxy_snapshot::{count_cell, limit_table, server_table};
 
-/// Columns and rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScreenSize {
     pub(super) columns: usize,
@@ -18,7 +17,6 @@ pub(super) struct ScreenSize {
 /// Columns beside a sparkline: the name before it, the numbers after it.
 const BESIDE_SPARKLINE: usize = 38;
 
-/// See the file's head.
 pub(super) fn frame(state: &TopState, size: ScreenSize) -> Vec<StyledLine> {
     let mut lines = vec![head_line(state, size.columns), store_line(state)];
     lines.extend(traffic_lines(state, size.columns));

@@ -62,17 +62,14 @@ pub(super) struct ClientOfLimit {
     pub(super) client: String,
 }
 
-/// A text or a question besides the tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Overlay {
     #[default]
     Nothing,
     Help,
-    /// The question whether to reset this client.
     Confirm(ClientOfLimit),
 }
 
-/// See the file's head.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TopState {
     pub(super) snapshot: ProxySnapshot,
@@ -88,7 +85,6 @@ pub(super) struct TopState {
     /// The id of the selected client; by default, the first row.
     selected_client: Option<String>,
     pub(super) overlay: Overlay,
-    /// The result of the last action.
     pub(super) note: Option<String>,
 }
 
@@ -109,7 +105,6 @@ impl TopState {
         limits
     }
 
-    /// The row of the selected limit.
     pub(super) fn limit_row(&self, limits: &[&LimitState]) -> usize {
         let selected = self.selected_limit.as_ref();
         let row = limits
@@ -124,7 +119,6 @@ impl TopState {
         Some(limit.name.clone())
     }
 
-    /// The row of the selected client.
     pub(super) fn client_row(&self) -> usize {
         let selected = self.selected_client.as_ref();
         let mut clients = self.clients.iter();
