@@ -118,16 +118,16 @@ pub(crate) enum OperatorStore {
     Redis(Box<OverrideClient>),
 }
 
-type StoreResult<T> = Result<T, OverrideClientError>;
+type OverrideResult<T> = Result<T, OverrideClientError>;
 
 impl OperatorStore {
     /// Connects to Redis. Blocks.
-    pub(crate) fn open(settings: &StoreSettings, server: &RedisSettings) -> StoreResult<Self> {
+    pub(crate) fn open(settings: &StoreSettings, server: &RedisSettings) -> OverrideResult<Self> {
         let client = OverrideClient::open(settings, server)?;
         Ok(OperatorStore::Redis(Box::new(client)))
     }
 
-    pub(crate) fn overrides(&mut self) -> StoreResult<OverrideList> {
+    pub(crate) fn overrides(&mut self) -> OverrideResult<OverrideList> {
         match self {
             OperatorStore::Here(memory) => Ok(memory.overrides().list()),
             OperatorStore::Redis(client) => client.overrides(),
@@ -135,7 +135,7 @@ impl OperatorStore {
     }
 
     /// The last changes, newest first.
-    pub(crate) fn changes(&mut self) -> StoreResult<Vec<Record>> {
+    pub(crate) fn changes(&mut self) -> OverrideResult<Vec<Record>> {
         match self {
             OperatorStore::Here(memory) => Ok(memory.overrides().changes()),
             OperatorStore::Redis(client) => client.changes(),
@@ -152,7 +152,7 @@ impl OperatorStore {
     }
 
     /// The decision that a charge would get. Nothing is charged.
-    pub(crate) fn stand(&mut self, charge: &Charge) -> StoreResult<Decision> {
+    pub(crate) fn stand(&mut self, charge: &Charge) -> OverrideResult<Decision> {
         match self {
             OperatorStore::Here(memory) => Ok(memory.stand(charge)),
             OperatorStore::Redis(client) => client.stand(charge),
@@ -187,7 +187,7 @@ impl OperatorStore {
         limit: &Arc<Limit>,
         client: &SelectedKey,
         overrides: &OverrideList,
-    ) -> StoreResult<KeyUsage> {
+    ) -> OverrideResult<KeyUsage> {
         let records = &overrides.records;
         let rows = client_usage(limit, client, records, |charge| self.stand(charge))?;
         let record = |limit: Option<&str>| {
@@ -282,7 +282,7 @@ impl OperatorStore {
         limit: &Arc<Limit>,
         windows: &[Arc<Window>],
         tag: KeyHash,
-    ) -> StoreResult<Option<u64>> {
+    ) -> OverrideResult<Option<u64>> {
         match self {
             OperatorStore::Here(memory) => {
                 for window in windows {

@@ -1,5 +1,5 @@
-//! Requests about single clients: how they stand, overrides, resets and blocks; and the list of those
-//! in force.
+//! Requests about single clients: how they stand, overrides, resets and blocks; and the list of
+//! those in force.
 //!
 //! With Redis a change reaches every proxy, with the embedded store this process alone. A key in a
 //! request is hashed and forgotten: no answer contains it.

@@ -36,6 +36,8 @@ const LIKELY_STATUSES: [&str; 8] = ["0", "2", "4", "8", "12", "13", "14", "none"
 /// Codes that an upstream has from the start.
 const LIKELY_ANSWERS: [&str; 4] = ["200", "404", "500", "503"];
 
+type CountOf<T> = fn(&T) -> u64;
+
 /// Every family: its type, its name and its help.
 const FAMILIES: &str = include_str!("prometheus/families.txt");
 
@@ -111,7 +113,7 @@ fn requests(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
         .map(|route| !many && takes_grpc(snapshot, route));
     for ((route, _), likely) in named.iter().zip(likely.chain([false])) {
         let counted = sum.routes.get(*route).and_then(|sum| sum.grpc.as_deref());
-        grpc_samples(text, ("route", route), counted, likely);
+        grpc_samples(text, "route", route, counted, likely);
     }
     let unanswered = Unanswered::WORDS.iter().enumerate().map(|(index, reason)| {
         let meters = snapshot.proxies().map(Proxy::meter);
@@ -155,7 +157,8 @@ fn speaks_http2(upstream: &UpstreamSettings) -> bool {
 /// counted, and every counted status.
 fn grpc_samples(
     text: &mut MetricsText,
-    label: (&'static str, &str),
+    label: &'static str,
+    of: &str,
     counted: Option<&[u64; GRPC_STATUSES.len()]>,
     likely: bool,
 ) {
@@ -163,7 +166,7 @@ fn grpc_samples(
         let count = counted.map_or(0, |counts| counts[index]);
         let is_likely = (likely || counted.is_some()) && LIKELY_STATUSES.contains(status);
         if count > 0 || is_likely {
-            text.sample(&[label, ("grpc_status", status)], count);
+            text.sample(&[(label, of), ("grpc_status", status)], count);
         }
     }
 }
@@ -230,7 +233,7 @@ fn store(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
     labelled(text, "tidegate_store_errors", "kind", errors);
     // Counts that the embedded store forgot because it was full.
     let lost = snapshot.counts.in_process().evictions();
-    let counts: [(&str, fn(&Evictions) -> u64); 3] = [
+    let counts: [(&str, CountOf<Evictions>); 3] = [
         ("tidegate_memory_evicted_keys", |lost| lost.keys),
         ("tidegate_memory_forgiven_keys", |lost| lost.at_limit),
         ("tidegate_memory_forgiven_units", |lost| lost.units),
@@ -267,8 +270,8 @@ fn upstreams(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
     }
     family(text, "tidegate_upstream_grpc_requests");
     for (settings, sum) in &sums {
-        let label = ("upstream", &*settings.name);
-        grpc_samples(text, label, sum.grpc.as_deref(), speaks_http2(settings));
+        let (counted, likely) = (sum.grpc.as_deref(), speaks_http2(settings));
+        grpc_samples(text, "upstream", &settings.name, counted, likely);
     }
     family(text, "tidegate_upstream_retries");
     for (upstream, sum) in named() {
@@ -283,7 +286,7 @@ fn servers(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
     let upstreams: Vec<(&str, Vec<ServerReport>)> = upstreams
         .map(|(index, one)| (&*one.name, upstream_servers(snapshot, index)))
         .collect();
-    let metrics: [(&str, fn(&ServerReport) -> u64); 4] = [
+    let metrics: [(&str, CountOf<ServerReport>); 4] = [
         ("tidegate_upstream_server_up", |server| {
             u64::from(matches!(server.state, ServerStatus::Up))
         }),

@@ -1,5 +1,5 @@
-//! The two places of counts, overrides and blocks: Redis, which all proxies share, and the memory of a
-//! running proxy, which its admin shows and changes.
+//! The two places of counts, overrides and blocks: Redis, which all proxies share, and the memory
+//! of a running proxy, which its admin shows and changes.
 
 use std::net::IpAddr;
 use std::path::Path;
