@@ -12,7 +12,6 @@
 //! has the address. A panic costs one request, or one reading of the counters.
 
 mod answer;
-mod api;
 mod crowd;
 pub(crate) mod denials;
 mod endpoints;
@@ -28,6 +27,8 @@ pub(crate) mod overrides;
 #[cfg(test)]
 mod panics;
 mod prometheus;
+mod request;
+mod response;
 mod route_history;
 pub(crate) mod schema;
 mod state;

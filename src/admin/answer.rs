@@ -13,10 +13,11 @@ use http::header::{
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 
-use super::api::{AdminBody, ApiError, ApiRequest, ApiResult, with_type};
 use super::endpoints::ENDPOINTS;
 use super::gate::AdminAction;
 use super::openapi::find;
+use super::request::ApiRequest;
+use super::response::{AdminBody, ApiError, ApiResult, with_type};
 use super::state::AdminState;
 use crate::telemetry::panics::contained;
 use tidegate_core::failpoint;

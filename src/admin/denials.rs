@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
-use super::api::{ApiError, ApiResult, json_text, seconds};
+use super::response::{ApiError, ApiResult, json_text, seconds};
 use super::schema::described;
 use crate::limit::KeyHash;
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;

@@ -6,7 +6,6 @@ use std::sync::LazyLock;
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
-use super::api::{ApiRequest, ApiResult, now, now_s, with_type};
 use super::denials::DenialFilter;
 use super::limits::{DEFAULT_BUSIEST, MAX_BUSIEST, busiest, limits};
 use super::openapi::{
@@ -15,6 +14,8 @@ use super::openapi::{
 };
 use super::operator_store::ClientChange;
 use super::overrides::{change, changes, overrides, usage};
+use super::request::ApiRequest;
+use super::response::{ApiResult, now, now_s, with_type};
 use super::schema::Components;
 use super::status::{Readiness, config, healthz, readyz, reload, secrets, status, upstreams};
 use super::{explain, prometheus};

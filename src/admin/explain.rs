@@ -4,9 +4,10 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::api::{ApiError, ApiRequest, ApiResult, json_response};
 use super::operator_store::OperatorStore;
 use super::overrides::StorePlace;
+use super::request::ApiRequest;
+use super::response::{ApiError, ApiResult, json_response};
 use crate::config::{Config, StoreKind};
 use crate::explain::{
     EXAMPLE_PEER, Explanation, LiveCounts, RequestDescription, RequestError, explain,

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::api::{now, seconds};
 use super::crowd::Crowd;
+use super::response::{now, seconds};
 use super::schema::described;
 use crate::config::FINDINGS;
 use crate::limit::Limit;

@@ -20,7 +20,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderMap, Method, Request, StatusCode};
 
-use super::api::ApiError;
+use super::response::ApiError;
 use crate::config::{AdminSettings, Control};
 use crate::limit::key::same_secret;
 use crate::server::socket_file::{control_paths, make_private};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::api::seconds;
+use super::response::seconds;
 use super::schema::{described, words};
 use crate::server::introspection::LastReload;
 use crate::telemetry::metrics::{LimitSum, LimitVerdict, Sum};

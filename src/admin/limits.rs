@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::api::{ApiError, ApiRequest, now_s};
 use super::crowd::{BusyClient, LimitUse};
 use super::history::{LimitRates, count};
+use super::request::ApiRequest;
+use super::response::{ApiError, now_s};
 use super::schema::{described, words};
 use super::state::{AdminState, ServerRecord};
 use crate::limit::{Algorithm, Limit, Tier, Window};

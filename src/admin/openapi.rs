@@ -8,8 +8,9 @@ use http::{Method, StatusCode};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::api::{ApiError, ApiRequest, ApiResult, PathParameters, ProblemReport, json_response};
 use super::gate::AdminAction;
+use super::request::{ApiRequest, PathParameters};
+use super::response::{ApiError, ApiResult, ProblemReport, json_response};
 use super::schema::{Components, Described};
 
 /// The media types of an answer, each with the schema of its content.

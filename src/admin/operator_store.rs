@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::api::seconds;
+use super::response::seconds;
 use super::schema::{described, words};
 use crate::config::{RedisSettings, StoreSettings};
 use crate::key_selector::{SelectedKey, client_usage, limit_checks, windows_of_key};

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::api::{ApiError, ApiRequest, now_s};
 use super::operator_store::{
     ChangeDone, ChangeFailure, ChangeOrder, ClientChange, KeyUsage, OperatorStore, RecordReport,
 };
+use super::request::ApiRequest;
+use super::response::{ApiError, now_s};
 use super::schema::described;
 use super::state::AdminState;
 use crate::client::ClientIp;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs;
 
-use super::api::seconds;
+use super::response::seconds;
 use super::state::AdminState;
 use super::status::servers as upstream_servers;
 use super::status::store_kind;

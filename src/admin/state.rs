@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::sync::Semaphore;
 
-use super::api::{ApiError, now_s};
 use super::crowd::Crowd;
 use super::denials::DenialLog;
 use super::findings::Findings;
 use super::gate::AccessPolicy;
 use super::history::History;
+use super::response::{ApiError, now_s};
 use super::route_history::RouteHistory;
 use crate::clock;
 use crate::config::{AdminSettings, RedisTopology, StoreKind};

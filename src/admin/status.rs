@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use http::{Response, StatusCode, header};
 
-use super::api::{
-    AdminBody, ApiError, ApiRequest, ApiResult, json_response, json_text, now, seconds, with_type,
-};
 use super::findings::FindingReport;
+use super::request::ApiRequest;
+use super::response::{
+    AdminBody, ApiError, ApiResult, json_response, json_text, now, seconds, with_type,
+};
 use super::schema::{Sometimes, described, words};
 use super::state::AdminState;
 use crate::clock;
