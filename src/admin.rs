@@ -12,31 +12,27 @@
 //! has the address. A panic costs one request, or one reading of the counters.
 
 mod answer;
-mod config;
 mod crowd;
-mod dashboard;
-mod denials;
+pub(crate) mod denials;
 mod endpoints;
-mod explain;
-mod findings;
-mod gate;
-mod history;
-mod limits;
+pub(crate) mod explain;
+pub(crate) mod findings;
+pub mod gate;
+pub(crate) mod history;
+pub(crate) mod limits;
 mod listener;
 mod openapi;
-mod operator_store;
-mod overrides;
+pub(crate) mod operator_store;
+pub(crate) mod overrides;
 #[cfg(test)]
 mod panics;
 mod prometheus;
 mod request;
 mod response;
 mod route_history;
-mod schema;
+pub(crate) mod schema;
 mod state;
-mod status;
-pub mod token;
-mod upstreams;
+pub(crate) mod status;
 
 use std::io;
 use std::net::SocketAddr;
@@ -57,13 +53,12 @@ use state::{AdminState, check_store};
 const TICK: Duration = Duration::from_secs(1);
 /// How often decisions and denials of single clients are collected.
 const COLLECT_EVERY: Duration = Duration::from_millis(100);
-/// How often the store is asked about itself.
 const CHECK_STORE_EVERY: Duration = Duration::from_secs(15);
 
-/// A running admin.
 #[derive(Debug)]
 pub struct Admin {
-    address: SocketAddr,
+    /// With the real port.
+    pub address: SocketAddr,
     end: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -95,11 +90,6 @@ impl Admin {
             end,
             thread,
         })
-    }
-
-    /// The address with the real port.
-    pub fn address(&self) -> SocketAddr {
-        self.address
     }
 
     /// Ends the admin. Answers that are being sent are cut off.

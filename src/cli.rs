@@ -10,7 +10,6 @@ mod display;
 mod explain;
 mod generate;
 mod limits;
-mod online;
 mod output;
 mod proxy_snapshot;
 mod replay;
@@ -120,7 +119,7 @@ pub fn main() -> ExitCode {
         CliCommand::Run(args) => run::run(&args),
         CliCommand::Demo(args) => run::demo(&args),
         CliCommand::Check(args) => match check::check(&args) {
-            0 if args.online => online::check(&args),
+            0 if args.online => check::check_online(&args),
             code => Ok(code),
         },
         CliCommand::Config(args) => config::config(&args),

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::schema::described;
-use crate::limit::Limit;
+use crate::limit::{KeyHash, Limit};
 use crate::telemetry::watched::TrailEntry;
 
 /// Limits whose clients are recorded.
@@ -27,7 +27,6 @@ const SKETCH_PERIOD: u64 = 300;
 /// Clients in a sample.
 const MAX_SAMPLE: usize = 512;
 
-/// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct Crowd {
     limits: BTreeMap<Arc<str>, LimitClients>,
@@ -41,7 +40,6 @@ struct LimitClients {
     fullest: TwoPeriods<f32, FULLEST_PERIOD>,
 }
 
-/// The busiest clients of a limit.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct BusiestClients {
     /// The busiest first.
@@ -51,7 +49,6 @@ pub(super) struct BusiestClients {
 }
 
 impl Crowd {
-    /// Records a decision of `limit`.
     pub(super) fn record(&mut self, limit: &Limit, entry: &TrailEntry, now: u64) {
         if self.limits.len() >= MAX_LIMITS && !self.limits.contains_key(&limit.name) {
             return;
@@ -66,11 +63,11 @@ impl Crowd {
             0 => 0.0,
             units => 1.0 - entry.remaining.min(units) as f32 / units as f32,
         };
-        let tag = u128::from_le_bytes(entry.tag);
         if !entry.again {
-            clients.busiest.current(now).record(tag, entry.denied);
+            let sketch = clients.busiest.current(now);
+            sketch.record(KeyHash(entry.tag), entry.denied);
         }
-        let (hash, denied) = (tag as u64, entry.denied);
+        let (hash, denied) = (u128::from_le_bytes(entry.tag) as u64, entry.denied);
         clients
             .sample
             .record(SampledRequest { hash, used, denied }, now);
@@ -88,12 +85,17 @@ impl Crowd {
         let Some(clients) = self.limits.get(limit) else {
             return BusiestClients::default();
         };
-        let mut sum: BTreeMap<u128, BusyClient> = BTreeMap::new();
+        let mut sum: BTreeMap<KeyHash, BusyClient> = BTreeMap::new();
         let mut requests = 0;
         for sketch in clients.busiest.both(now) {
             requests += sketch.requests;
             for client in sketch.clients.values() {
-                sum.entry(client.tag).or_default().add(client);
+                let sum = sum
+                    .entry(client.tag)
+                    .or_insert_with(|| BusyClient::new(client.tag));
+                sum.requests += client.requests;
+                sum.error += client.error;
+                sum.denied += client.denied;
             }
         }
         let mut clients: Vec<BusyClient> = sum.into_values().collect();
@@ -116,7 +118,6 @@ impl Crowd {
         (sure as f64 >= share * all.requests as f64).then_some(busiest)
     }
 
-    /// How many clients use how much of a limit.
     pub(super) fn usage(&self, limit: &str, now: u64) -> LimitUse {
         let clients = self.limits.get(limit);
         clients.map_or_else(LimitUse::default, |clients| clients.sample.counts(now))
@@ -165,11 +166,9 @@ impl<T: Default, const SECONDS: u64> TwoPeriods<T, SECONDS> {
     }
 }
 
-/// One of the busiest clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BusyClient {
-    /// The hash of its key.
-    pub(super) tag: u128,
+    pub(super) tag: KeyHash,
     /// Its requests; at most `error` of them are not its own.
     pub(super) requests: u64,
     pub(super) error: u64,
@@ -178,11 +177,13 @@ pub(super) struct BusyClient {
 }
 
 impl BusyClient {
-    fn add(&mut self, more: &BusyClient) {
-        self.tag = more.tag;
-        self.requests += more.requests;
-        self.error += more.error;
-        self.denied += more.denied;
+    fn new(tag: KeyHash) -> BusyClient {
+        BusyClient {
+            tag,
+            requests: 0,
+            error: 0,
+            denied: 0,
+        }
     }
 }
 
@@ -194,21 +195,17 @@ impl BusyClient {
 /// sums of two sketches have the sums of their bounds.
 #[derive(Debug, Default)]
 struct Sketch {
-    clients: BTreeMap<u128, BusyClient>,
+    clients: BTreeMap<KeyHash, BusyClient>,
     requests: u64,
 }
 
 impl Sketch {
-    fn record(&mut self, tag: u128, denied: bool) {
+    fn record(&mut self, tag: KeyHash, denied: bool) {
         self.requests += 1;
         if !self.clients.contains_key(&tag) {
-            let replaced = self.remove_least();
-            let client = BusyClient {
-                tag,
-                requests: replaced,
-                error: replaced,
-                denied: 0,
-            };
+            let mut client = BusyClient::new(tag);
+            client.error = self.remove_least();
+            client.requests = client.error;
             self.clients.insert(tag, client);
         }
         if let Some(client) = self.clients.get_mut(&tag) {
@@ -223,9 +220,10 @@ impl Sketch {
             return 0;
         }
         let least = self.clients.values().min_by_key(|client| client.requests);
-        let least = least.copied().unwrap_or_default();
-        self.clients.remove(&least.tag);
-        least.requests
+        let removed = least
+            .map(|client| client.tag)
+            .and_then(|tag| self.clients.remove(&tag));
+        removed.map_or(0, |client| client.requests)
     }
 }
 
@@ -265,7 +263,7 @@ described! {
     // The number of clients, by the share of the limit that they had used at their last request: up
     // to a quarter, a half, three quarters, or more. `denied` counts clients that were denied
     // lately.
-    #[derive(Copy, Default, PartialEq, Eq)]
+    #[derive(Copy, Eq)]
     struct LimitUse {
         clients: u64,
         q25: u64,

@@ -72,7 +72,6 @@ described! {
     }
 }
 
-/// An event of the stream.
 #[derive(Clone, Debug)]
 enum DenialEvent {
     Denied(Arc<ObservedDenial>),
@@ -98,7 +97,6 @@ impl Default for DenialLog {
     }
 }
 
-/// Which denials an operator wants.
 #[derive(Debug)]
 pub(super) struct DenialFilter {
     limit: Option<String>,
@@ -188,7 +186,6 @@ impl DenialLog {
             .map(|denial| denial.tag)
     }
 
-    /// The clients of the last denials.
     pub(super) fn clients(&self) -> Vec<KeyHash> {
         self.last().iter().map(|denial| denial.tag).collect()
     }
@@ -221,7 +218,6 @@ impl DenialLog {
     }
 }
 
-/// One stream.
 struct Follower {
     events: broadcast::Receiver<DenialEvent>,
     filter: DenialFilter,

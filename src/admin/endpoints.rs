@@ -6,19 +6,18 @@ use std::sync::LazyLock;
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
-use super::config::{config, reload, secrets};
 use super::denials::DenialFilter;
-use super::limits::{DEFAULT_BUSIEST, MAX_BUSIEST, busiest, limits, usage};
+use super::limits::{DEFAULT_BUSIEST, MAX_BUSIEST, busiest, limits};
 use super::openapi::{
     ApiEndpoint, RefusalDoc, document, json_content, object_content, probe, read, refusal,
     text_content, write,
 };
-use super::overrides::{ClientChange, change, changes, overrides};
+use super::operator_store::ClientChange;
+use super::overrides::{change, changes, overrides, usage};
 use super::request::ApiRequest;
 use super::response::{ApiResult, now, now_s, with_type};
 use super::schema::Components;
-use super::status::{Readiness, healthz, readyz, status};
-use super::upstreams::upstreams;
+use super::status::{Readiness, config, healthz, readyz, reload, secrets, status, upstreams};
 use super::{explain, prometheus};
 use crate::telemetry::metrics::text::TextFormat;
 
@@ -50,12 +49,18 @@ fn probes() -> Vec<ApiEndpoint> {
     vec![
         probe("/healthz", "Whether the process should live.")
             .respond(text_content, |request| Ok(healthz(&request.state)))
-            .refuses_with(503, "A worker does not run any more.", text_content),
+            .refuses(&[RefusalDoc {
+                content: text_content,
+                ..refusal(503, "A worker does not run any more.")
+            }]),
         probe("/readyz", "Whether the process should get requests.")
             .respond(json_content::<Readiness>, |request| {
                 Ok(readyz(&request.state))
             })
-            .refuses_with(503, "Not ready.", json_content::<Readiness>),
+            .refuses(&[RefusalDoc {
+                content: json_content::<Readiness>,
+                ..refusal(503, "Not ready.")
+            }]),
         probe("/metrics", "All metrics, for Prometheus.").respond(metrics_content, metrics),
         probe("/openapi.json", "This document.").respond(object_content, |_| {
             let text = DOCUMENT.as_str();
@@ -175,7 +180,7 @@ fn proxy_reads() -> Vec<ApiEndpoint> {
             "/api/v1/traffic",
             "The requests of the last quarter of an hour.",
         )
-        .json(|request| Ok(request.state.history().report(now()))),
+        .json(|request| Ok(request.state.record().history.report(now()))),
         read(
             "/api/v1/routes",
             "What each route answered in the last minute, and how long that took.",
@@ -183,7 +188,7 @@ fn proxy_reads() -> Vec<ApiEndpoint> {
         .json(|request| {
             let state = &request.state;
             let started = state.server.introspection.started_us / 1_000_000;
-            state.inspect(|snapshot| state.routes().report(snapshot, started, now_s()))
+            state.inspect(|snapshot| state.record().routes.report(snapshot, started, now_s()))
         }),
         read(
             "/api/v1/upstreams",
@@ -254,7 +259,6 @@ fn configuration() -> Vec<ApiEndpoint> {
             "/api/v1/config/secrets",
             "The mark that stands for each secret of the configuration.",
         )
-        .without_body()
         .json(secrets)
         .refuses(&[NO_FILE, MISTAKES]),
         write("/api/v1/reload", "Reads the configuration again.")

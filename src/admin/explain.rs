@@ -4,19 +4,20 @@ use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-use super::operator_store::StorePlace;
+use super::operator_store::OperatorStore;
+use super::overrides::StorePlace;
 use super::request::ApiRequest;
 use super::response::{ApiError, ApiResult, json_response};
 use crate::config::{Config, StoreKind};
 use crate::explain::{
     EXAMPLE_PEER, Explanation, LiveCounts, RequestDescription, RequestError, explain,
 };
-use crate::limit::{Charge, Decision};
+use crate::limit::Charge;
+use crate::store::redis::OverrideClientError;
 
 /// The most headers of a question.
 const MAX_HEADERS: usize = 100;
 
-/// The JSON Schema of the body.
 pub(super) fn body_schema() -> Value {
     let pair =
         json!({ "type": "array", "items": { "type": "string" }, "minItems": 2, "maxItems": 2 });
@@ -34,7 +35,6 @@ pub(super) fn body_schema() -> Value {
     })
 }
 
-/// An example of the body.
 pub(super) fn body_example() -> Value {
     json!({
         "method": "GET",
@@ -53,8 +53,8 @@ pub(super) async fn answer(request: ApiRequest) -> ApiResult {
         .inspect(|snapshot| (snapshot.config.fresh_copy(), StorePlace::new(snapshot)));
     let (config, place) = read?;
     let work = move || match live {
-        true => explain_live(&config, &question, &place),
-        false => explain(&config, &question, None).map_err(refusal),
+        true => Ok(explain_live(&config, &question, place.open()?)??),
+        false => Ok(explain(&config, &question, None)?),
     };
     let state = &request.state;
     let explanation = state.run_blocking("it could not be told", work).await?;
@@ -62,17 +62,14 @@ pub(super) async fn answer(request: ApiRequest) -> ApiResult {
 }
 
 /// Explains with the current counts of the store.
-fn explain_live(
+pub(crate) fn explain_live(
     config: &Config,
     question: &RequestDescription,
-    place: &StorePlace,
-) -> Result<Explanation, ApiError> {
-    let mut store = place.open()?;
+    mut store: OperatorStore,
+) -> Result<Result<Explanation, RequestError>, OverrideClientError> {
     let overrides = store.overrides()?;
-    let hash_key = store.hash_key();
-    let mut stand = |charge: &Charge| -> Result<Decision, String> {
-        store.stand(charge).map_err(|refusal| refusal.detail)
-    };
+    let hash_key = *store.hash_key().as_bytes();
+    let mut stand = |charge: &Charge| store.stand(charge).map_err(|error| error.to_string());
     let live = LiveCounts {
         from: match &config.store.kind {
             StoreKind::Redis(redis) => redis.topology.to_string(),
@@ -82,13 +79,15 @@ fn explain_live(
         overrides: overrides.snapshot(),
         peek: &mut stand,
     };
-    explain(config, question, Some(live)).map_err(refusal)
+    Ok(explain(config, question, Some(live)))
 }
 
-fn refusal(error: RequestError) -> ApiError {
-    match error {
-        RequestError::Machine(error) => ApiError::unavailable(error),
-        wrong => ApiError::bad_request(wrong.to_string()),
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> ApiError {
+        match error {
+            RequestError::Machine(error) => ApiError::unavailable(error),
+            wrong => ApiError::bad_request(wrong.to_string()),
+        }
     }
 }
 

@@ -8,12 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::crowd::Crowd;
-use super::response::seconds;
+use super::response::{now, seconds};
 use super::schema::described;
-use crate::clock;
 use crate::config::FINDINGS;
+use crate::limit::Limit;
 use crate::limit::key::Part;
-use crate::limit::{KeyHash, Limit};
 use crate::proxy::Proxy;
 use crate::server::introspection::Snapshot;
 use crate::store::memory::Evictions;
@@ -38,7 +37,6 @@ const DOMINANT_LEAST: u64 = 1000;
 /// How far the clock of the store may be from ours, microseconds.
 const MAX_CLOCK_OFFSET_US: u64 = 1_000_000;
 
-/// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     found: BTreeMap<&'static str, Finding>,
@@ -52,14 +50,11 @@ pub(super) struct Findings {
 
 #[derive(Debug)]
 struct Finding {
-    text: String,
-    first_us: u64,
-    count: u64,
+    report: FindingReport,
     /// Whether the last check found it.
     holds: bool,
 }
 
-/// The result of a check that found something.
 struct FoundIssue {
     text: String,
     count: u64,
@@ -84,8 +79,8 @@ impl GrowingCount {
 
 described! {
     struct FindingReport as "Finding" {
-        id: &'static str,
-        severity: &'static str,
+        id: String,
+        severity: String,
         text: String,
         first_seen: f64,
         count: u64,
@@ -112,7 +107,6 @@ impl Findings {
         }
     }
 
-    /// Notes the result of a check.
     fn note(&mut self, id: &'static str, found: Option<FoundIssue>) {
         let Some(FoundIssue { text, count }) = found else {
             if let Some(finding) = self.found.get_mut(id) {
@@ -121,37 +115,36 @@ impl Findings {
             return;
         };
         let finding = self.found.entry(id).or_insert_with(|| {
-            tracing::warn!(finding = id, silence = silence(id), "{text}");
+            let report = FindingReport {
+                id: id.to_owned(),
+                severity: "warning".to_owned(),
+                first_seen: now(),
+                silence: format!("[log] silence = [\"{id}\"]"),
+                ..FindingReport::default()
+            };
+            tracing::warn!(finding = id, silence = report.silence, "{text}");
             Finding {
-                text: String::new(),
-                first_us: clock::unix_us(),
-                count: 0,
+                report,
                 holds: true,
             }
         });
-        (finding.text, finding.count, finding.holds) = (text, count, true);
+        (finding.report.text, finding.report.count, finding.holds) = (text, count, true);
     }
 
     pub(super) fn reports(&self, silent: &[&str]) -> Vec<FindingReport> {
-        let list = self.holding(silent).map(|(id, finding)| FindingReport {
-            id,
-            severity: "warning",
-            text: finding.text.clone(),
-            first_seen: seconds(finding.first_us),
-            count: finding.count,
-            silence: silence(id),
-        });
-        list.collect()
+        let holding = self.holding(silent);
+        holding.map(|finding| finding.report.clone()).collect()
     }
 
     /// Whether the finding holds now and is not silenced.
     pub(super) fn holds(&self, id: &str, silent: &[&str]) -> bool {
-        self.holding(silent).any(|(holding, _)| holding == id)
+        self.holding(silent).any(|finding| finding.report.id == id)
     }
 
-    fn holding(&self, silent: &[&str]) -> impl Iterator<Item = (&'static str, &Finding)> {
-        let found = self.found.iter().map(|(id, finding)| (*id, finding));
-        found.filter(|(id, finding)| finding.holds && !silent.contains(id))
+    fn holding(&self, silent: &[&str]) -> impl Iterator<Item = &Finding> {
+        let found = self.found.iter();
+        let holding = found.filter(|(id, finding)| finding.holds && !silent.contains(id));
+        holding.map(|(_, finding)| finding)
     }
 
     fn check_forwarded(&mut self, count: u64, now: u64) {
@@ -202,17 +195,12 @@ impl Findings {
             (REPLICA, replica(info).filter(|_| !may_be_replica)),
         ];
         for (id, text) in checks {
-            let before = self.found.get(id).map_or(0, |finding| finding.count);
+            let before = self.found.get(id).map_or(0, |finding| finding.report.count);
             let text = text.filter(|_| !silent.contains(&id));
             let count = before + 1;
             self.note(id, text.map(|text| FoundIssue { text, count }));
         }
     }
-}
-
-/// The setting that silences a finding.
-fn silence(id: &str) -> String {
-    format!("[log] silence = [\"{id}\"]")
 }
 
 fn clock_offset(info: &ServerInfo) -> Option<String> {
@@ -242,7 +230,7 @@ fn dominant_client(limits: &[Arc<Limit>], crowd: &Crowd, now: u64) -> Option<Fou
         let client = crowd.dominant(&limit.name, DOMINANT_SHARE, DOMINANT_LEAST, now)?;
         Some((&limit.name, client))
     })?;
-    let id = KeyHash(client.tag.to_le_bytes());
+    let id = client.tag;
     let text = format!(
         "one client makes nine of ten requests that limit `{limit}` counts ({id}): a proxy in \
          front that `trusted_proxies` does not name looks like that, and so does a key that \
@@ -275,8 +263,9 @@ fn separates_clients(limit: &Limit) -> bool {
 mod tests {
     use super::*;
 
-    fn ids(findings: &Findings) -> Vec<&'static str> {
-        findings.holding(&[]).map(|(id, _)| id).collect()
+    fn ids(findings: &Findings) -> Vec<&str> {
+        let holding = findings.holding(&[]);
+        holding.map(|finding| &*finding.report.id).collect()
     }
 
     #[test]
@@ -312,7 +301,7 @@ mod tests {
         assert_eq!((ids(&findings).len(), findings.round_trip), (3, None));
         findings.check_store(Some(&fine), false, &[]);
         assert!(FINDINGS.iter().all(|id| !findings.holds(id, &[])));
-        assert_eq!(findings.found[EVICTS].count, 2);
+        assert_eq!(findings.found[EVICTS].report.count, 2);
     }
 
     #[test]
@@ -328,7 +317,7 @@ mod tests {
         };
         findings.check_evictions(&[of("b", 7, 2), of("a", 1, 0)], 1001);
         assert_eq!(ids(&findings), [FULL]);
-        let text = &findings.found[FULL].text;
+        let text = &findings.found[FULL].report.text;
         assert!(
             text.contains("8 counts") && text.contains("limit `b`"),
             "{text}"

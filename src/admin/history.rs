@@ -13,13 +13,11 @@ use super::schema::{described, words};
 use crate::server::introspection::LastReload;
 use crate::telemetry::metrics::{LimitSum, LimitVerdict, Sum};
 
-/// Single seconds that are kept.
 const SECONDS: usize = 60;
 /// Samples that are kept: a quarter of an hour.
 const SAMPLES: usize = 180;
 /// The length of a sample, seconds.
 const STEP: u64 = 5;
-/// Marks that are kept.
 const MARKS: usize = 64;
 /// Outages of the store with marks of their own, before further ones share one mark.
 const MARKED_OUTAGES: u32 = 5;
@@ -36,7 +34,7 @@ described! {
         second: Vec<SecondReport>,
     }
 
-    #[derive(Copy, Default)]
+    #[derive(Copy)]
     struct Sample {
         at: u64 = number(),
         requests: u64,
@@ -49,12 +47,12 @@ described! {
 
     struct Mark {
         at: f64,
-        kind: &'static str =
+        kind: String =
             words(&["start", "reload", "store_down", "store_up", "store_flaps"]),
         text: String,
     }
 
-    #[derive(Copy, Default, PartialEq, Eq)]
+    #[derive(Copy, Eq)]
     struct LimitRates {
         allowed: u64,
         denied: u64,
@@ -76,7 +74,6 @@ fn number() -> Value {
     json!({ "type": "number" })
 }
 
-/// See the file's head.
 #[derive(Debug)]
 pub(super) struct History {
     /// The counters as they were last recorded.
@@ -136,7 +133,7 @@ impl History {
         }
         self.marks.push_back(Mark {
             at: seconds(at_us),
-            kind,
+            kind: kind.to_owned(),
             text: text.into(),
         });
     }
@@ -196,18 +193,15 @@ impl History {
     /// Records the counters as they are at `at`, seconds since the Unix epoch.
     pub(super) fn record(&mut self, at: u64, sum: &Sum, degraded: bool) {
         let limits = sum.limits.values().chain(sum.candidates.values());
-        let shadow = |limit: &LimitSum| {
-            limit[LimitVerdict::ShadowDenied as usize]
-                .iter()
-                .sum::<u64>()
-        };
         let [allowed, unlimited, denied, rejected] = sum.outcomes;
         let whole = Sample {
             at,
             requests: allowed + unlimited + denied + rejected,
             allowed: allowed + unlimited,
             denied,
-            shadow: limits.map(shadow).sum(),
+            shadow: limits
+                .map(|limit| count(limit, LimitVerdict::ShadowDenied))
+                .sum(),
             errors: sum.errors,
             degraded,
         };
@@ -215,7 +209,7 @@ impl History {
             at: at.saturating_sub(1),
             ..Sample::default()
         });
-        let gained = whole.since(&before);
+        let gained = whole.since(before);
         add(&mut self.seconds, SECONDS, 1, gained);
         add(&mut self.samples, SAMPLES, STEP, gained);
         self.record_limits(sum);
@@ -232,10 +226,9 @@ impl History {
     fn record_limits(&mut self, sum: &Sum) {
         self.limits.retain(|name, _| sum.limits.contains_key(name));
         for (name, counts) in &sum.limits {
-            let count = |verdict: LimitVerdict| counts[verdict as usize].iter().sum::<u64>();
             let total = LimitRates {
-                allowed: count(LimitVerdict::Allowed),
-                denied: count(LimitVerdict::Denied),
+                allowed: count(counts, LimitVerdict::Allowed),
+                denied: count(counts, LimitVerdict::Denied),
             };
             let limit = self.limits.entry(Arc::clone(name)).or_default();
             limit.last_second = LimitRates {
@@ -274,26 +267,35 @@ impl History {
 }
 
 impl Sample {
-    fn since(&self, before: &Sample) -> Sample {
-        Sample {
-            at: before.at,
-            requests: self.requests.saturating_sub(before.requests),
-            allowed: self.allowed.saturating_sub(before.allowed),
-            denied: self.denied.saturating_sub(before.denied),
-            shadow: self.shadow.saturating_sub(before.shadow),
-            errors: self.errors.saturating_sub(before.errors),
-            degraded: self.degraded,
-        }
+    fn counters(&mut self) -> [&mut u64; 5] {
+        [
+            &mut self.requests,
+            &mut self.allowed,
+            &mut self.denied,
+            &mut self.shadow,
+            &mut self.errors,
+        ]
     }
 
-    fn add(&mut self, more: &Sample) {
-        self.requests += more.requests;
-        self.allowed += more.allowed;
-        self.denied += more.denied;
-        self.shadow += more.shadow;
-        self.errors += more.errors;
+    fn since(mut self, mut before: Sample) -> Sample {
+        for (now, before) in self.counters().into_iter().zip(before.counters()) {
+            *now = now.saturating_sub(*before);
+        }
+        self.at = before.at;
+        self
+    }
+
+    fn add(&mut self, mut more: Sample) {
+        for (sum, more) in self.counters().into_iter().zip(more.counters()) {
+            *sum += *more;
+        }
         self.degraded |= more.degraded;
     }
+}
+
+/// The requests of a limit with this verdict, whoever decided.
+pub(super) fn count(counts: &LimitSum, verdict: LimitVerdict) -> u64 {
+    counts[verdict as usize].iter().sum()
 }
 
 /// Adds `gained` to the newest sample, or to new ones up to its time.
@@ -313,7 +315,7 @@ fn add(samples: &mut VecDeque<Sample>, most: usize, step: u64, gained: Sample) {
         });
     }
     if let Some(newest) = samples.back_mut() {
-        newest.add(&gained);
+        newest.add(gained);
     }
 }
 
@@ -370,8 +372,8 @@ mod tests {
     #[test]
     fn a_store_that_comes_and_goes_has_few_marks() {
         let mut history = History::new(1_000_000_000);
-        let kinds = |history: &History| -> Vec<&'static str> {
-            history.marks.iter().map(|mark| mark.kind).collect()
+        let kinds = |history: &History| -> Vec<String> {
+            history.marks.iter().map(|mark| mark.kind.clone()).collect()
         };
         let mut at_us = 1_000_000_000;
         for _ in 0..40 {

@@ -14,17 +14,15 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use super::answer::answer;
 use super::state::{AdminState, check_store};
+use crate::server::listener::bind_tcp;
 use crate::server::{Lifecycle, Shutdown};
 use tidegate_core::failpoint;
 
-/// Connections that the kernel holds before they are accepted.
-const BACKLOG: i32 = 128;
 /// Open connections. Further ones are closed without an answer.
 const MAX_CONNECTIONS: usize = 64;
 /// How long a head may take to arrive, and how long a connection may be idle.
@@ -43,28 +41,9 @@ pub(super) fn bind(address: SocketAddr, replaces: bool) -> io::Result<std::net::
     };
     if !replaces && address.port() != 0 {
         // A socket that shares its port with no other can be bound only if the address is free.
-        open(address, false).map_err(named)?;
+        bind_tcp(address, false).map_err(named)?;
     }
-    open(address, true).map_err(named)
-}
-
-fn open(address: SocketAddr, shares_port: bool) -> io::Result<std::net::TcpListener> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM,
-        Some(Protocol::TCP),
-    )?;
-    socket.set_reuse_address(true)?;
-    if shares_port {
-        socket.set_reuse_port(true)?;
-    }
-    if address.is_ipv6() && address.ip().is_unspecified() {
-        socket.set_only_v6(false)?;
-    }
-    socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
+    bind_tcp(address, true).map(Into::into).map_err(named)
 }
 
 /// Accepts connections of operators, and follows the address in the configuration.
@@ -151,7 +130,6 @@ fn follow_configuration(listener: &mut Option<TcpListener>, state: &AdminState) 
     state.policy.store(Arc::new(policy));
 }
 
-/// Serves a connection in a task of its own.
 fn serve(stream: TcpStream, connections: &Arc<Semaphore>, state: &Arc<AdminState>) {
     let Ok(permit) = Arc::clone(connections).try_acquire_owned() else {
         return;

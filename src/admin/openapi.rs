@@ -17,7 +17,6 @@ use super::schema::{Components, Described};
 type ContentSchema = fn(&mut Components) -> Value;
 type AnswerFn = Box<dyn Fn(ApiRequest) -> BoxFuture<'static, ApiResult> + Send + Sync>;
 
-/// One path of the API.
 pub(super) struct ApiEndpoint {
     pub(super) path: &'static str,
     pub(super) action: AdminAction,
@@ -25,20 +24,19 @@ pub(super) struct ApiEndpoint {
     /// The descriptions of the parameters of the query.
     query: Vec<Value>,
     /// The description of the body. An endpoint with a body takes POST, all others GET and HEAD.
-    body: Option<Value>,
-    reads_body: bool,
+    pub(super) body: Option<Value>,
     content: ContentSchema,
     refusals: Vec<RefusalDoc>,
-    answer: AnswerFn,
+    pub(super) answer: AnswerFn,
 }
 
 /// A status that an endpoint answers with beside 200. It replaces the general meaning of that
 /// status.
 #[derive(Clone, Copy)]
 pub(super) struct RefusalDoc {
-    status: u16,
-    doc: &'static str,
-    content: ContentSchema,
+    pub(super) status: u16,
+    pub(super) doc: &'static str,
+    pub(super) content: ContentSchema,
 }
 
 /// An endpoint that reads, without an answer yet.
@@ -49,7 +47,6 @@ pub(super) fn read(path: &'static str, summary: &'static str) -> ApiEndpoint {
         summary,
         query: Vec::new(),
         body: None,
-        reads_body: true,
         content: object_content,
         refusals: Vec::new(),
         answer: Box::new(|_| {
@@ -113,29 +110,8 @@ impl ApiEndpoint {
         self
     }
 
-    /// Leaves the body of requests unread.
-    pub(super) fn without_body(mut self) -> Self {
-        self.reads_body = false;
-        self
-    }
-
     pub(super) fn refuses(mut self, refusals: &[RefusalDoc]) -> Self {
         self.refusals.extend(refusals);
-        self
-    }
-
-    /// A refusal whose content is no problem.
-    pub(super) fn refuses_with(
-        mut self,
-        status: u16,
-        doc: &'static str,
-        content: ContentSchema,
-    ) -> Self {
-        self.refusals.push(RefusalDoc {
-            status,
-            doc,
-            content,
-        });
         self
     }
 
@@ -185,15 +161,6 @@ impl ApiEndpoint {
         self
     }
 
-    pub(super) async fn answer(&self, request: ApiRequest) -> ApiResult {
-        (self.answer)(request).await
-    }
-
-    pub(super) fn reads_body(&self) -> bool {
-        self.body.is_some() && self.reads_body
-    }
-
-    /// Refuses methods that the endpoint does not take.
     pub(super) fn check_method(&self, method: &Method) -> Result<(), ApiError> {
         let is_post = *method == Method::POST;
         let is_get = matches!(*method, Method::GET | Method::HEAD);
@@ -231,7 +198,6 @@ fn problem_content(components: &mut Components) -> Value {
     json!({ "application/problem+json": { "schema": components.refer::<ProblemReport>() } })
 }
 
-/// The document that describes `endpoints`.
 pub(super) fn document(endpoints: &[ApiEndpoint]) -> Value {
     let mut components = Components::default();
     let mut paths = Map::new();
@@ -283,7 +249,6 @@ fn operation(endpoint: &ApiEndpoint, components: &mut Components) -> Value {
     operation
 }
 
-/// The parameter that a part of a path stands for.
 fn path_parameter(part: &str) -> Option<Value> {
     let name = part.strip_prefix('{')?.strip_suffix('}')?;
     let mut parameter = json!({

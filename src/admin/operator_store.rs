@@ -1,20 +1,27 @@
-//! The store for requests of operators: in this process, or over a connection of its own.
+//! The store for requests of operators, of the admin and of `tidegate limits`: in this process, or
+//! over a connection of its own.
 
+use std::slice::from_ref;
 use std::sync::Arc;
 
-use super::response::{ApiError, seconds};
-use super::schema::described;
-use crate::config::{RedisSettings, StoreKind, StoreSettings};
+use serde_json::json;
+
+use super::response::seconds;
+use super::schema::{described, words};
+use crate::config::{RedisSettings, StoreSettings};
+use crate::key_selector::{SelectedKey, client_usage, limit_checks, windows_of_key};
+use crate::limit::key::HashSecret;
 use crate::limit::key::KeyHashPrefix;
-use crate::limit::{Charge, Decision, KeyHash, Limit};
-use crate::server::introspection::Snapshot;
-use crate::store::overrides::{ChangeOutcome, OverrideChange, OverrideList, Record};
-use crate::store::redis;
-use crate::store::{Backing, memory::Memory};
+use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck, Retry, Window};
+use crate::store::memory::Memory;
+use crate::store::overrides::{
+    ChangeOutcome, OverrideChange, OverrideList, Record, RecordTerms, Subject,
+};
+use crate::store::redis::{FoundHashes, OverrideClient, OverrideClientError};
 
 described! {
     struct RecordReport as "Said" {
-        what: &'static str,
+        what: String,
         limit: Option<String>,
         id: String,
         rates: Option<String>,
@@ -24,14 +31,44 @@ described! {
         key: String,
         reason: String,
     }
+
+    struct KeyUsage as "Standing" {
+        limit: String,
+        id: String,
+        key: String,
+        windows: Vec<WindowUsage>,
+        r#override: Option<RecordReport>,
+        block: Option<RecordReport>,
+    }
+
+    struct WindowUsage as "Window" {
+        policy: String,
+        /// `tier ..`, `override` or `candidate`; null for the limit's own rate.
+        of: Option<String>,
+        rate: String,
+        used: u64,
+        remaining: u64,
+        reset_seconds: f64 = json!({ "minimum": 0 }),
+        retry: String = words(&["now", "after", "never", "released"]),
+        retry_seconds: Option<f64>,
+    }
+
+    struct ChangeDone as "Changed" {
+        done: bool,
+        id: String,
+        /// The parts of the client's key without their values, if they are known.
+        key: String,
+        until: Option<f64>,
+        deleted: Option<u64>,
+    }
 }
 
 impl RecordReport {
-    pub(super) fn new(record: &Record) -> RecordReport {
+    pub(crate) fn new(record: &Record) -> RecordReport {
         let terms = &record.terms;
         RecordReport {
-            what: record.what(),
-            limit: record.subject.limit().map(|name| name.to_string()),
+            what: record.what().to_owned(),
+            limit: record.subject.limit().map(str::to_owned),
             id: record.subject.tag().to_string(),
             rates: terms.rates(),
             until: (terms.until_us > 0).then(|| seconds(terms.until_us)),
@@ -41,106 +78,222 @@ impl RecordReport {
             reason: terms.note.clone(),
         }
     }
-}
 
-/// The place of the counts and overrides.
-pub(super) enum StorePlace {
-    Here(Arc<Memory>),
-    Redis(Box<(StoreSettings, RedisSettings)>),
-    /// A reload is replacing the store.
-    Nowhere,
-}
-
-/// A [`StorePlace`] that is open.
-pub(super) enum OperatorStore {
-    Here(Arc<Memory>),
-    Redis(Box<redis::OverrideClient>),
-}
-
-impl StorePlace {
-    pub(super) fn new(snapshot: &Snapshot<'_>) -> StorePlace {
-        match (&snapshot.counts.backing, &snapshot.config.store.kind) {
-            (Backing::Memory(memory), _) => StorePlace::Here(Arc::clone(memory)),
-            (_, StoreKind::Redis(server)) => {
-                StorePlace::Redis(Box::new((snapshot.config.store.clone(), server.clone())))
-            }
-            (_, StoreKind::Memory) => StorePlace::Nowhere,
-        }
-    }
-
-    /// Connects, if the store is Redis. Blocks.
-    pub(super) fn open(&self) -> Result<OperatorStore, ApiError> {
-        match self {
-            StorePlace::Here(memory) => Ok(OperatorStore::Here(Arc::clone(memory))),
-            StorePlace::Redis(settings) => {
-                let (store, server) = &**settings;
-                let client = redis::OverrideClient::open(store, server).map_err(unavailable)?;
-                Ok(OperatorStore::Redis(Box::new(client)))
-            }
-            StorePlace::Nowhere => Err(ApiError::unavailable("the store is being replaced")),
-        }
+    pub(crate) fn list(records: &[Record]) -> Vec<RecordReport> {
+        records.iter().map(RecordReport::new).collect()
     }
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientChange {
+    Reset,
+    Override,
+    Block,
+}
+
+/// A change of one client, for one limit or for all.
+pub(crate) struct ChangeOrder<'o> {
+    pub(crate) kind: ClientChange,
+    pub(crate) limit: Option<&'o Arc<Limit>>,
+    /// How long it holds, microseconds; 0 until it is removed.
+    pub(crate) lasts_us: u64,
+    pub(crate) terms: RecordTerms,
+}
+
+/// Why a change was not made.
+pub(crate) enum ChangeFailure {
+    NothingToRemove,
+    TooManyRecords,
+    Store(OverrideClientError),
+}
+
+impl From<OverrideClientError> for ChangeFailure {
+    fn from(error: OverrideClientError) -> ChangeFailure {
+        ChangeFailure::Store(error)
+    }
+}
+
+pub(crate) enum OperatorStore {
+    Here(Arc<Memory>),
+    Redis(Box<OverrideClient>),
+}
+
+type OverrideResult<T> = Result<T, OverrideClientError>;
 
 impl OperatorStore {
-    pub(super) fn overrides(&mut self) -> Result<OverrideList, ApiError> {
+    /// Connects to Redis. Blocks.
+    pub(crate) fn open(settings: &StoreSettings, server: &RedisSettings) -> OverrideResult<Self> {
+        let client = OverrideClient::open(settings, server)?;
+        Ok(OperatorStore::Redis(Box::new(client)))
+    }
+
+    pub(crate) fn overrides(&mut self) -> OverrideResult<OverrideList> {
         match self {
             OperatorStore::Here(memory) => Ok(memory.overrides().list()),
-            OperatorStore::Redis(client) => client.overrides().map_err(unavailable),
+            OperatorStore::Redis(client) => client.overrides(),
         }
     }
 
     /// The last changes, newest first.
-    pub(super) fn changes(&mut self) -> Result<Vec<Record>, ApiError> {
+    pub(crate) fn changes(&mut self) -> OverrideResult<Vec<Record>> {
         match self {
             OperatorStore::Here(memory) => Ok(memory.overrides().changes()),
-            OperatorStore::Redis(client) => client.changes().map_err(unavailable),
+            OperatorStore::Redis(client) => client.changes(),
         }
     }
 
     /// The secret that keys are hashed with.
-    pub(super) fn hash_key(&self) -> [u8; 32] {
-        match self {
-            OperatorStore::Here(memory) => *memory.hash_key().key.as_bytes(),
-            OperatorStore::Redis(client) => *client.hash_key().key.as_bytes(),
-        }
+    pub(crate) fn hash_key(&self) -> HashSecret {
+        let current = match self {
+            OperatorStore::Here(memory) => memory.hash_key(),
+            OperatorStore::Redis(client) => client.hash_key(),
+        };
+        HashSecret::from_bytes(*current.key.as_bytes())
     }
 
     /// The decision that a charge would get. Nothing is charged.
-    pub(super) fn stand(&mut self, charge: &Charge) -> Result<Decision, ApiError> {
+    pub(crate) fn stand(&mut self, charge: &Charge) -> OverrideResult<Decision> {
         match self {
             OperatorStore::Here(memory) => Ok(memory.stand(charge)),
-            OperatorStore::Redis(client) => client.stand(charge).map_err(unavailable),
+            OperatorStore::Redis(client) => client.stand(charge),
         }
     }
 
     /// The clients that one of the limits counts, and whose hash begins with `prefix`.
-    pub(super) fn find_key_hashes<'l>(
+    pub(crate) fn find_key_hashes(
         &mut self,
-        limits: impl Iterator<Item = &'l Limit>,
+        limits: &[Arc<Limit>],
         prefix: &KeyHashPrefix,
-    ) -> Vec<KeyHash> {
+    ) -> FoundHashes {
+        let limits = limits.iter().map(AsRef::<Limit>::as_ref);
         match self {
             OperatorStore::Here(memory) => {
                 let windows = limits.flat_map(|limit| {
                     let tiers = limit.tiers.iter().flat_map(|tier| &tier.windows);
                     limit.windows.iter().chain(tiers).map(AsRef::as_ref)
                 });
-                memory.find_key_hashes(windows, prefix)
+                FoundHashes {
+                    tags: memory.find_key_hashes(windows, prefix),
+                    partly: false,
+                }
             }
-            // A search that stopped early reports the clients that it found.
-            OperatorStore::Redis(client) => client.find_key_hashes(limits, prefix).tags,
+            OperatorStore::Redis(client) => client.find_key_hashes(limits, prefix),
         }
     }
 
-    pub(super) fn change(&mut self, change: OverrideChange) -> Result<ChangeOutcome, ApiError> {
+    /// How much of a limit a client uses, and its override and block.
+    pub(crate) fn usage(
+        &mut self,
+        limit: &Arc<Limit>,
+        client: &SelectedKey,
+        overrides: &OverrideList,
+    ) -> OverrideResult<KeyUsage> {
+        let records = &overrides.records;
+        let rows = client_usage(limit, client, records, |charge| self.stand(charge))?;
+        let record = |limit: Option<&str>| {
+            let mut of_client = records.iter();
+            let is_wanted =
+                |one: &&Record| one.subject.tag() == client.tag && one.subject.limit() == limit;
+            of_client.find(is_wanted).map(RecordReport::new)
+        };
+        let windows = rows.into_iter().map(|row| {
+            let (retry, retry_seconds) = match row.retry {
+                Retry::Now | Retry::Unasked => ("now", Some(0.0)),
+                Retry::After(us) => ("after", Some(seconds(us))),
+                Retry::Never => ("never", None),
+                Retry::Released => ("released", None),
+            };
+            WindowUsage {
+                policy: row.policy,
+                of: row.of,
+                rate: row.rate,
+                used: row.used,
+                remaining: row.remaining,
+                reset_seconds: seconds(row.reset_us),
+                retry: retry.to_owned(),
+                retry_seconds,
+            }
+        });
+        Ok(KeyUsage {
+            limit: limit.name.to_string(),
+            id: client.tag.to_string(),
+            key: client.parts.clone(),
+            windows: windows.collect(),
+            r#override: record(Some(&limit.name)),
+            block: record(None),
+        })
+    }
+
+    pub(crate) fn change(
+        &mut self,
+        client: &SelectedKey,
+        order: ChangeOrder<'_>,
+        overrides: &OverrideList,
+    ) -> Result<ChangeDone, ChangeFailure> {
+        let tag = client.tag;
+        let name = || {
+            order
+                .limit
+                .map_or_else(String::new, |limit| limit.name.to_string())
+        };
+        let mut change = OverrideChange {
+            subject: match order.kind {
+                ClientChange::Reset => Subject::Reset(name(), tag),
+                ClientChange::Override => Subject::Override(name(), tag),
+                ClientChange::Block => Subject::Block(tag),
+            },
+            lasts_us: order.lasts_us,
+            terms: order.terms,
+        };
+        change.terms.key.clone_from(&client.parts);
+        let mut deleted = None;
+        if order.kind == ClientChange::Reset {
+            for limit in order.limit.map_or(&[][..], from_ref) {
+                let windows = windows_of_key(limit, tag, &overrides.records);
+                let suffixes = windows.iter().map(|window| window.store_suffix.clone());
+                change.terms.suffixes = suffixes.collect();
+                deleted = self.forget(limit, &windows, tag)?;
+            }
+        }
+        // A reset is recorded after its counts are deleted: a proxy that reads of the reset reads
+        // the counts again.
+        let outcome = match self {
+            OperatorStore::Here(memory) => memory.overrides().change(change),
+            OperatorStore::Redis(client) => client.change(&change)?,
+        };
+        let until_us = match outcome {
+            _ if order.kind == ClientChange::Reset => 0,
+            ChangeOutcome::Made(until_us) => until_us,
+            ChangeOutcome::Nothing => return Err(ChangeFailure::NothingToRemove),
+            ChangeOutcome::Full => return Err(ChangeFailure::TooManyRecords),
+        };
+        Ok(ChangeDone {
+            done: true,
+            id: tag.to_string(),
+            key: client.parts.clone(),
+            until: (until_us > 0).then(|| seconds(until_us)),
+            deleted,
+        })
+    }
+
+    /// Deletes the counts of a client. Returns their number, if the store knows it.
+    fn forget(
+        &mut self,
+        limit: &Arc<Limit>,
+        windows: &[Arc<Window>],
+        tag: KeyHash,
+    ) -> OverrideResult<Option<u64>> {
         match self {
-            OperatorStore::Here(memory) => Ok(memory.overrides().change(change)),
-            OperatorStore::Redis(client) => client.change(&change).map_err(unavailable),
+            OperatorStore::Here(memory) => {
+                for window in windows {
+                    memory.forget(Window::budget(&window.store_suffix, tag));
+                }
+                Ok(None)
+            }
+            OperatorStore::Redis(client) => {
+                let checks: Vec<LimitCheck> = limit_checks(limit, windows, tag).collect();
+                client.forget(&checks).map(Some)
+            }
         }
     }
-}
-
-pub(super) fn unavailable(error: redis::OverrideClientError) -> ApiError {
-    ApiError::unavailable(error.to_string())
 }

@@ -1,39 +1,44 @@
-//! Changes of single clients: overrides, resets and blocks; and the list of those in force.
+//! Requests about single clients: how they stand, overrides, resets and blocks; and the list of
+//! those in force.
 //!
-//! With Redis a change reaches every proxy, with the embedded store this process alone.
+//! With Redis a change reaches every proxy, with the embedded store this process alone. A key in a
+//! request is hashed and forgotten: no answer contains it.
 
 use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::limits::{ClientLookup, key_words};
-use super::operator_store::{OperatorStore, RecordReport, StorePlace, unavailable};
-use super::request::ApiRequest;
-use super::response::{ApiError, seconds};
-use super::schema::described;
-use crate::key_selector::{SelectedKey, limit_checks, windows_of_key};
-use crate::limit::{Limit, LimitCheck, Window};
-use crate::store::overrides::{
-    ChangeKind, ChangeOutcome, MAX_RECORDS, OverrideChange, OverrideList, RecordTerms, Subject,
-    clean, rules,
+use super::operator_store::{
+    ChangeDone, ChangeFailure, ChangeOrder, ClientChange, KeyUsage, OperatorStore, RecordReport,
 };
+use super::request::ApiRequest;
+use super::response::{ApiError, now_s};
+use super::schema::described;
+use super::state::AdminState;
+use crate::client::ClientIp;
+use crate::config::{StoreKind, StoreSettings};
+use crate::key_selector::{
+    KeySelectionError, KeySelectionErrorKind, KeySelector, SelectedKey, hash_prefix,
+};
+use crate::limit::key::ApiKeys;
+use crate::limit::key::KeyHashPrefix;
+use crate::limit::{KeyHash, Limit};
+use crate::server::introspection::Snapshot;
+use crate::store::Backing;
+use crate::store::memory::Memory;
+use crate::store::overrides::{
+    ChangeKind, MAX_RECORDS, OverrideList, Record, RecordTerms, clean, rules,
+};
+use crate::store::redis::OverrideClientError;
 
 /// The longest time that a change with an end may hold, seconds.
 const LONGEST: u64 = 10 * 366 * 86_400;
 /// The longest reason, and the longest name of an author, bytes.
 const MAX_TEXT: usize = 200;
+const MAX_WORDS: usize = 16;
 
 described! {
-    struct ChangeDone as "Changed" {
-        done: bool,
-        id: String,
-        /// The parts of the client's key without their values, if they are known.
-        key: String,
-        until: Option<f64>,
-        deleted: Option<u64>,
-    }
-
     struct OverrideTexts {
         overrides: Vec<RecordReport>,
     }
@@ -43,16 +48,54 @@ described! {
     }
 }
 
-/// A kind of change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ClientChange {
-    Reset,
-    Override,
-    Block,
+/// The place of the counts and overrides.
+pub(super) struct StorePlace {
+    memory: Option<Arc<Memory>>,
+    settings: StoreSettings,
+}
+
+impl StorePlace {
+    pub(super) fn new(snapshot: &Snapshot<'_>) -> StorePlace {
+        StorePlace {
+            memory: match &snapshot.counts.backing {
+                Backing::Memory(memory) => Some(Arc::clone(memory)),
+                _ => None,
+            },
+            settings: snapshot.config.store.clone(),
+        }
+    }
+
+    /// Connects, if the store is Redis. Blocks.
+    pub(super) fn open(&self) -> Result<OperatorStore, ApiError> {
+        match (&self.memory, &self.settings.kind) {
+            (Some(memory), _) => Ok(OperatorStore::Here(Arc::clone(memory))),
+            (None, StoreKind::Redis(server)) => Ok(OperatorStore::open(&self.settings, server)?),
+            // A reload is replacing the store.
+            (None, StoreKind::Memory) => Err(ApiError::unavailable("the store is being replaced")),
+        }
+    }
+}
+
+impl From<OverrideClientError> for ApiError {
+    fn from(error: OverrideClientError) -> ApiError {
+        ApiError::unavailable(error.to_string())
+    }
+}
+
+impl From<ChangeFailure> for ApiError {
+    fn from(failure: ChangeFailure) -> ApiError {
+        match failure {
+            ChangeFailure::NothingToRemove => ApiError::not_found("there is nothing to take back"),
+            ChangeFailure::TooManyRecords => {
+                let detail = format!("there are {MAX_RECORDS} of them, as many as there may be");
+                ApiError::new(StatusCode::CONFLICT, detail)
+            }
+            ChangeFailure::Store(error) => error.into(),
+        }
+    }
 }
 
 impl ClientChange {
-    /// The JSON Schema of the body.
     pub(super) fn schema(self) -> Value {
         let word = json!({ "type": "string" });
         let mut properties = json!({
@@ -91,7 +134,6 @@ impl ClientChange {
         })
     }
 
-    /// An example of the body.
     pub(super) fn example(self) -> Value {
         match self {
             ClientChange::Reset => json!({ "key": "192.0.2.7" }),
@@ -106,19 +148,138 @@ impl ClientChange {
     }
 }
 
-/// A change that was read from a request.
-struct ChangeRequest {
-    kind: ClientChange,
-    lasts_us: u64,
-    terms: RecordTerms,
+/// Finds the client that a request names. Holds the settings that this takes.
+struct ClientLookup {
+    state: Arc<AdminState>,
+    client_ip: ClientIp,
+    api_key: ApiKeys,
+    limits: Vec<Arc<Limit>>,
+    limit: Option<Arc<Limit>>,
+    store: StorePlace,
 }
 
-/// The result of a change.
-struct ChangeResult {
-    client: SelectedKey,
-    outcome: ChangeOutcome,
-    /// Counts that a reset deleted, if the store knows their number.
-    deleted: Option<u64>,
+impl ClientLookup {
+    /// Reads the settings. A request whose path has no limit is about all limits.
+    fn new(request: &ApiRequest) -> Result<ClientLookup, ApiError> {
+        let name = request.path.limit.as_deref();
+        let lookup = request.state.inspect(|snapshot| {
+            let config = snapshot.config;
+            let mut limits = config.limits.iter();
+            ClientLookup {
+                state: Arc::clone(&request.state),
+                client_ip: config.client_ip.clone(),
+                api_key: config.api_key.clone(),
+                limit: name.and_then(|name| limits.find(|one| *one.name == *name).cloned()),
+                limits: config.limits.clone(),
+                store: StorePlace::new(snapshot),
+            }
+        })?;
+        match (&lookup.limit, name) {
+            (None, Some(name)) => Err(ApiError::no_limit(name)),
+            _ => Ok(lookup),
+        }
+    }
+
+    fn find(
+        &self,
+        store: &mut OperatorStore,
+        words: &[String],
+        overrides: &OverrideList,
+    ) -> Result<SelectedKey, ApiError> {
+        let denied = match words {
+            [word] => {
+                self.state.collect();
+                let limit = self.limit.as_ref().map(|limit| &*limit.name);
+                self.state.denials.find_client(word, limit)
+            }
+            _ => None,
+        };
+        let words = match denied {
+            Some(tag) => vec![format!("tag={tag}")],
+            None => words.to_vec(),
+        };
+        let known = match hash_prefix(&words) {
+            Some(prefix) => self.known_clients(store, &prefix),
+            None => Vec::new(),
+        };
+        let eyes = KeySelector {
+            client_ip: &self.client_ip,
+            api_key: &self.api_key,
+            hash_key: &store.hash_key(),
+            records: &overrides.records,
+            known: &known,
+        };
+        let found = eyes.select(&words, self.limit.as_deref(), &self.limits);
+        found.map_err(not_found)
+    }
+
+    /// The hashes in which `prefix` is looked up: those of the last denials, of the busiest
+    /// clients, and of the clients that the store counts.
+    fn known_clients(&self, store: &mut OperatorStore, prefix: &KeyHashPrefix) -> Vec<KeyHash> {
+        self.state.collect();
+        let mut known = self.state.denials.clients();
+        let limits = match &self.limit {
+            Some(limit) => std::slice::from_ref(limit),
+            None => &self.limits,
+        };
+        for limit in limits {
+            let busiest = self.state.record().crowd.busiest(&limit.name, now_s());
+            known.extend(busiest.clients.iter().map(|client| client.tag));
+        }
+        // A search that stopped early reports the clients that it found.
+        known.extend(store.find_key_hashes(limits, prefix).tags);
+        known
+    }
+}
+
+fn not_found(unclear: KeySelectionError) -> ApiError {
+    let status = match unclear.kind {
+        KeySelectionErrorKind::Wrong => StatusCode::BAD_REQUEST,
+        KeySelectionErrorKind::Unknown => StatusCode::NOT_FOUND,
+        KeySelectionErrorKind::Ambiguous => StatusCode::CONFLICT,
+    };
+    let detail = match unclear.help {
+        Some(help) => format!("{}; {help}", unclear.message),
+        None => unclear.message,
+    };
+    ApiError::new(status, detail)
+}
+
+/// The words that name a client in a body: `id`, its hash, or `key`, one word or several.
+fn key_words(request: &ApiRequest) -> Result<Vec<String>, ApiError> {
+    let words = match (request.get("id"), request.get("key")) {
+        (Some(Value::String(id)), None) => vec![format!("tag={id}")],
+        (None, Some(Value::String(word))) => vec![word.clone()],
+        (None, Some(Value::Array(words))) => {
+            let words = words.iter().map(|word| word.as_str().map(str::to_owned));
+            words.collect::<Option<Vec<_>>>().unwrap_or_default()
+        }
+        _ => Vec::new(),
+    };
+    match words.len() {
+        1..=MAX_WORDS => Ok(words),
+        _ => Err(ApiError::bad_request(
+            "name the client by its `id`, a string, or by its `key`, a word for each part",
+        )),
+    }
+}
+
+pub(super) async fn usage(request: ApiRequest) -> Result<KeyUsage, ApiError> {
+    let words = match request.parameter("by").as_deref() {
+        Some("id") => vec![format!("tag={}", request.path.key.join("&"))],
+        _ => request.path.key.clone(),
+    };
+    let lookup = ClientLookup::new(&request)?;
+    let work = move || {
+        let mut store = lookup.store.open()?;
+        let overrides = store.overrides()?;
+        let client = lookup.find(&mut store, &words, &overrides)?;
+        let missing = || ApiError::not_found("there is no limit");
+        let limit = lookup.limit.as_ref().ok_or_else(missing)?;
+        Ok(store.usage(limit, &client, &overrides)?)
+    };
+    let state = &request.state;
+    state.run_blocking("it could not be read", work).await
 }
 
 /// Changes the client that the body names: for the limit in the path, or for all limits.
@@ -127,151 +288,81 @@ pub(super) async fn change(
     kind: ClientChange,
 ) -> Result<ChangeDone, ApiError> {
     let lookup = ClientLookup::new(&request)?;
-    let change = ChangeRequest::read(&request, lookup.limit.as_ref(), kind)?;
+    let lasts = request.field("for_seconds", "a number from 1 to ten years", |lasts| {
+        lasts.as_u64().filter(|lasts| (1..=LONGEST).contains(lasts))
+    })?;
+    let terms = read_terms(&request, lookup.limit.as_deref(), kind)?;
     let words = key_words(&request)?;
     let work = move || {
         let mut store = lookup.store.open()?;
         let overrides = store.overrides()?;
         let client = lookup.find(&mut store, &words, &overrides)?;
-        change.apply(&mut store, client, lookup.limit.as_ref(), &overrides)
+        let order = ChangeOrder {
+            kind,
+            limit: lookup.limit.as_ref(),
+            lasts_us: lasts.unwrap_or(0) * 1_000_000,
+            terms,
+        };
+        Ok(store.change(&client, order, &overrides)?)
     };
     let state = &request.state;
-    let done = state.run_blocking("it could not be done", work).await?;
-    let until_us = match done.outcome {
-        ChangeOutcome::Made(until_us) => until_us,
-        ChangeOutcome::Nothing => return Err(ApiError::not_found("there is nothing to take back")),
-        ChangeOutcome::Full => {
-            let detail = format!("there are {MAX_RECORDS} of them, as many as there may be");
-            return Err(ApiError::new(StatusCode::CONFLICT, detail));
+    state.run_blocking("it could not be done", work).await
+}
+
+fn read_terms(
+    request: &ApiRequest,
+    limit: Option<&Limit>,
+    kind: ClientChange,
+) -> Result<RecordTerms, ApiError> {
+    let remove = request.flag("remove")? && kind != ClientChange::Reset;
+    let reason = request.field("reason", "a text of at most 200 bytes", |reason| {
+        reason.as_str().filter(|reason| reason.len() <= MAX_TEXT)
+    })?;
+    let by = request.field("by", "a text of 1 to 200 bytes", |by| {
+        by.as_str().filter(|by| (1..=MAX_TEXT).contains(&by.len()))
+    })?;
+    let sets_rate = kind == ClientChange::Override && !remove;
+    let rules = match (request.get("rate"), limit) {
+        _ if !sets_rate => Vec::new(),
+        (Some(Value::String(rate)), Some(limit)) => {
+            rules(rate, limit).map_err(|error| ApiError::bad_request(error.message))?
+        }
+        _ => {
+            let detail = "say the `rate`: `50/min`, or `unlimited`";
+            return Err(ApiError::bad_request(detail));
         }
     };
-    Ok(ChangeDone {
-        done: true,
-        id: done.client.tag.to_string(),
-        key: done.client.parts,
-        until: (until_us > 0).then(|| seconds(until_us)),
-        deleted: done.deleted,
+    Ok(RecordTerms {
+        kind: match remove {
+            true => ChangeKind::Remove,
+            false => ChangeKind::Set,
+        },
+        by: clean(by.unwrap_or("admin")),
+        unlimited: sets_rate && rules.is_empty(),
+        rules,
+        note: clean(reason.unwrap_or_default()),
+        ..RecordTerms::default()
     })
 }
 
 /// Every override and block in force.
 pub(super) async fn overrides(request: ApiRequest) -> Result<OverrideTexts, ApiError> {
-    let list = read_store(&request, OperatorStore::overrides).await?;
-    Ok(OverrideTexts {
-        overrides: list.records.iter().map(RecordReport::new).collect(),
-    })
+    let overrides = read_store(&request, |store| Ok(store.overrides()?.records)).await?;
+    Ok(OverrideTexts { overrides })
 }
 
 /// The last changes, newest first.
 pub(super) async fn changes(request: ApiRequest) -> Result<ChangeList, ApiError> {
     let changes = read_store(&request, OperatorStore::changes).await?;
-    Ok(ChangeList {
-        changes: changes.iter().map(RecordReport::new).collect(),
-    })
+    Ok(ChangeList { changes })
 }
 
-async fn read_store<T: Send + 'static>(
+async fn read_store(
     request: &ApiRequest,
-    read: fn(&mut OperatorStore) -> Result<T, ApiError>,
-) -> Result<T, ApiError> {
+    read: fn(&mut OperatorStore) -> Result<Vec<Record>, OverrideClientError>,
+) -> Result<Vec<RecordReport>, ApiError> {
     let place = request.state.inspect(StorePlace::new)?;
-    let work = move || read(&mut place.open()?);
+    let work = move || Ok(RecordReport::list(&read(&mut place.open()?)?));
     let state = &request.state;
     state.run_blocking("it could not be read", work).await
-}
-
-impl ChangeRequest {
-    fn read(
-        request: &ApiRequest,
-        limit: Option<&Arc<Limit>>,
-        kind: ClientChange,
-    ) -> Result<ChangeRequest, ApiError> {
-        let remove = request.flag("remove")? && kind != ClientChange::Reset;
-        let lasts = request.field("for_seconds", "a number from 1 to ten years", |lasts| {
-            lasts.as_u64().filter(|lasts| (1..=LONGEST).contains(lasts))
-        })?;
-        let reason = request.field("reason", "a text of at most 200 bytes", |reason| {
-            reason.as_str().filter(|reason| reason.len() <= MAX_TEXT)
-        })?;
-        let by = request.field("by", "a text of 1 to 200 bytes", |by| {
-            by.as_str().filter(|by| (1..=MAX_TEXT).contains(&by.len()))
-        })?;
-        let sets_rate = kind == ClientChange::Override && !remove;
-        let rules = match (request.get("rate"), limit) {
-            _ if !sets_rate => Vec::new(),
-            (Some(Value::String(rate)), Some(limit)) => {
-                rules(rate, limit).map_err(|error| ApiError::bad_request(error.message))?
-            }
-            _ => {
-                let detail = "say the `rate`: `50/min`, or `unlimited`";
-                return Err(ApiError::bad_request(detail));
-            }
-        };
-        let terms = RecordTerms {
-            kind: if remove {
-                ChangeKind::Remove
-            } else {
-                ChangeKind::Set
-            },
-            by: clean(by.unwrap_or("admin")),
-            unlimited: sets_rate && rules.is_empty(),
-            rules,
-            note: clean(reason.unwrap_or_default()),
-            ..RecordTerms::default()
-        };
-        Ok(ChangeRequest {
-            kind,
-            lasts_us: lasts.unwrap_or(0) * 1_000_000,
-            terms,
-        })
-    }
-
-    fn apply(
-        self,
-        store: &mut OperatorStore,
-        client: SelectedKey,
-        limit: Option<&Arc<Limit>>,
-        overrides: &OverrideList,
-    ) -> Result<ChangeResult, ApiError> {
-        let name = || limit.map_or_else(String::new, |limit| limit.name.to_string());
-        let mut change = OverrideChange {
-            subject: match self.kind {
-                ClientChange::Reset => Subject::Reset(name(), client.tag),
-                ClientChange::Override => Subject::Override(name(), client.tag),
-                ClientChange::Block => Subject::Block(client.tag),
-            },
-            lasts_us: self.lasts_us,
-            terms: self.terms,
-        };
-        change.terms.key = client.parts.clone();
-        let (ClientChange::Reset, Some(limit)) = (self.kind, limit) else {
-            return Ok(ChangeResult {
-                client,
-                outcome: store.change(change)?,
-                deleted: None,
-            });
-        };
-        let windows = windows_of_key(limit, client.tag, &overrides.records);
-        let deleted = match store {
-            OperatorStore::Here(memory) => {
-                for window in &windows {
-                    memory.forget(Window::budget(&window.store_suffix, client.tag));
-                }
-                None
-            }
-            OperatorStore::Redis(redis) => {
-                let suffix = |window: &Arc<Window>| window.store_suffix.clone();
-                change.terms.suffixes = windows.iter().map(suffix).collect();
-                let items: Vec<LimitCheck> = limit_checks(limit, &windows, client.tag).collect();
-                Some(redis.forget(&items).map_err(unavailable)?)
-            }
-        };
-        // Recorded afterwards: a proxy that reads of the reset reads the counts again.
-        store.change(change)?;
-        Ok(ChangeResult {
-            client,
-            outcome: ChangeOutcome::Made(0),
-            deleted,
-        })
-    }
 }

@@ -29,7 +29,7 @@ fn begin(harness: &Harness) -> Admin {
 }
 
 fn ask(admin: &Admin, place: &str) -> String {
-    let stream = TcpStream::connect(admin.address()).unwrap();
+    let stream = TcpStream::connect(admin.address).unwrap();
     let request = plain(place).replace("Host: test", "Host: localhost");
     exchange(stream, &request)
 }
@@ -55,7 +55,7 @@ fn a_panic_costs_a_request_or_a_look_and_nothing_else() {
     harness.is_well();
     let admin = begin(&harness);
     let is_well = || ask(&admin, "/healthz").starts_with("HTTP/1.1 200 ");
-    let mut kept = TcpStream::connect(admin.address()).unwrap();
+    let mut kept = TcpStream::connect(admin.address).unwrap();
     for _ in 0..TIMES {
         let _failure = arm("admin.request", 1);
         let answer = ask(&admin, "/healthz");
@@ -83,7 +83,7 @@ fn a_panic_costs_a_request_or_a_look_and_nothing_else() {
     assert!(u128::from(panics() - before) < most, "it never rests");
     // The admin still follows the configuration.
     harness.reload("");
-    let gone = || TcpStream::connect(admin.address()).is_err();
+    let gone = || TcpStream::connect(admin.address).is_err();
     eventually("nobody listens any more", gone);
     harness.close().unwrap();
     admin.end();

@@ -5,12 +5,14 @@
 //! likely codes. Other series begin with their first request. So do all series of routes if there
 //! are more than [`MANY_ROUTES`] routes.
 
+use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs;
 
 use super::response::seconds;
 use super::state::AdminState;
+use super::status::servers as upstream_servers;
 use super::status::store_kind;
-use super::upstreams::servers as upstream_servers;
 use crate::config::{FINDINGS, ServerAddress, StoreKind, UpstreamSettings};
 use crate::proxy::Proxy;
 use crate::route::{Route, Target};
@@ -34,19 +36,52 @@ const LIKELY_STATUSES: [&str; 8] = ["0", "2", "4", "8", "12", "13", "14", "none"
 /// Codes that an upstream has from the start.
 const LIKELY_ANSWERS: [&str; 4] = ["200", "404", "500", "503"];
 
+type CountOf<T> = fn(&T) -> u64;
+
+/// Every family: its type, its name and its help.
+const FAMILIES: &str = include_str!("prometheus/families.txt");
+
 pub(super) fn write(state: &AdminState, snapshot: &Snapshot<'_>, format: TextFormat) -> String {
     let sum = Sum::new(snapshot.proxies().map(Proxy::meter));
     let mut text = MetricsText::new(format);
     requests(&mut text, snapshot, &sum);
     decisions(&mut text, snapshot, &sum);
     store(&mut text, snapshot, &sum);
-    evictions(&mut text, snapshot);
     upstreams(&mut text, snapshot);
     servers(&mut text, snapshot);
-    server(&mut text, snapshot);
-    findings(&mut text, state, snapshot);
-    process(&mut text, state);
+    server(&mut text, state, snapshot);
+    process(&mut text, state.server.introspection.started_us);
     text.finish()
+}
+
+fn family(text: &mut MetricsText, name: &'static str) {
+    let mut rows = FAMILIES.lines().map(|row| row.splitn(3, ' '));
+    let row = rows.find(|row| row.clone().nth(1) == Some(name));
+    let mut words = row.into_iter().flatten();
+    let kind = match words.next() {
+        Some("counter") => MetricType::Counter,
+        Some("histogram") => MetricType::Histogram,
+        Some("info") => MetricType::Info,
+        _ => MetricType::Gauge,
+    };
+    text.family(kind, name, words.nth(1).unwrap_or_default());
+}
+
+fn single(text: &mut MetricsText, name: &'static str, value: impl Display) {
+    family(text, name);
+    text.sample(&[], value);
+}
+
+fn labelled<'l, V: Display>(
+    text: &mut MetricsText,
+    name: &'static str,
+    label: &'static str,
+    samples: impl IntoIterator<Item = (&'l str, V)>,
+) {
+    family(text, name);
+    for (value, sample) in samples {
+        text.sample(&[(label, value)], sample);
+    }
 }
 
 fn requests(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
@@ -57,8 +92,7 @@ fn requests(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
         .map(|route| (&*route.name, likely_methods(route)))
         .chain([(NO_ROUTE, vec!["GET"])])
         .collect();
-    let help = "Requests that got an answer, by the route they belong to.";
-    text.family(MetricType::Counter, "tidegate_http_requests", help);
+    family(text, "tidegate_http_requests");
     for (route, likely) in &named {
         let counted = sum.routes.get(*route).unwrap_or(&none);
         for (method, codes) in METHODS.iter().zip(&counted.methods) {
@@ -72,47 +106,32 @@ fn requests(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
             }
         }
     }
-    grpc_calls(text, snapshot, sum);
-    let help = "Requests that got no answer of a route.";
-    text.family(
-        MetricType::Counter,
-        "tidegate_http_requests_unanswered",
-        help,
-    );
-    for (index, reason) in Unanswered::WORDS.iter().enumerate() {
+    // Nearly all calls of gRPC have the HTTP status 200.
+    family(text, "tidegate_grpc_requests");
+    let likely = routes
+        .iter()
+        .map(|route| !many && takes_grpc(snapshot, route));
+    for ((route, _), likely) in named.iter().zip(likely.chain([false])) {
+        let counted = sum.routes.get(*route).and_then(|sum| sum.grpc.as_deref());
+        grpc_samples(text, "route", route, counted, likely);
+    }
+    let unanswered = Unanswered::WORDS.iter().enumerate().map(|(index, reason)| {
         let meters = snapshot.proxies().map(Proxy::meter);
         let counts = meters.map(|meter| meter.all_unanswered()[index]);
-        text.sample(&[("reason", reason)], counts.sum::<u64>());
-    }
-    let help = "From a request's head until its answer's, seconds.";
-    text.family(
-        MetricType::Histogram,
-        "tidegate_http_request_duration_seconds",
-        help,
+        (*reason, counts.sum::<u64>())
+    });
+    labelled(
+        text,
+        "tidegate_http_requests_unanswered",
+        "reason",
+        unanswered,
     );
+    family(text, "tidegate_http_request_duration_seconds");
     for (route, _) in &named {
         let counted = sum.routes.get(*route).unwrap_or(&none);
         if !many || counted.requests() > 0 {
             text.durations(&[("route", *route)], &REQUEST_BOUNDS, &counted.duration);
         }
-    }
-}
-
-/// Calls of gRPC. Nearly all of them have the HTTP status 200.
-fn grpc_calls(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
-    let many = snapshot.config.routes.iter().count() > MANY_ROUTES;
-    let help = "Calls of gRPC that ended, by the status of gRPC.";
-    text.family(MetricType::Counter, "tidegate_grpc_requests", help);
-    let routes = snapshot.config.routes.iter();
-    let named = routes.map(|route| (&*route.name, !many && takes_grpc(snapshot, route)));
-    for (route, likely) in named.chain([(NO_ROUTE, false)]) {
-        let counted = sum.routes.get(route).and_then(|sum| sum.grpc.as_deref());
-        let calls = GrpcSeries {
-            label: ("route", route),
-            counted,
-            likely,
-        };
-        calls.write(text);
     }
 }
 
@@ -134,23 +153,20 @@ fn speaks_http2(upstream: &UpstreamSettings) -> bool {
     })
 }
 
-/// Calls of gRPC of one route or upstream.
-struct GrpcSeries<'c> {
-    label: (&'static str, &'c str),
-    counted: Option<&'c [u64; GRPC_STATUSES.len()]>,
-    /// Whether calls are likely although none was counted.
+/// Calls of gRPC of one route or upstream. Writes all likely statuses if calls are `likely` or were
+/// counted, and every counted status.
+fn grpc_samples(
+    text: &mut MetricsText,
+    label: &'static str,
+    of: &str,
+    counted: Option<&[u64; GRPC_STATUSES.len()]>,
     likely: bool,
-}
-
-impl GrpcSeries<'_> {
-    /// Writes all likely statuses if calls are likely or were counted, and every counted status.
-    fn write(&self, text: &mut MetricsText) {
-        let likely = self.likely || self.counted.is_some();
-        for (index, status) in GRPC_STATUSES.iter().enumerate() {
-            let count = self.counted.map_or(0, |counts| counts[index]);
-            if count > 0 || (likely && LIKELY_STATUSES.contains(status)) {
-                text.sample(&[self.label, ("grpc_status", status)], count);
-            }
+) {
+    for (index, status) in GRPC_STATUSES.iter().enumerate() {
+        let count = counted.map_or(0, |counts| counts[index]);
+        let is_likely = (likely || counted.is_some()) && LIKELY_STATUSES.contains(status);
+        if count > 0 || is_likely {
+            text.sample(&[(label, of), ("grpc_status", status)], count);
         }
     }
 }
@@ -165,8 +181,7 @@ fn likely_methods(route: &Route) -> Vec<&str> {
 fn decisions(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
     let none = LimitSum::default();
     let shared = snapshot.config.store.kind != StoreKind::Memory;
-    let help = "What limits said of requests, and who decided.";
-    text.family(MetricType::Counter, "tidegate_decisions", help);
+    family(text, "tidegate_decisions");
     for limit in &snapshot.config.limits {
         let counts = sum.limits.get(&limit.name).unwrap_or(&none);
         limit_samples(text, &limit.name, counts, limit.shadow, shared);
@@ -176,12 +191,7 @@ fn decisions(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
             limit_samples(text, &name, counts, true, shared);
         }
     }
-    let help = "How long decisions took, seconds; of those that need not wait, one in 64.";
-    text.family(
-        MetricType::Histogram,
-        "tidegate_decision_duration_seconds",
-        help,
-    );
+    family(text, "tidegate_decision_duration_seconds");
     text.durations(&[("source", "store")], &DECISION_BOUNDS, &sum.decisions[0]);
 }
 
@@ -212,57 +222,44 @@ fn limit_samples(
 
 fn store(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
     let away = snapshot.counts.backing.away_since().is_some();
-    let help = "Whether the store makes the decisions.";
-    text.family(MetricType::Gauge, "tidegate_store_up", help);
-    text.sample(&[("store", store_kind(snapshot))], u8::from(!away));
-    let help = "Whether decisions are made without the store, as on_error says.";
-    text.gauge("tidegate_degraded", help, u8::from(away));
-    let help = "Decisions that the store was asked for and did not make.";
-    text.family(MetricType::Counter, "tidegate_store_errors", help);
-    let shared = snapshot.config.store.kind != StoreKind::Memory;
-    let likely = StoreError::LIKELY.iter().filter(|_| shared);
-    for kind in likely.clone() {
-        let count = sum.store_errors.get(kind).copied().unwrap_or(0);
-        text.sample(&[("kind", kind)], count);
+    let up = [(store_kind(snapshot), u8::from(!away))];
+    labelled(text, "tidegate_store_up", "store", up);
+    single(text, "tidegate_degraded", u8::from(away));
+    let mut errors: BTreeMap<&str, u64> = BTreeMap::new();
+    if snapshot.config.store.kind != StoreKind::Memory {
+        errors.extend(StoreError::LIKELY.iter().map(|kind| (*kind, 0)));
     }
-    let mut others = sum.store_errors.clone();
-    others.retain(|kind, _| !likely.clone().any(|likely| likely == kind));
-    for (kind, count) in others {
-        text.sample(&[("kind", kind)], count);
-    }
-}
-
-/// Counts that the embedded store forgot because it was full.
-fn evictions(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
+    errors.extend(&sum.store_errors);
+    labelled(text, "tidegate_store_errors", "kind", errors);
+    // Counts that the embedded store forgot because it was full.
     let lost = snapshot.counts.in_process().evictions();
-    let mut family = |name: &'static str, help: &'static str, count: fn(&Evictions) -> u64| {
-        text.family(MetricType::Counter, name, help);
-        for limit in &snapshot.config.limits {
+    let counts: [(&str, CountOf<Evictions>); 3] = [
+        ("tidegate_memory_evicted_keys", |lost| lost.keys),
+        ("tidegate_memory_forgiven_keys", |lost| lost.at_limit),
+        ("tidegate_memory_forgiven_units", |lost| lost.units),
+    ];
+    for (name, count) in counts {
+        let limits = snapshot.config.limits.iter().map(|limit| {
             let lost = lost.iter().find(|lost| lost.limit == limit.name);
-            text.sample(&[("limit", &limit.name)], lost.map_or(0, count));
-        }
-    };
-    let help = "Keys that the embedded store forgot before they had expired, since it was full.";
-    family("tidegate_memory_evicted_keys", help, |lost| lost.keys);
-    let help = "Those of them that were at their limit.";
-    family("tidegate_memory_forgiven_keys", help, |lost| lost.at_limit);
-    let help = "Units that counted in the forgotten keys.";
-    family("tidegate_memory_forgiven_units", help, |lost| lost.units);
+            (&*limit.name, lost.map_or(0, count))
+        });
+        labelled(text, name, "limit", limits);
+    }
 }
 
 fn upstreams(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
-    let upstreams = &snapshot.config.upstreams;
-    let sum = |index: usize| {
-        let mut sum = UpstreamSum::default();
-        snapshot
-            .proxies()
-            .for_each(|proxy| proxy.upstreams().add_to(index, &mut sum));
-        sum
-    };
-    let sums: Vec<UpstreamSum> = (0..upstreams.len()).map(sum).collect();
-    let named = || upstreams.iter().map(|one| &*one.name).zip(&sums);
-    let help = "Attempts at an upstream by their answer's code; none is an attempt without one.";
-    text.family(MetricType::Counter, "tidegate_upstream_requests", help);
+    let upstreams = snapshot.config.upstreams.iter().enumerate();
+    let sums: Vec<(&UpstreamSettings, UpstreamSum)> = upstreams
+        .map(|(index, settings)| {
+            let mut sum = UpstreamSum::default();
+            for proxy in snapshot.proxies() {
+                proxy.upstreams().add_to(index, &mut sum);
+            }
+            (settings, sum)
+        })
+        .collect();
+    let named = || sums.iter().map(|(settings, sum)| (&*settings.name, sum));
+    family(text, "tidegate_upstream_requests");
     for (upstream, sum) in named() {
         for (code, count) in CODES.iter().zip(sum.codes) {
             if count > 0 || LIKELY_ANSWERS.contains(code) {
@@ -271,18 +268,12 @@ fn upstreams(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
         }
         text.sample(&[("upstream", upstream), ("code", "none")], sum.failures);
     }
-    let help = "Answers to calls of gRPC, by the status of gRPC.";
-    text.family(MetricType::Counter, "tidegate_upstream_grpc_requests", help);
-    for (settings, sum) in upstreams.iter().zip(&sums) {
-        let calls = GrpcSeries {
-            label: ("upstream", &settings.name),
-            counted: sum.grpc.as_deref(),
-            likely: speaks_http2(settings),
-        };
-        calls.write(text);
+    family(text, "tidegate_upstream_grpc_requests");
+    for (settings, sum) in &sums {
+        let (counted, likely) = (sum.grpc.as_deref(), speaks_http2(settings));
+        grpc_samples(text, "upstream", &settings.name, counted, likely);
     }
-    let help = "Further attempts, by what was wrong with the one before.";
-    text.family(MetricType::Counter, "tidegate_upstream_retries", help);
+    family(text, "tidegate_upstream_retries");
     for (upstream, sum) in named() {
         for (reason, count) in RETRIES.iter().zip(sum.retries) {
             text.sample(&[("upstream", upstream), ("reason", reason)], count);
@@ -290,48 +281,25 @@ fn upstreams(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
     }
 }
 
-/// The metrics of each server: type, name, help and value.
-type ServerMetric = (
-    MetricType,
-    &'static str,
-    &'static str,
-    fn(&ServerReport) -> u64,
-);
-
-const SERVER_METRICS: [ServerMetric; 4] = [
-    (
-        MetricType::Gauge,
-        "tidegate_upstream_server_up",
-        "Whether requests are sent to the server and the last ones did not all fail.",
-        |server| u64::from(matches!(server.state, ServerStatus::Up)),
-    ),
-    (
-        MetricType::Counter,
-        "tidegate_upstream_server_requests",
-        "Attempts at the server.",
-        |server| server.requests,
-    ),
-    (
-        MetricType::Counter,
-        "tidegate_upstream_server_failures",
-        "Attempts without a usable answer, or with one that says that the server failed.",
-        |server| server.failures,
-    ),
-    (
-        MetricType::Counter,
-        "tidegate_upstream_truncated",
-        "Answers of the server that ended before their end.",
-        |server| server.truncated,
-    ),
-];
-
 fn servers(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
     let upstreams = snapshot.config.upstreams.iter().enumerate();
     let upstreams: Vec<(&str, Vec<ServerReport>)> = upstreams
         .map(|(index, one)| (&*one.name, upstream_servers(snapshot, index)))
         .collect();
-    for (kind, name, help, value) in SERVER_METRICS {
-        text.family(kind, name, help);
+    let metrics: [(&str, CountOf<ServerReport>); 4] = [
+        ("tidegate_upstream_server_up", |server| {
+            u64::from(matches!(server.state, ServerStatus::Up))
+        }),
+        ("tidegate_upstream_server_requests", |server| {
+            server.requests
+        }),
+        ("tidegate_upstream_server_failures", |server| {
+            server.failures
+        }),
+        ("tidegate_upstream_truncated", |server| server.truncated),
+    ];
+    for (name, value) in metrics {
+        family(text, name);
         for (upstream, servers) in &upstreams {
             for server in servers {
                 let labels = [("upstream", *upstream), ("server", &*server.server)];
@@ -339,8 +307,7 @@ fn servers(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
             }
         }
     }
-    let help = "Connections to an upstream; active ones have a request, of HTTP/2 each request.";
-    text.family(MetricType::Gauge, "tidegate_upstream_connections", help);
+    family(text, "tidegate_upstream_connections");
     for (upstream, servers) in &upstreams {
         let idle: u64 = servers.iter().map(|server| server.idle).sum();
         let active: u64 = servers.iter().map(|server| server.in_flight).sum();
@@ -349,113 +316,72 @@ fn servers(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
     }
 }
 
-/// Connections, logs, traces, the configuration and the build.
-fn server(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
-    let help = "Connections of clients that are open.";
-    text.gauge("tidegate_connections", help, snapshot.connections);
-    let help = "Panics, each of them a bug of this program, whatever part it ended.";
-    text.counter("tidegate_panics", help, panics());
-    let help = "Lines that a log could not take in time.";
-    text.family(MetricType::Counter, "tidegate_log_dropped", help);
-    text.sample(&[("log", "access")], snapshot.access.dropped());
-    if let Some(dropped) = snapshot.counts.log_dropped() {
-        text.sample(&[("log", "decisions")], dropped);
-    }
-    let help = "Spans of recorded traces, by what became of them.";
-    text.family(MetricType::Counter, "tidegate_spans", help);
+/// Connections, logs, traces, the configuration, the build and findings.
+fn server(text: &mut MetricsText, state: &AdminState, snapshot: &Snapshot<'_>) {
+    single(text, "tidegate_connections", snapshot.connections);
+    single(text, "tidegate_panics", panics());
+    let access = [("access", snapshot.access.dropped())].into_iter();
+    let decisions = snapshot
+        .counts
+        .log_dropped()
+        .map(|dropped| ("decisions", dropped));
+    labelled(text, "tidegate_log_dropped", "log", access.chain(decisions));
     let spans = snapshot.exports.span_counts();
-    text.sample(&[("outcome", "exported")], spans.exported);
-    text.sample(&[("outcome", "dropped")], spans.dropped);
-    text.sample(&[("outcome", "failed")], spans.failed);
-    text.sample(&[("outcome", "refused")], spans.refused);
+    let spans = [
+        ("exported", spans.exported),
+        ("dropped", spans.dropped),
+        ("failed", spans.failed),
+        ("refused", spans.refused),
+    ];
+    labelled(text, "tidegate_spans", "outcome", spans);
     let failed = snapshot.reload.is_some_and(|last| last.outcome.is_err());
-    let name = "tidegate_config_last_reload_successful";
-    let help = "Whether the configuration that was read last is the one that is served by.";
-    text.gauge(name, help, u8::from(!failed));
+    single(
+        text,
+        "tidegate_config_last_reload_successful",
+        u8::from(!failed),
+    );
     let name = "tidegate_config_last_reload_success_timestamp_seconds";
-    let help = "When the configuration was last replaced, seconds since the Unix epoch.";
-    text.gauge(name, help, seconds(snapshot.loaded_us));
+    single(text, name, seconds(snapshot.loaded_us));
     if let Some(known) = &snapshot.config.api_key.known {
-        let help = "API keys that the files of the configuration name.";
-        text.gauge("tidegate_known_keys", help, known.len());
+        single(text, "tidegate_known_keys", known.len());
     }
-    let workers = snapshot.config.server.workers;
-    text.gauge("tidegate_workers", "Threads that serve clients.", workers);
-    text.family(MetricType::Info, "tidegate_build", "What this program is.");
+    single(text, "tidegate_workers", snapshot.config.server.workers);
+    family(text, "tidegate_build");
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     let labels = [("version", env!("CARGO_PKG_VERSION")), ("target", &*target)];
     text.sample(&labels, 1);
-}
-
-fn findings(text: &mut MetricsText, state: &AdminState, snapshot: &Snapshot<'_>) {
-    let help = "What is probably wrong though nothing fails, as /api/v1/status says it.";
-    text.family(MetricType::Gauge, "tidegate_findings", help);
-    let findings = state.findings();
-    for id in FINDINGS {
-        let holds = findings.holds(id, &snapshot.config.log.silence);
-        text.sample(&[("id", id)], u8::from(holds));
-    }
-}
-
-fn process(text: &mut MetricsText, state: &AdminState) {
-    let usage = ProcessUsage::read();
-    let help = "Time of all threads on a core, seconds.";
-    text.counter("process_cpu_seconds", help, usage.cpu_seconds);
-    let name = "process_resident_memory_bytes";
-    text.gauge(name, "Memory in use.", usage.resident_bytes);
-    let name = "process_virtual_memory_bytes";
-    text.gauge(name, "Memory that is mapped.", usage.virtual_bytes);
-    text.gauge(
-        "process_open_fds",
-        "Open file descriptors.",
-        usage.open_files,
-    );
-    text.gauge("process_max_fds", "How many there may be.", usage.max_files);
-    text.gauge("process_threads", "Threads.", usage.threads);
-    let help = "When the process was started, seconds since the Unix epoch.";
-    let started = seconds(state.server.introspection.started_us);
-    text.gauge("process_start_time_seconds", help, started);
+    let findings = &state.record().findings;
+    let silent = &snapshot.config.log.silence;
+    let findings = FINDINGS.map(|id| (id, u8::from(findings.holds(id, silent))));
+    labelled(text, "tidegate_findings", "id", findings);
 }
 
 /// The usage that the kernel reports of this process. A value is 0 if it cannot be read.
-#[derive(Clone, Copy, Debug, Default)]
-struct ProcessUsage {
-    /// Seconds of all threads on a core.
-    cpu_seconds: f64,
-    resident_bytes: u64,
-    virtual_bytes: u64,
-    open_files: u64,
-    max_files: u64,
-    threads: u64,
-}
-
-impl ProcessUsage {
-    fn read() -> ProcessUsage {
-        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-        let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
-        let files = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        let page = rustix::param::page_size() as u64;
-        let mut pages = pages
-            .split(' ')
-            .map(|word| word.parse::<u64>().unwrap_or(0) * page);
-        // The name of the program, in brackets, may contain spaces and brackets itself.
-        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let fields: Vec<u64> = (fields.split_whitespace())
-            .map(|word| word.parse().unwrap_or(0))
-            .collect();
-        let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
-        let ticks = rustix::param::clock_ticks_per_second() as f64;
-        ProcessUsage {
-            cpu_seconds: (field(14) + field(15)) as f64 / ticks,
-            virtual_bytes: pages.next().unwrap_or(0),
-            resident_bytes: pages.next().unwrap_or(0),
-            // One of them is the directory that was read.
-            open_files: (files as u64).saturating_sub(1),
-            max_files: limit.current.unwrap_or(u64::MAX),
-            threads: field(20),
-        }
-    }
+fn process(text: &mut MetricsText, started_us: u64) {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let files = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let number = |word: &str| word.parse::<u64>().unwrap_or(0);
+    let pages: Vec<u64> = pages.split(' ').map(number).collect();
+    let memory = |place: usize| {
+        let pages = pages.get(place).copied().unwrap_or(0);
+        pages * rustix::param::page_size() as u64
+    };
+    // The name of the program, in brackets, may contain spaces and brackets itself.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let fields: Vec<u64> = fields.split_whitespace().map(number).collect();
+    let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
+    let ticks = (field(14) + field(15)) as f64;
+    let seconds_of = ticks / rustix::param::clock_ticks_per_second() as f64;
+    single(text, "process_cpu_seconds", seconds_of);
+    single(text, "process_resident_memory_bytes", memory(1));
+    single(text, "process_virtual_memory_bytes", memory(0));
+    // One of them is the directory that was read.
+    single(text, "process_open_fds", files.saturating_sub(1));
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    single(text, "process_max_fds", limit.current.unwrap_or(u64::MAX));
+    single(text, "process_threads", field(20));
+    single(text, "process_start_time_seconds", seconds(started_us));
 }
 
 #[cfg(test)]
@@ -464,11 +390,36 @@ mod tests {
 
     #[test]
     fn the_usage_of_this_process_is_read() {
-        let process = ProcessUsage::read();
-        assert!(process.resident_bytes > 1 << 20);
-        assert!(process.virtual_bytes >= process.resident_bytes);
-        assert!(process.open_files >= 3 && process.threads >= 1);
-        assert!(process.max_files >= process.open_files);
-        assert!((0.0..1e6).contains(&process.cpu_seconds));
+        let mut text = MetricsText::new(TextFormat::Plain);
+        process(&mut text, 0);
+        let text = text.finish();
+        let value = |name: &str| -> f64 {
+            let mut samples = text.lines().filter_map(|line| line.split_once(' '));
+            let sample = samples.find(|(sample, _)| *sample == name);
+            sample.unwrap().1.parse().unwrap()
+        };
+        let resident = value("process_resident_memory_bytes");
+        assert!(resident > f64::from(1 << 20));
+        assert!(value("process_virtual_memory_bytes") >= resident);
+        let open_files = value("process_open_fds");
+        assert!(open_files >= 3.0 && value("process_threads") >= 1.0);
+        assert!(value("process_max_fds") >= open_files);
+        assert!((0.0..1e6).contains(&value("process_cpu_seconds_total")));
+    }
+
+    #[test]
+    fn each_family_is_described_once() {
+        let own = include_str!("prometheus.rs");
+        let mut names = Vec::new();
+        for row in FAMILIES.lines() {
+            let words: Vec<&str> = row.splitn(3, ' ').collect();
+            assert!(words.len() == 3 && words[2].ends_with('.'), "{row}");
+            assert!(own.contains(&format!("\"{}\"", words[1])), "{row}");
+            names.push(words[1]);
+        }
+        let described = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), described);
     }
 }

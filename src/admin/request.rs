@@ -18,7 +18,6 @@ const MAX_BODY: usize = 64 << 10;
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// See the file's head.
 pub(super) struct ApiRequest {
     pub(super) state: Arc<AdminState>,
     pub(super) path: PathParameters,
@@ -101,7 +100,6 @@ impl ApiRequest {
         self.headers.get(name)?.to_str().ok()
     }
 
-    /// A field of the body.
     pub(super) fn get(&self, name: &str) -> Option<&Value> {
         self.body.get(name)
     }

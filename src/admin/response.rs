@@ -61,8 +61,8 @@ impl ApiError {
             _ => (None, self.detail),
         };
         let problem = ProblemReport {
-            r#type: "about:blank",
-            title: self.status.canonical_reason().unwrap_or("Error"),
+            r#type: "about:blank".to_owned(),
+            title: self.status.canonical_reason().unwrap_or("Error").to_owned(),
             status: self.status.as_u16().into(),
             detail,
         };
@@ -79,17 +79,11 @@ impl ApiError {
 
 described! {
     struct ProblemReport as "Problem" {
-        r#type: &'static str,
-        title: &'static str,
+        r#type: String,
+        title: String,
         status: u32,
         detail: String,
     }
-}
-
-/// Unwraps what was read from the running server. Before it serves and after its end this is an
-/// error.
-pub(super) fn available<T>(read: Option<T>) -> Result<T, ApiError> {
-    read.ok_or_else(|| ApiError::unavailable("the proxy is starting or ending"))
 }
 
 pub(super) fn with_type(

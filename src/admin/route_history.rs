@@ -42,7 +42,7 @@ described! {
         requests: u64,
         requests_per_second: f64,
         /// `4xx` does not count 429.
-        statuses: BTreeMap<&'static str, u64> = statuses_schema(),
+        statuses: BTreeMap<String, u64> = statuses_schema(),
         grpc: GrpcReport,
         latency_seconds: Quantiles,
     }
@@ -51,7 +51,7 @@ described! {
         requests: u64,
         requests_per_second: f64,
         /// `4xx` does not count 429.
-        statuses: BTreeMap<&'static str, u64> = statuses_schema(),
+        statuses: BTreeMap<String, u64> = statuses_schema(),
         grpc: GrpcReport,
         latency_seconds: Quantiles,
     }
@@ -68,7 +68,7 @@ described! {
     }
 
     struct StatusCount {
-        code: &'static str,
+        code: String,
         requests: u64,
     }
 }
@@ -150,7 +150,11 @@ impl RouteCounts {
         AnswersReport {
             requests,
             requests_per_second: requests as f64 / seconds.max(1) as f64,
-            statuses: STATUSES.into_iter().zip(self.statuses).collect(),
+            statuses: STATUSES
+                .map(str::to_owned)
+                .into_iter()
+                .zip(self.statuses)
+                .collect(),
             grpc: GrpcReport { calls, failed },
             latency_seconds: Quantiles {
                 p50: latency(0.5),
@@ -260,6 +264,7 @@ impl RouteHistory {
         let codes = record.codes.iter().map(|(code, count)| {
             let before = oldest.codes.get(code).copied().unwrap_or(0);
             let requests = count.saturating_sub(before);
+            let code = (*code).to_owned();
             StatusCount { code, requests }
         });
         RouteList {

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-/// A type in an answer.
-pub(super) trait Described {
+pub(crate) trait Described {
     /// The name under which the document describes it once, if it has one.
     const COMPONENT: Option<&'static str> = None;
 
@@ -24,7 +23,7 @@ pub(super) trait Described {
 
 /// The schemas that have a name.
 #[derive(Debug, Default)]
-pub(super) struct Components(pub(super) BTreeMap<&'static str, Value>);
+pub(crate) struct Components(pub(super) BTreeMap<&'static str, Value>);
 
 impl Components {
     /// The schema of a type, or a reference to it.
@@ -88,8 +87,9 @@ impl ObjectSchema<'_> {
     }
 }
 
-/// Declares a part of an answer: a struct, its serialization, and its schema. A comment on a field
-/// is its description in the document. `= ..` after its type adds to the schema of that type.
+/// Declares a part of an answer: a struct, its JSON, and its schema. A comment on a field is its
+/// description in the document. `= ..` after its type adds to the schema of that type. The command
+/// line reads the same structs: what a proxy of another version leaves out has its default.
 macro_rules! described {
     ($(
         $(#[$attribute:meta])*
@@ -98,12 +98,13 @@ macro_rules! described {
         }
     )*) => {$(
         $(#[$attribute])*
-        #[derive(Clone, Debug, serde::Serialize)]
-        pub(super) struct $name {
+        #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
+        #[serde(default)]
+        pub(crate) struct $name {
             $(
                 $(#[doc = $doc])*
                 #[serde(skip_serializing_if = "crate::admin::schema::Described::is_absent")]
-                pub(super) $field: $type,
+                pub(crate) $field: $type,
             )*
         }
 
@@ -147,7 +148,6 @@ described_as! {
     usize => { "type": "integer", "minimum": 0 },
     f64 => { "type": "number" },
     String => { "type": "string" },
-    &'static str => { "type": "string" },
 }
 
 impl<T: Described> Described for Vec<T> {
@@ -177,9 +177,9 @@ impl<T: Described> Described for Option<T> {
 }
 
 /// A field that is absent in some answers.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Deserialize, serde::Serialize)]
 #[serde(transparent)]
-pub(super) struct Sometimes<T>(pub(super) Option<T>);
+pub(crate) struct Sometimes<T>(pub(crate) Option<T>);
 
 impl<T: Described> Described for Sometimes<T> {
     fn schema(components: &mut Components) -> Value {

@@ -15,7 +15,7 @@ use super::denials::DenialLog;
 use super::findings::Findings;
 use super::gate::AccessPolicy;
 use super::history::History;
-use super::response::{ApiError, available, now_s};
+use super::response::{ApiError, now_s};
 use super::route_history::RouteHistory;
 use crate::clock;
 use crate::config::{AdminSettings, RedisTopology, StoreKind};
@@ -34,7 +34,6 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A worker without a heartbeat for this long is stuck. Workers beat five times a second.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
-/// See the file's head.
 #[derive(Debug)]
 pub(super) struct AdminState {
     pub(super) server: ServerHandles,
@@ -42,23 +41,19 @@ pub(super) struct AdminState {
     /// The token that the process made itself, for configurations that name no token file.
     own_token: Option<Vec<u8>>,
     pub(super) denials: DenialLog,
-    history: Mutex<History>,
-    routes: Mutex<RouteHistory>,
-    crowd: Mutex<Crowd>,
-    findings: Mutex<Findings>,
-    beats: Mutex<Beats>,
+    record: Mutex<ServerRecord>,
     store_connections: Semaphore,
 }
 
-/// When all workers had last beaten.
-#[derive(Debug, Default)]
-struct Beats {
-    counts: Vec<u64>,
-    all_at: Option<Instant>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+#[derive(Debug)]
+pub(super) struct ServerRecord {
+    pub(super) history: History,
+    pub(super) routes: RouteHistory,
+    pub(super) crowd: Crowd,
+    pub(super) findings: Findings,
+    /// The heartbeats of the workers, and when all workers had last beaten.
+    beats: Vec<u64>,
+    all_beat_at: Option<Instant>,
 }
 
 impl AdminState {
@@ -71,30 +66,21 @@ impl AdminState {
             policy: ArcSwap::from_pointee(AccessPolicy::new(settings, own_token.as_deref())),
             own_token,
             denials: DenialLog::default(),
-            history: Mutex::new(History::new(server.introspection.started_us)),
-            routes: Mutex::default(),
-            crowd: Mutex::default(),
-            findings: Mutex::default(),
-            beats: Mutex::default(),
+            record: Mutex::new(ServerRecord {
+                history: History::new(server.introspection.started_us),
+                routes: RouteHistory::default(),
+                crowd: Crowd::default(),
+                findings: Findings::default(),
+                beats: Vec::new(),
+                all_beat_at: None,
+            }),
             store_connections: Semaphore::new(STORE_CONNECTIONS),
             server,
         }
     }
 
-    pub(super) fn history(&self) -> MutexGuard<'_, History> {
-        lock(&self.history)
-    }
-
-    pub(super) fn routes(&self) -> MutexGuard<'_, RouteHistory> {
-        lock(&self.routes)
-    }
-
-    pub(super) fn crowd(&self) -> MutexGuard<'_, Crowd> {
-        lock(&self.crowd)
-    }
-
-    pub(super) fn findings(&self) -> MutexGuard<'_, Findings> {
-        lock(&self.findings)
+    pub(super) fn record(&self) -> MutexGuard<'_, ServerRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The access policy of other settings.
@@ -104,7 +90,8 @@ impl AdminState {
 
     /// Reads the running server. An error before it serves, and after its end.
     pub(super) fn inspect<T>(&self, read: impl FnOnce(&Snapshot<'_>) -> T) -> Result<T, ApiError> {
-        available(self.server.introspection.inspect(read))
+        let read = self.server.introspection.inspect(read);
+        read.ok_or_else(|| ApiError::unavailable("the proxy is starting or ending"))
     }
 
     /// Runs `work` on a thread where it may connect to the store and wait. `failure` is the answer
@@ -120,43 +107,36 @@ impl AdminState {
         done.map_err(|_| ApiError::internal(failure))?
     }
 
-    /// Whether a worker is stuck.
     pub(super) fn is_stuck(&self) -> bool {
         let long_ago = |at| clock::now().saturating_duration_since(at) > STUCK_AFTER;
-        self.server.heartbeats.serves() && lock(&self.beats).all_at.is_some_and(long_ago)
+        self.server.heartbeats.serves() && self.record().all_beat_at.is_some_and(long_ago)
     }
 
     /// Reads the counters of the workers. Called once a second.
     pub(super) fn tick(&self) {
-        self.note_beats();
+        {
+            let mut record = self.record();
+            let all_beat = self.server.heartbeats.all_beat_since(&mut record.beats);
+            if all_beat || record.all_beat_at.is_none() {
+                record.all_beat_at = Some(clock::now());
+            }
+        }
         failpoint!("admin.look");
         let now_us = clock::unix_us();
+        let now = now_us / 1_000_000;
         self.server.introspection.inspect(|snapshot| {
-            let now = now_us / 1_000_000;
-            self.findings().check(snapshot, &self.crowd(), now);
-            self.routes().record(snapshot, now);
-            self.record_history(snapshot, now_us);
+            let record = &mut *self.record();
+            record.findings.check(snapshot, &record.crowd, now);
+            record.routes.record(snapshot, now);
+            let away_since = snapshot.counts.backing.away_since();
+            let degraded = away_since.is_some_and(|since| since.elapsed() >= OUTAGE_AFTER);
+            let sum = Sum::without_routes(snapshot.proxies().map(Proxy::meter));
+            if let Some(last) = snapshot.reload {
+                record.history.record_reload(snapshot.reloads, last);
+            }
+            record.history.record_store(now_us, degraded);
+            record.history.record(now, &sum, degraded);
         });
-    }
-
-    fn note_beats(&self) {
-        let mut beats = lock(&self.beats);
-        let all = self.server.heartbeats.all_beat_since(&mut beats.counts);
-        if all || beats.all_at.is_none() {
-            beats.all_at = Some(clock::now());
-        }
-    }
-
-    fn record_history(&self, snapshot: &Snapshot<'_>, now_us: u64) {
-        let away_since = snapshot.counts.backing.away_since();
-        let degraded = away_since.is_some_and(|since| since.elapsed() >= OUTAGE_AFTER);
-        let sum = Sum::without_routes(snapshot.proxies().map(Proxy::meter));
-        let mut history = self.history();
-        if let Some(last) = snapshot.reload {
-            history.record_reload(snapshot.reloads, last);
-        }
-        history.record_store(now_us, degraded);
-        history.record(now_us / 1_000_000, &sum, degraded);
     }
 
     /// Takes the decisions and denials that the workers have noted for operators since the last
@@ -168,7 +148,7 @@ impl AdminState {
             let numbered = |limit: &Arc<Limit>| (limit.number as u32, Arc::clone(limit));
             let limits: HashMap<u32, Arc<Limit>> =
                 snapshot.config.limits.iter().map(numbered).collect();
-            let mut crowd = self.crowd();
+            let crowd = &mut self.record().crowd;
             crowd.retain(|name| limits.values().any(|limit| *limit.name == *name));
             for meter in snapshot.proxies().map(Proxy::meter) {
                 if let Some(trail) = meter.trail() {
@@ -189,13 +169,10 @@ impl AdminState {
 /// Asks the store about itself in a task, if it is Redis.
 pub(super) fn check_store(state: &Arc<AdminState>) {
     let asked = state.server.introspection.inspect(|snapshot| {
-        let silent = snapshot.config.log.silence.clone();
-        match &snapshot.config.store.kind {
-            StoreKind::Redis(redis) => Some((redis.clone(), silent)),
-            StoreKind::Memory => None,
-        }
+        let config = snapshot.config;
+        (config.store.kind.clone(), config.log.silence.clone())
     });
-    let Some(Some((redis, silent))) = asked else {
+    let Some((StoreKind::Redis(redis), silent)) = asked else {
         return;
     };
     let state = Arc::clone(state);
@@ -203,7 +180,7 @@ pub(super) fn check_store(state: &Arc<AdminState>) {
         // In a cluster any node may answer, also a replica.
         let may_be_replica = matches!(redis.topology, RedisTopology::Cluster { .. });
         let info = server_info(&redis, STORE_TIMEOUT).await.ok();
-        let mut findings = state.findings();
+        let findings = &mut state.record().findings;
         findings.check_store(info.as_ref(), may_be_replica, &silent);
     });
 }

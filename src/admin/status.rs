@@ -1,30 +1,40 @@
-//! The state of the process: `/api/v1/status`, and the probes `/healthz` and `/readyz`.
+//! The process, its configuration, and every server, added up over the workers: `/api/v1/status`,
+//! `/api/v1/upstreams`, `/api/v1/config` (with every default and without secrets),
+//! `/api/v1/reload`, and the probes `/healthz` and `/readyz`.
 //!
 //! `/healthz` says whether the process should live, `/readyz` whether it should get requests.
 //! Neither depends on the store or on upstreams. A restart does not end their outages, and other
 //! processes would meet them too. The metrics and `/api/v1/status` report such outages.
 
-use http::{Response, StatusCode};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::{Response, StatusCode, header};
 
 use super::findings::FindingReport;
-use super::response::{AdminBody, ApiError, json_text, now, seconds, with_type};
+use super::request::ApiRequest;
+use super::response::{
+    AdminBody, ApiError, ApiResult, json_response, json_text, now, seconds, with_type,
+};
 use super::schema::{Sometimes, described, words};
 use super::state::AdminState;
 use crate::clock;
-use crate::config::{RedisTopology, StoreKind};
+use crate::config::{Balance, RedisTopology, StoreKind, effective, environment, render};
 use crate::server::Lifecycle;
 use crate::server::introspection::{LastReload, Snapshot};
+use crate::server::control::ReloadError;
+use crate::upstream::{ServerReport, ServerStatus};
 
 const STUCK: &str = "a worker stands still";
 
 described! {
     struct Readiness as "Ready" {
         ready: bool,
-        reasons: Vec<&'static str>,
+        reasons: Vec<String>,
     }
 
     struct StatusReport as "Status" {
-        version: &'static str,
+        version: String,
         pid: u32,
         started_at: f64,
         now: f64,
@@ -51,16 +61,15 @@ described! {
     }
 
     struct StoreReport as "Store" {
-        kind: &'static str = words(&["memory", "redis", "sentinel", "cluster"]),
+        kind: String = words(&["memory", "redis", "sentinel", "cluster"]),
         up: bool,
         degraded: bool,
         since: Option<f64>,
         round_trip_seconds: Option<f64>,
-        on_error: &'static str = words(&["local", "allow", "deny"]),
+        on_error: String = words(&["local", "allow", "deny"]),
     }
 }
 
-/// `/healthz`
 pub(super) fn healthz(state: &AdminState) -> Response<AdminBody> {
     let (status, text) = match state.is_stuck() {
         false => (StatusCode::OK, "ok\n".to_owned()),
@@ -69,17 +78,16 @@ pub(super) fn healthz(state: &AdminState) -> Response<AdminBody> {
     with_type(status, "text/plain; charset=utf-8", text)
 }
 
-/// `/readyz`
 pub(super) fn readyz(state: &AdminState) -> Response<AdminBody> {
     let mut reasons = Vec::new();
     let serves = || state.inspect(|_| ()).is_ok() && state.server.heartbeats.serves();
     if *state.server.shutdown.borrow() != Lifecycle::Serve {
-        reasons.push("draining");
+        reasons.push("draining".to_owned());
     } else if !serves() {
-        reasons.push("starting");
+        reasons.push("starting".to_owned());
     }
     if state.is_stuck() {
-        reasons.push(STUCK);
+        reasons.push(STUCK.to_owned());
     }
     let status = match reasons.is_empty() {
         true => StatusCode::OK,
@@ -95,7 +103,7 @@ pub(super) fn readyz(state: &AdminState) -> Response<AdminBody> {
 pub(super) fn status(state: &AdminState) -> Result<StatusReport, ApiError> {
     let server = &state.server;
     state.inspect(|snapshot| StatusReport {
-        version: env!("CARGO_PKG_VERSION"),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         started_at: seconds(server.introspection.started_us),
         now: now(),
@@ -104,15 +112,18 @@ pub(super) fn status(state: &AdminState) -> Result<StatusReport, ApiError> {
         config: ConfigReport {
             file: server.file.as_ref().map(|file| file.display().to_string()),
             loaded_at: seconds(snapshot.loaded_us),
-            last_reload: snapshot.reload.map(reload),
+            last_reload: snapshot.reload.map(last_reload),
         },
         store: store(state, snapshot),
         connections: snapshot.connections,
-        findings: state.findings().reports(&snapshot.config.log.silence),
+        findings: state
+            .record()
+            .findings
+            .reports(&snapshot.config.log.silence),
     })
 }
 
-fn reload(last: &LastReload) -> ReloadReport {
+fn last_reload(last: &LastReload) -> ReloadReport {
     let outcome = last.outcome.as_ref().as_ref();
     let done = outcome.ok();
     ReloadReport {
@@ -124,7 +135,6 @@ fn reload(last: &LastReload) -> ReloadReport {
     }
 }
 
-/// The kind of the store, in one word.
 pub(super) fn store_kind(snapshot: &Snapshot<'_>) -> &'static str {
     match &snapshot.config.store.kind {
         StoreKind::Memory => "memory",
@@ -144,14 +154,186 @@ fn store(state: &AdminState, snapshot: &Snapshot<'_>) -> StoreReport {
     });
     let round_trip = match &snapshot.config.store.kind {
         StoreKind::Memory => None,
-        StoreKind::Redis(_) => state.findings().round_trip,
+        StoreKind::Redis(_) => state.record().findings.round_trip,
     };
     StoreReport {
-        kind: store_kind(snapshot),
+        kind: store_kind(snapshot).to_owned(),
         up: since.is_none(),
         degraded: since.is_some(),
         since,
         round_trip_seconds: round_trip.map(|took| took.as_secs_f64()),
-        on_error: snapshot.config.store.on_error.word(),
+        on_error: snapshot.config.store.on_error.word().to_owned(),
+    }
+}
+
+/// The servers of the upstream with this index, added up over the workers, in the order of the
+/// first worker that has them.
+pub(super) fn servers(snapshot: &Snapshot<'_>, upstream: usize) -> Vec<ServerReport> {
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
+    let mut all: Vec<ServerReport> = Vec::new();
+    for proxy in snapshot.proxies() {
+        for report in proxy.upstreams().servers(upstream) {
+            let Some(place) = places.get(&report.server) else {
+                places.insert(report.server.clone(), all.len());
+                all.push(report);
+                continue;
+            };
+            let sum = &mut all[*place];
+            sum.in_flight += report.in_flight;
+            sum.idle += report.idle;
+            sum.requests += report.requests;
+            sum.failures += report.failures;
+            sum.truncated += report.truncated;
+            // Workers measure by themselves: the newest value counts.
+            let age = |one: &ServerReport| one.latency.map_or(Duration::MAX, |seen| seen.age);
+            if age(&report) < age(sum) {
+                sum.latency = report.latency;
+            }
+        }
+    }
+    all
+}
+
+described! {
+    struct UpstreamList {
+        upstreams: Vec<UpstreamReport>,
+    }
+
+    struct UpstreamReport {
+        name: String,
+        balance: String,
+        servers: Vec<ServerStateReport>,
+    }
+
+    struct ServerStateReport as "Server" {
+        server: String,
+        /// `failing`: it still gets requests, and at least the last three failed.
+        state: String = words(&["up", "failing", "ejected", "down"]),
+        /// Whether `state` is `up`.
+        up: bool,
+        weight: u64,
+        in_flight: u64,
+        idle: u64,
+        /// Of the last answers that were measured.
+        latency_seconds: Option<f64>,
+        ejected_until: Option<f64>,
+        requests: u64,
+        /// Requests without a usable answer, or with a 5xx or the same in gRPC.
+        failures: u64,
+        /// Answers that were cut off; they count as failures too.
+        truncated: u64,
+    }
+}
+
+/// All upstreams, in the order of the configuration.
+pub(super) fn upstreams(state: &AdminState) -> Result<UpstreamList, ApiError> {
+    state.inspect(|snapshot| {
+        let upstreams = snapshot.config.upstreams.iter().enumerate();
+        let reports = upstreams.map(|(index, settings)| UpstreamReport {
+            name: settings.name.to_string(),
+            balance: balance(&settings.balance),
+            servers: servers(snapshot, index).iter().map(server).collect(),
+        });
+        UpstreamList {
+            upstreams: reports.collect(),
+        }
+    })
+}
+
+fn server(report: &ServerReport) -> ServerStateReport {
+    let until = match report.state {
+        ServerStatus::Ejected(until) => {
+            let left = until.saturating_duration_since(clock::now());
+            Some(now() + left.as_secs_f64())
+        }
+        ServerStatus::Up | ServerStatus::Failing | ServerStatus::Down => None,
+    };
+    ServerStateReport {
+        server: report.server.clone(),
+        state: report.state.word().to_owned(),
+        up: report.state == ServerStatus::Up,
+        weight: report.weight.into(),
+        in_flight: report.in_flight,
+        idle: report.idle,
+        latency_seconds: report.latency.map(|seen| seen.took.as_secs_f64()),
+        ejected_until: until,
+        requests: report.requests,
+        failures: report.failures,
+        truncated: report.truncated,
+    }
+}
+
+fn balance(balance: &Balance) -> String {
+    match balance {
+        Balance::P2c => "p2c".to_owned(),
+        Balance::RoundRobin => "round-robin".to_owned(),
+        Balance::Hash(key) => {
+            let parts: Vec<String> = key.parts.iter().map(ToString::to_string).collect();
+            format!("hash:{}", parts.join(", "))
+        }
+    }
+}
+
+described! {
+    struct SecretMarks {
+        secrets: BTreeMap<String, String>,
+    }
+
+    struct ReloadDone as "Reloaded" {
+        done: bool,
+        changes: Vec<String>,
+        restarts: Vec<String>,
+        warnings: String,
+    }
+}
+
+fn source(request: &ApiRequest) -> Result<String, ApiError> {
+    request
+        .state
+        .inspect(|snapshot| snapshot.config.sources.text.clone())
+}
+
+/// The configuration as TOML, or as JSON if `Accept` names it.
+pub(super) fn config(request: &ApiRequest) -> ApiResult {
+    let config = effective::effective(&source(request)?, &environment);
+    let accept = request.header(header::ACCEPT);
+    let wants_json = accept.is_some_and(|accept| accept.contains("application/json"));
+    Ok(match wants_json {
+        true => json_response(&config),
+        false => with_type(StatusCode::OK, "application/toml", effective::toml(&config)),
+    })
+}
+
+/// The mark that stands for each secret. Marks are keyed with the token.
+pub(super) fn secrets(request: &ApiRequest) -> Result<SecretMarks, ApiError> {
+    let authorization = request.headers.get(header::AUTHORIZATION);
+    // Behind `Bearer `, which was checked before.
+    let token = authorization.and_then(|value| value.as_bytes().get(7..));
+    let token = token.unwrap_or_default().trim_ascii();
+    Ok(SecretMarks {
+        secrets: effective::marks(&source(request)?, &environment, token),
+    })
+}
+
+/// Reads the configuration again, as `tidegate reload` does.
+pub(super) async fn reload(request: ApiRequest) -> Result<ReloadDone, ApiError> {
+    let outcome = request.state.server.reload.request().await;
+    match &*outcome {
+        Ok(reloaded) => Ok(ReloadDone {
+            done: true,
+            changes: reloaded.changes.clone(),
+            restarts: reloaded.restarts.clone(),
+            warnings: render::human(&reloaded.warnings, false),
+        }),
+        Err(error) => {
+            let status = match error {
+                ReloadError::NoFile => StatusCode::CONFLICT,
+                ReloadError::Mistakes(_) | ReloadError::Unusable(_) => {
+                    StatusCode::UNPROCESSABLE_ENTITY
+                }
+                ReloadError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            Err(ApiError::new(status, error.to_string()))
+        }
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Args;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::output::CommandError;
-use crate::admin::token;
+use crate::admin::gate::find_token;
 use crate::config;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -47,7 +47,6 @@ pub(super) struct AdminArgs {
     pub(super) token_file: Option<PathBuf>,
 }
 
-/// See the file's head.
 #[derive(Debug)]
 pub(super) struct AdminClient {
     /// `127.0.0.1:9180`
@@ -57,7 +56,6 @@ pub(super) struct AdminClient {
     named_by: String,
 }
 
-/// Why a request has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum AdminFailure {
     /// There is no complete HTTP response; the reason.
@@ -116,7 +114,7 @@ impl AdminClient {
         let token = match (&args.token_file, &place.token_file) {
             (Some(path), _) => Some(read_token(path)?),
             (None, Some(path)) if is_here => read_token(path).ok(),
-            (None, _) if is_here => token::find(&args.config, &config::control_of(&args.config))
+            (None, _) if is_here => find_token(&args.config, &config::control_of(&args.config))
                 .and_then(|token| String::from_utf8(token).ok()),
             _ => None,
         };
@@ -132,7 +130,6 @@ impl AdminClient {
         format!("http://{}/", self.authority)
     }
 
-    /// Runs a request to its end.
     pub(super) fn wait<T>(
         &self,
         request: impl Future<Output = Result<T, AdminFailure>>,
@@ -164,30 +161,30 @@ impl AdminClient {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Response<Incoming>, AdminFailure> {
-        let request = |token: Option<&String>| {
-            let text = body.map(Value::to_string).unwrap_or_default();
-            let mut request = Request::builder()
-                .method(method.clone())
-                .uri(path)
-                .header(HOST, &self.authority)
-                .header(ACCEPT, "application/json, text/event-stream, */*");
-            if body.is_some() {
-                request = request.header(CONTENT_TYPE, "application/json");
-            }
-            if let Some(token) = token {
-                request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-            }
-            request
-                .body(Full::new(Bytes::from(text)))
-                .map_err(unreachable)
-        };
-        let token = self.token.as_ref();
-        if method != Method::GET {
-            return self.send(request(token)?).await;
+        let text = body.map(Value::to_string).unwrap_or_default();
+        let mut bare = Request::builder()
+            .method(&method)
+            .uri(path)
+            .header(HOST, &self.authority)
+            .header(ACCEPT, "application/json, text/event-stream, */*");
+        if body.is_some() {
+            bare = bare.header(CONTENT_TYPE, "application/json");
         }
-        let response = self.send(request(None)?).await?;
+        let bare = bare
+            .body(Full::new(Bytes::from(text)))
+            .map_err(unreachable)?;
+        let mut signed = bare.clone();
+        if let Some(token) = &self.token {
+            let value = HeaderValue::from_str(&format!("Bearer {token}"));
+            let headers = signed.headers_mut();
+            headers.insert(AUTHORIZATION, value.map_err(unreachable)?);
+        }
+        if method != Method::GET {
+            return self.send(signed).await;
+        }
+        let response = self.send(bare).await?;
         match response.status() {
-            StatusCode::UNAUTHORIZED if token.is_some() => self.send(request(token)?).await,
+            StatusCode::UNAUTHORIZED if self.token.is_some() => self.send(signed).await,
             _ => Ok(response),
         }
     }
@@ -222,16 +219,11 @@ impl AdminClient {
             }
             AdminFailure::Refused(401, why) => {
                 let help = match self.token {
-                    Some(_) => {
-                        "the token found here is not the proxy's: name its file with \
-                         `--token-file`"
-                    }
-                    None => {
-                        "run this as the user who runs the proxy, or name the token's file \
-                         with `--token-file`"
-                    }
+                    Some(_) => "the token found here is not the proxy's: name its",
+                    None => "run this as the user who runs the proxy, or name the token's",
                 };
-                CommandError::failed(format!("{url} wants a token: {why}")).help(help)
+                CommandError::failed(format!("{url} wants a token: {why}"))
+                    .help(format!("{help} file with `--token-file`"))
             }
             AdminFailure::Refused(404, _) => CommandError::failed(format!(
                 "{url} answers, but does not know what is asked: it is of another version, or \
@@ -291,7 +283,6 @@ fn admin_authority(address: SocketAddr, file: &Path) -> Result<String, CommandEr
     Ok(local_address(address).to_string())
 }
 
-/// Reads the value of `--admin`.
 fn parse_authority(text: &str) -> Result<String, CommandError> {
     let wrong = |why: &str| {
         CommandError::wrong_use(format!("`--admin {text}`: {why}"))
@@ -335,12 +326,10 @@ fn read_token(path: &Path) -> Result<String, CommandError> {
 /// Percent-encodes a text for a path or a query (RFC 3986, section 2.1), except the bytes in
 /// `kept`.
 pub(super) fn percent_encoded(text: &str, kept: &str) -> String {
-    let encode = |byte: u8| match byte {
-        b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
-        _ if byte.is_ascii_alphanumeric() || kept.as_bytes().contains(&byte) => {
-            char::from(byte).to_string()
-        }
-        _ => format!("%{byte:02X}"),
+    let is_kept = |byte: u8| b"-._~".contains(&byte) || kept.as_bytes().contains(&byte);
+    let encode = |byte: u8| match byte.is_ascii_alphanumeric() || is_kept(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
     };
     text.bytes().map(encode).collect()
 }

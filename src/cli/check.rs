@@ -1,16 +1,22 @@
-//! `tidegate check`: finds mistakes in a configuration. It starts nothing and connects to nothing.
+//! `tidegate check`: finds mistakes in a configuration. It starts nothing and connects to nothing,
+//! except with `--online`: whether the store answers and keeps what it stores, whether servers can
+//! be reached, and whether addresses are free. That changes nothing.
 
-use std::fs;
 use std::io::{ErrorKind, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fs, io};
 
 use clap::{Args, ValueEnum};
 use rustix::fs::{Access, access};
 
-use super::output::use_colour;
+use super::output::{CommandError, load, print, use_colour};
 use super::{BAD_CONFIGURATION, DID_NOT_WORK};
 use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, Severity};
-use crate::config::{self, Config, Control, LogTarget, render};
+use crate::config::{self, Config, Control, Listen, LogTarget, StoreKind, render};
+use crate::store::redis::{ServerInfo, fetch_server_info};
+use crate::upstream;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
@@ -129,27 +135,22 @@ fn find_unwritable(config: &Config) -> Vec<Diagnostic> {
     };
     let decisions = config.log.decisions.as_deref();
     let pid_file = config.server.pid_file.as_deref();
-    let problems = [
-        ("log.access", access_log, access_log.and_then(append_error)),
-        ("log.decisions", decisions, decisions.and_then(append_error)),
-        (
-            "server.pid_file",
-            pid_file,
-            pid_file.and_then(replace_error),
-        ),
-        ("server.control", control, control.and_then(replace_error)),
+    type ErrorOf = fn(&Path) -> Option<String>;
+    let files: [(&str, Option<&Path>, ErrorOf); 4] = [
+        ("log.access", access_log, append_error),
+        ("log.decisions", decisions, append_error),
+        ("server.pid_file", pid_file, replace_error),
+        ("server.control", control, replace_error),
     ];
-    let mistakes = problems.into_iter().filter_map(|(setting, path, why)| {
-        let message = format!("`{setting}`: cannot write {}: {}", path?.display(), why?);
-        Some(
-            Diagnostic::new(Code::SecretFile, message)
-                .help("name a file that the proxy's user may write, in a folder that is there"),
-        )
+    let mistakes = files.into_iter().filter_map(|(setting, path, error)| {
+        let (path, why) = (path?, error(path?)?);
+        let message = format!("`{setting}`: cannot write {}: {why}", path.display());
+        let help = "name a file that the proxy's user may write, in a folder that is there";
+        Some(Diagnostic::new(Code::SecretFile, message).help(help))
     });
     mistakes.collect()
 }
 
-/// Why lines cannot be appended to a file.
 fn append_error(path: &Path) -> Option<String> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Some("it is a folder".to_owned()),
@@ -159,7 +160,6 @@ fn append_error(path: &Path) -> Option<String> {
     }
 }
 
-/// Why a file cannot be replaced.
 fn replace_error(path: &Path) -> Option<String> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => Some("it is a folder".to_owned()),
@@ -174,6 +174,125 @@ fn folder_error(path: &Path) -> Option<String> {
     };
     let error = access(folder, Access::WRITE_OK | Access::EXEC_OK).err()?;
     Some(format!("{}: {error}", folder.display()))
+}
+
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Debug, PartialEq, Eq)]
+enum Probe {
+    Fine(String),
+    Doubtful(String),
+    Wrong(String),
+}
+
+/// Checks the environment of a file that is fine itself.
+pub(super) fn check_online(args: &CheckArgs) -> Result<u8, CommandError> {
+    let Ok(config) = load(&args.config) else {
+        return Ok(DID_NOT_WORK);
+    };
+    let mut probes = probe_store(&config);
+    probes.extend(probe_servers(&config));
+    probes.extend(probe_listeners(&config));
+    let mut failed = false;
+    for probe in &probes {
+        let (word, text) = match probe {
+            Probe::Fine(text) => ("ok", text),
+            Probe::Doubtful(text) => ("warning", text),
+            Probe::Wrong(text) => ("error", text),
+        };
+        failed |= word == "error" || word == "warning" && args.deny_warnings;
+        let line = match args.format {
+            CheckFormat::Human => format!("{word:<7}  {text}\n"),
+            CheckFormat::Json => {
+                format!(
+                    "{}\n",
+                    serde_json::json!({"severity": word, "message": text})
+                )
+            }
+            CheckFormat::Github if word == "ok" => String::new(),
+            CheckFormat::Github => format!("::{word}::{text}\n"),
+        };
+        print(line);
+    }
+    Ok(if failed { DID_NOT_WORK } else { 0 })
+}
+
+fn probe_store(config: &Config) -> Vec<Probe> {
+    let StoreKind::Redis(redis) = &config.store.kind else {
+        let text = "store memory: counts live in the proxy's process only";
+        return vec![Probe::Fine(text.to_owned())];
+    };
+    let place = redis.topology.to_string();
+    match fetch_server_info(redis, PROBE_TIMEOUT) {
+        Err(error) => vec![Probe::Wrong(format!("store {place}: {error}"))],
+        Ok(info) => judge_store(&place, &info),
+    }
+}
+
+/// Judges whether this store keeps counts reliably.
+fn judge_store(place: &str, info: &ServerInfo) -> Vec<Probe> {
+    let version = info.version.as_deref().unwrap_or("of an unknown version");
+    let mut probes = vec![Probe::Fine(format!("store {place}: up, {version}"))];
+    if let Some(why) = info.forgets() {
+        probes.push(Probe::Doubtful(format!("store {place}: {why}")));
+    }
+    if info.role.as_deref() == Some("slave") {
+        probes.push(Probe::Wrong(format!(
+            "store {place}: it is a replica, and takes no writes; name its master, or use \
+             `redis+sentinel://`"
+        )));
+    }
+    let major = info.version.as_deref().and_then(|version| {
+        let number = version.rsplit(' ').next()?.split('.').next()?;
+        number.parse::<u32>().ok()
+    });
+    if major.is_some_and(|major| major < 6) {
+        probes.push(Probe::Doubtful(format!(
+            "store {place}: version {version} is older than what is tested (Redis 6.2)"
+        )));
+    }
+    probes
+}
+
+fn probe_servers(config: &Config) -> Vec<Probe> {
+    let mut probes = Vec::new();
+    for upstream in &config.upstreams {
+        for server in &upstream.servers {
+            let name = &upstream.name;
+            let named = match server.to_string() {
+                text if *text == **name => format!("upstream {text}"),
+                text => format!("upstream {name}: {text}"),
+            };
+            probes.push(
+                match upstream::accepts_connections(&server.address, PROBE_TIMEOUT) {
+                    true => Probe::Fine(format!("{named} can be reached")),
+                    false => Probe::Wrong(format!("{named} cannot be reached")),
+                },
+            );
+        }
+    }
+    probes
+}
+
+fn probe_listeners(config: &Config) -> Vec<Probe> {
+    let secure = config.tls.iter().flat_map(|tls| &tls.listen);
+    let probe = |listen: &Listen| match listen {
+        Listen::Tcp(address) => match TcpListener::bind(address) {
+            Ok(_) => Probe::Fine(format!("listen {listen} is free")),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Probe::Doubtful(format!(
+                "listen {listen} is taken: by this proxy, if it runs, or by another program"
+            )),
+            Err(error) => Probe::Wrong(format!("listen {listen}: {error}")),
+        },
+        Listen::Unix(path) => match path.parent().filter(|folder| !folder.is_dir()) {
+            Some(folder) if !folder.as_os_str().is_empty() => Probe::Wrong(format!(
+                "listen {listen}: there is no folder {}",
+                folder.display()
+            )),
+            _ => Probe::Fine(format!("listen {listen}")),
+        },
+    };
+    config.listen.iter().chain(secure).map(probe).collect()
 }
 
 #[cfg(test)]
@@ -244,5 +363,28 @@ mod tests {
                 .unwrap()
                 .starts_with("error[T100]: cannot read")
         );
+    }
+
+    fn info(policy: &str, role: &str, version: &str) -> ServerInfo {
+        ServerInfo {
+            version: Some(version.to_owned()),
+            role: Some(role.to_owned()),
+            maxmemory_policy: Some(policy.to_owned()),
+            ..ServerInfo::default()
+        }
+    }
+
+    #[test]
+    fn what_a_store_says_of_itself_is_judged() {
+        let fine = judge_store("r", &info("noeviction", "master", "redis 7.2.4"));
+        assert_eq!(fine.len(), 1, "{fine:?}");
+        let evicts = judge_store("r", &info("allkeys-lru", "master", "valkey 8.0.1"));
+        assert!(matches!(&evicts[1], Probe::Doubtful(text) if text.contains("allkeys-lru")));
+        let volatile = judge_store("r", &info("volatile-ttl", "master", "redis 7.2.4"));
+        assert!(matches!(&volatile[1], Probe::Doubtful(text) if !text.contains("or `volatile")));
+        let replica = judge_store("r", &info("noeviction", "slave", "redis 7.2.4"));
+        assert!(matches!(&replica[1], Probe::Wrong(text) if text.contains("replica")));
+        let old = judge_store("r", &info("noeviction", "master", "redis 5.0.1"));
+        assert!(matches!(&old[1], Probe::Doubtful(text) if text.contains("older")));
     }
 }

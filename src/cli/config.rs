@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 
 use super::admin_client::{AdminArgs, AdminClient};
 use super::output::{CommandError, load, print, say};
-use super::proxy_snapshot::{text, texts};
 use super::{DID_NOT_WORK, WRONG_USE};
 use crate::config::{self, Control, effective, environment};
 use crate::server::control::VERSION;
@@ -132,13 +131,17 @@ fn print_reload(line: &str, json: bool) -> Result<u8, CommandError> {
     let ok = answer["ok"]
         .as_bool()
         .ok_or_else(|| CommandError::signed("the proxy ended before it answered"))?;
+    let text = |name: &str| answer[name].as_str().unwrap_or_default();
+    let texts = |name: &str| {
+        let list = answer[name].as_array().into_iter().flatten();
+        list.filter_map(Value::as_str).collect::<Vec<&str>>()
+    };
     if json {
         print(format!("{}\n", line.trim_end()));
     }
     if !ok {
         if !json {
-            let error = text(&answer["error"]);
-            say(&format!("{error}\ntidegate: nothing was changed"));
+            say(&format!("{}\ntidegate: nothing was changed", text("error")));
         }
         let code = answer["code"].as_u64();
         return Ok(code
@@ -148,16 +151,16 @@ fn print_reload(line: &str, json: bool) -> Result<u8, CommandError> {
     if json {
         return Ok(0);
     }
-    let warnings = text(&answer["warnings"]);
+    let warnings = text("warnings");
     if !warnings.is_empty() {
-        say(&warnings);
+        say(warnings);
     }
-    for restart in texts(&answer["restarts"]) {
-        say(&restart);
+    for restart in texts("restarts") {
+        say(restart);
     }
-    let mut changes = texts(&answer["changes"]);
+    let mut changes = texts("changes");
     if changes.is_empty() {
-        changes.push("nothing is different".to_owned());
+        changes.push("nothing is different");
     }
     print(changes.join("\n") + "\n");
     Ok(0)

@@ -80,7 +80,6 @@ impl StyledLine {
         StyledLine::default().with(tone, text)
     }
 
-    /// Appends a text.
     pub(super) fn with(mut self, tone: Tone, text: impl AsRef<str>) -> StyledLine {
         self.spans.push(StyledSpan::new(tone, text));
         self

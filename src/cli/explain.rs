@@ -9,13 +9,11 @@ use serde_json::json;
 use super::WRONG_USE;
 use super::admin_client::{AdminArgs, AdminClient};
 use super::output::{CommandError, load, print, say, use_colour};
-use crate::config::{Config, RedisSettings, StoreKind};
+use crate::admin::explain::explain_live;
+use crate::admin::operator_store::OperatorStore;
+use crate::config::StoreKind;
 use crate::explain::text::render;
-use crate::explain::{
-    self, EXAMPLE_PEER, Explanation, LiveCounts, RequestDescription, RequestError,
-};
-use crate::limit::Charge;
-use crate::store::redis::OverrideClient;
+use crate::explain::{self, EXAMPLE_PEER, Explanation, RequestDescription, RequestError};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArgs {
@@ -62,7 +60,9 @@ pub(super) fn explain(args: &ExplainArgs) -> Result<u8, CommandError> {
                 args.admin.config.display()
             ));
         })?,
-        StoreKind::Redis(server) => explain_by_redis(&config, server, &request)?,
+        StoreKind::Redis(server) => OperatorStore::open(&config.store, server)
+            .and_then(|store| explain_live(&config, &request, store))
+            .map_err(CommandError::signed)??,
     };
     print(match args.json {
         true => serde_json::to_string(&explanation).map_err(CommandError::signed)? + "\n",
@@ -95,22 +95,4 @@ fn explain_by_admin(
     let answer = client.wait(client.post("/api/v1/explain", &body))?;
     serde_json::from_value(answer)
         .map_err(|error| CommandError::failed(format!("the proxy's answer is none: {error}")))
-}
-
-fn explain_by_redis(
-    config: &Config,
-    server: &RedisSettings,
-    request: &RequestDescription,
-) -> Result<Explanation, CommandError> {
-    let mut client = OverrideClient::open(&config.store, server).map_err(CommandError::signed)?;
-    let overrides = client.overrides().map_err(CommandError::signed)?;
-    let hash_key = *client.hash_key().key.as_bytes();
-    let mut peek = |charge: &Charge| client.stand(charge).map_err(|error| error.to_string());
-    let live = LiveCounts {
-        from: server.topology.to_string(),
-        hash_key,
-        overrides: overrides.snapshot(),
-        peek: &mut peek,
-    };
-    Ok(explain::explain(config, request, Some(live))?)
 }

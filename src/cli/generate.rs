@@ -85,7 +85,6 @@ fn already_there(path: &Path) -> CommandError {
     .with_code(WRONG_USE)
 }
 
-/// `tidegate schema`
 pub(super) fn print_schema() -> Result<u8, CommandError> {
     print(schema_text());
     Ok(0)
@@ -177,7 +176,6 @@ pub(super) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// `tidegate completions`
 pub(super) fn print_completions(args: &CompletionsArgs) -> Result<u8, CommandError> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "tidegate", &mut text);
@@ -192,7 +190,6 @@ pub(super) struct ManArgs {
     folder: Option<PathBuf>,
 }
 
-/// `tidegate man`
 pub(super) fn write_man_pages(args: &ManArgs) -> Result<u8, CommandError> {
     let command = Cli::command();
     let written = match &args.folder {

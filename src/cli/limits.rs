@@ -5,11 +5,12 @@
 //! its log of changes get only hashes of client keys. With the embedded store, the command asks the
 //! proxy's admin: only that process has the counts, and the secret that keys are hashed with.
 
-mod arguments;
+mod backend;
 mod print;
-mod proxy_process;
-mod shared_store;
+#[cfg(test)]
+mod tests;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,17 +19,22 @@ use serde::Serialize;
 
 use super::display::short_hash;
 use super::output::{self, CommandError};
-use crate::config::{self, Config, StoreKind};
-use crate::key_selector::{SelectedKey, WindowStatus};
-use crate::limit::{KeyHash, Limit};
-use crate::store::overrides::{
-    ChangeKind, MAX_RECORDS, OverrideList, Record, RecordTerms, Subject, clean,
+use crate::admin::operator_store::{
+    ChangeDone, ChangeFailure, ChangeOrder, ClientChange, KeyUsage, RecordReport,
 };
-use crate::telemetry::stamp;
-pub(super) use arguments::with_hashes;
-use print::{ChangeReport, KeyReport, ListReport, ResetReport, key_text, until_text};
-use proxy_process::ProxyProcess;
-use shared_store::SharedStore;
+use crate::config::{self, Config, StoreKind};
+use crate::limit::key::{KeyHashPrefix, SHOWN};
+use crate::limit::rate::parse_duration;
+use crate::limit::{Limit, Rule};
+use crate::store::overrides::{self, ChangeKind, MAX_RECORDS, RecordTerms, clean};
+use backend::{ProxyProcess, SharedStore};
+use print::{ChangeReport, KeyReport, ListReport, ResetReport, key_text, timestamp, until_text};
+
+/// The longest `--for`: ten years.
+const LONGEST_US: u128 = 10 * 366 * 86_400_000_000;
+
+/// Long options that look like a hash.
+const OPTIONS: [&str; 3] = ["--config", "--remove", "--version"];
 
 #[derive(Debug, Args)]
 pub(super) struct LimitsArgs {
@@ -116,75 +122,37 @@ struct TermsArgs {
     remove: bool,
 }
 
-/// How much of a limit a client uses, and the overrides and blocks in force.
-struct ClientState {
-    key: SelectedKey,
-    windows: Vec<WindowStatus>,
-    list: OverrideList,
-}
-
-/// An override or a block of a client; without a limit, a block.
-struct ClientTerms<'t> {
-    limit: Option<&'t Arc<Limit>>,
-    words: &'t [String],
-    /// How long it holds, microseconds; 0 until it is removed.
-    lasts_us: u64,
-    terms: RecordTerms,
-}
-
-impl ClientTerms<'_> {
-    fn subject(&self, tag: KeyHash) -> Subject {
-        match self.limit {
-            Some(limit) => Subject::Override(limit.name.to_string(), tag),
-            None => Subject::Block(tag),
+/// Says why a change for a limit, or a block, was not made.
+fn change_error(failure: ChangeFailure, limit: Option<&Arc<Limit>>) -> CommandError {
+    match (failure, limit) {
+        (ChangeFailure::Store(error), _) => error.into(),
+        (ChangeFailure::NothingToRemove, Some(limit)) => {
+            CommandError::failed(format!("that key has no override in `{}`", limit.name))
         }
+        (ChangeFailure::NothingToRemove, None) => CommandError::failed("that key is not blocked"),
+        (ChangeFailure::TooManyRecords, _) => CommandError::failed(format!(
+            "there are {MAX_RECORDS} overrides and blocks already, as many as there may be"
+        ))
+        .help("remove some, or write a limit or a `[[bypass]]` for the whole group"),
     }
-
-    fn nothing_to_remove(&self) -> CommandError {
-        CommandError::failed(match self.limit {
-            Some(limit) => format!("that key has no override in `{}`", limit.name),
-            None => "that key is not blocked".to_owned(),
-        })
-    }
-}
-
-fn too_many_records() -> CommandError {
-    CommandError::failed(format!(
-        "there are {MAX_RECORDS} overrides and blocks already, as many as there may be"
-    ))
-    .help("remove some, or write a limit or a `[[bypass]]` for the whole group")
-}
-
-/// A client whose counts were deleted.
-struct ResetClient {
-    key: SelectedKey,
-    /// The number of deleted counts.
-    deleted: u64,
-}
-
-/// A client whose override or block was set or removed.
-struct ChangedClient {
-    key: SelectedKey,
-    /// The end of the terms, microseconds since the Unix epoch; 0 for never.
-    until_us: u64,
 }
 
 /// The place of the counts: Redis, or the memory of a running proxy.
 trait CountsBackend {
-    fn overrides(&mut self) -> Result<OverrideList, CommandError>;
+    fn overrides(&mut self) -> Result<Vec<RecordReport>, CommandError>;
 
     /// The last changes, newest first.
-    fn changes(&mut self) -> Result<Vec<Record>, CommandError>;
+    fn changes(&mut self) -> Result<Vec<RecordReport>, CommandError>;
 
-    fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ClientState, CommandError>;
+    fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<KeyUsage, CommandError>;
 
-    /// Deletes the counts of a client.
-    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ResetClient, CommandError>;
-
-    fn set_terms(&mut self, terms: ClientTerms<'_>) -> Result<ChangedClient, CommandError>;
+    fn change(
+        &mut self,
+        words: &[String],
+        order: ChangeOrder<'_>,
+    ) -> Result<ChangeDone, CommandError>;
 }
 
-/// Runs the subcommand.
 pub(super) fn limits(args: &LimitsArgs) -> Result<u8, CommandError> {
     let config = output::load(&args.config)?;
     let command = LimitsCommand {
@@ -257,31 +225,41 @@ impl LimitsCommand<'_> {
 
     fn list(&self, audit: bool) -> Result<String, CommandError> {
         let mut backend = self.backend()?;
-        let list = backend.overrides()?;
+        let overrides = backend.overrides()?;
         let changes = audit.then(|| backend.changes()).transpose()?;
-        let limits = &self.config.limits;
-        let report = ListReport::new(limits, &list, changes.as_deref());
+        let report = ListReport::new(&self.config.limits, &overrides, changes.as_deref());
         self.render(&report, report.text())
     }
 
     fn show(&self, args: &KeyArgs) -> Result<String, CommandError> {
         let limit = self.limit(&args.limit)?;
-        let state = self.backend()?.show(limit, &args.key)?;
-        let report = KeyReport::new(limit, &state.key, &state.windows, &state.list);
+        let usage = self.backend()?.show(limit, &args.key)?;
+        let report = KeyReport::new(&usage);
         self.render(&report, report.text())
     }
 
     fn reset(&self, args: &KeyArgs) -> Result<String, CommandError> {
         let limit = self.limit(&args.limit)?;
-        let ResetClient { key, deleted } = self.backend()?.reset(limit, &args.key)?;
-        let (limit, key_text) = (&*limit.name, key_text(&key));
+        let order = ChangeOrder {
+            kind: ClientChange::Reset,
+            limit: Some(limit),
+            lasts_us: 0,
+            terms: RecordTerms {
+                by: user(),
+                ..RecordTerms::default()
+            },
+        };
+        let done = self.backend()?.change(&args.key, order)?;
+        let (limit, key) = (&*limit.name, key_text(&done.id, &done.key));
+        // The embedded store does not report how many counts there were.
+        let deleted = done.deleted.unwrap_or(1);
         let text = match deleted {
-            0 => format!("{limit}: nothing was counted for key {key_text}\n"),
-            _ => format!("{limit}: key {key_text} begins anew\n"),
+            0 => format!("{limit}: nothing was counted for key {key}\n"),
+            _ => format!("{limit}: key {key} begins anew\n"),
         };
         let report = ResetReport {
             limit,
-            tag: key.tag.to_string(),
+            tag: &done.id,
             deleted,
         };
         self.render(&report, text)
@@ -296,49 +274,46 @@ impl LimitsCommand<'_> {
                 CommandError::wrong_use("after the key, the rate is missing")
                     .help("write for example `50/min` or `unlimited`, or `--remove`")
             })?;
-            (words, rules) = (key, arguments::rules(rate, limit)?);
+            (words, rules) = (key, read_rules(rate, limit)?);
         }
-        let record = RecordTerms {
+        let terms = RecordTerms {
             unlimited: rules.is_empty() && !args.terms.remove,
             rules,
             ..RecordTerms::default()
         };
-        let (name, rates) = (&limit.name, record.rates().unwrap_or_default());
-        self.set_terms(
-            &args.terms,
+        let (name, rates) = (&limit.name, terms.rates().unwrap_or_default());
+        let done = self.set_terms(&args.terms, Some(limit), words, terms)?;
+        let key = key_text(&done.id, &done.key);
+        self.changed(
             Some(limit),
-            words,
-            record,
-            |key, until| match until {
-                None => format!("{name}: key {key} has the limit's own rate again\n"),
-                Some(until) => format!("{name}: key {key} has {rates} {until}\n"),
+            &done,
+            match args.terms.remove {
+                true => format!("{name}: key {key} has the limit's own rate again\n"),
+                false => format!("{name}: key {key} has {rates} {}\n", until_text(done.until)),
             },
         )
     }
 
     fn block(&self, args: &BlockArgs) -> Result<String, CommandError> {
-        let record = RecordTerms::default();
-        self.set_terms(
-            &args.terms,
+        let done = self.set_terms(&args.terms, None, &args.key, RecordTerms::default())?;
+        let key = key_text(&done.id, &done.key);
+        self.changed(
             None,
-            &args.key,
-            record,
-            |key, until| match until {
-                None => format!("key {key} is let in again\n"),
-                Some(until) => format!("key {key} is blocked {until}\n"),
+            &done,
+            match args.terms.remove {
+                true => format!("key {key} is let in again\n"),
+                false => format!("key {key} is blocked {}\n", until_text(done.until)),
             },
         )
     }
 
-    /// Makes the change. `text` gets the client's key and, unless terms are removed, their end.
     fn set_terms(
         &self,
         args: &TermsArgs,
         limit: Option<&Arc<Limit>>,
         words: &[String],
-        record: RecordTerms,
-        text: impl FnOnce(&str, Option<String>) -> String,
-    ) -> Result<String, CommandError> {
+        terms: RecordTerms,
+    ) -> Result<ChangeDone, CommandError> {
         let terms = RecordTerms {
             kind: match args.remove {
                 true => ChangeKind::Remove,
@@ -346,24 +321,31 @@ impl LimitsCommand<'_> {
             },
             by: user(),
             note: clean(args.note.as_deref().unwrap_or_default()),
-            ..record
+            ..terms
         };
-        let lasts_us = arguments::lasts_us(args.lasts.as_deref())?;
-        let ChangedClient { key, until_us } = self.backend()?.set_terms(ClientTerms {
+        let lasts_us = lasts_us(args.lasts.as_deref())?;
+        let order = ChangeOrder {
+            kind: limit.map_or(ClientChange::Block, |_| ClientChange::Override),
             limit,
-            words,
             lasts_us,
             terms,
-        })?;
-        let until = (!args.remove).then(|| until_text(until_us));
-        let tag = key.tag.to_string();
+        };
+        self.backend()?.change(words, order)
+    }
+
+    fn changed(
+        &self,
+        limit: Option<&Arc<Limit>>,
+        done: &ChangeDone,
+        text: String,
+    ) -> Result<String, CommandError> {
         let report = ChangeReport {
             limit: limit.map(|limit| &*limit.name),
-            key: short_hash(&tag),
-            tag,
-            until: (until_us > 0).then(|| stamp::rfc3339(until_us)),
+            key: short_hash(&done.id),
+            tag: &done.id,
+            until: done.until.map(timestamp),
         };
-        self.render(&report, text(&key_text(&key), until))
+        self.render(&report, text)
     }
 }
 
@@ -377,4 +359,47 @@ fn user() -> String {
     let user = user.unwrap_or_else(|| rustix::process::getuid().as_raw().to_string());
     let system = rustix::system::uname();
     format!("{user}@{}", system.nodename().to_string_lossy())
+}
+
+/// Marks hashes that begin with `-` with `tag=`, so that they are not taken for options. One of 64
+/// hashes begins so.
+pub(super) fn with_hashes(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    if words.get(1).is_none_or(|command| command != "limits") {
+        return words;
+    }
+    for word in &mut words[2..] {
+        let Some(text) = word.to_str() else { continue };
+        let is_option = match text.strip_prefix("-c") {
+            Some(file) => Path::new(file).exists(),
+            None => OPTIONS.contains(&text),
+        };
+        let is_hash = KeyHashPrefix::parse(text).is_some_and(|one| one.text().len() >= SHOWN);
+        if text.starts_with('-') && is_hash && !is_option {
+            *word = format!("tag={text}").into();
+        }
+    }
+    words
+}
+
+/// Reads the rates of an override; none for `unlimited`.
+fn read_rules(text: &str, limit: &Limit) -> Result<Vec<Rule>, CommandError> {
+    let rules = overrides::rules(text, limit);
+    rules.map_err(|error| CommandError::wrong_use(error.message).maybe_help(error.help))
+}
+
+/// Reads `--for`, microseconds; 0 if there is none.
+fn lasts_us(text: Option<&str>) -> Result<u64, CommandError> {
+    let Some(text) = text else { return Ok(0) };
+    let wrong = |why: &str| {
+        CommandError::wrong_use(format!("`--for {text}`: {why}")).help(
+            "write for example `30min`, `24h` or `7d`; without `--for` it holds until removed",
+        )
+    };
+    let lasts = parse_duration(text).map_err(|error| wrong(&error.to_string()))?;
+    match lasts.as_micros() {
+        0 => Err(wrong("that has ended already")),
+        us if us > LONGEST_US => Err(wrong("at most ten years have an end")),
+        us => Ok(u64::try_from(us).unwrap_or(u64::MAX)),
+    }
 }

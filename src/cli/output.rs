@@ -9,10 +9,8 @@ use crate::config::{self, Config, render};
 use crate::key_selector::{KeySelectionError, KeySelectionErrorKind};
 use crate::store::redis::OverrideClientError;
 
-/// Why a command failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct CommandError {
-    /// The process's exit code.
     pub(super) code: u8,
     /// Complete lines for standard error.
     pub(super) text: String,
@@ -66,10 +64,9 @@ impl From<Diagnostics> for CommandError {
     fn from(found: Diagnostics) -> CommandError {
         let unreadable = found.list.iter().any(|one| one.code == Code::Unreadable);
         CommandError {
-            code: if unreadable {
-                DID_NOT_WORK
-            } else {
-                BAD_CONFIGURATION
+            code: match unreadable {
+                true => DID_NOT_WORK,
+                false => BAD_CONFIGURATION,
             },
             text: render::human(&found, use_colour(&std::io::stderr())),
         }
@@ -84,12 +81,11 @@ impl From<OverrideClientError> for CommandError {
 
 impl From<KeySelectionError> for CommandError {
     fn from(error: KeySelectionError) -> CommandError {
-        let failed = match error.kind {
-            KeySelectionErrorKind::Wrong => CommandError::wrong_use(error.message),
-            KeySelectionErrorKind::Unknown | KeySelectionErrorKind::Ambiguous => {
-                CommandError::failed(error.message)
-            }
+        let code = match error.kind {
+            KeySelectionErrorKind::Wrong => WRONG_USE,
+            KeySelectionErrorKind::Unknown | KeySelectionErrorKind::Ambiguous => DID_NOT_WORK,
         };
+        let failed = CommandError::failed(error.message).with_code(code);
         failed.maybe_help(error.help)
     }
 }
@@ -100,7 +96,6 @@ pub(super) fn load(file: &Path) -> Result<Config, CommandError> {
     Ok(config)
 }
 
-/// Prints the warnings of a configuration.
 pub(super) fn print_warnings(
     loaded: Result<(Config, Diagnostics), Diagnostics>,
 ) -> Result<Config, CommandError> {

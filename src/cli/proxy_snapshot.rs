@@ -2,106 +2,31 @@
 //!
 //! A proxy of another version may leave out members; they get their defaults.
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::admin_client::{AdminClient, AdminFailure};
 use super::display::{StyledLine, StyledSpan, Tone, count, latency, share, span, table};
+use crate::admin::history::TrafficReport;
+use crate::admin::limits::{LimitList, LimitState};
+use crate::admin::status::{
+    Readiness, ServerStateReport, StatusReport, UpstreamList, UpstreamReport,
+};
 
 /// Everything that `status` and `top` show.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProxySnapshot {
     /// Why the proxy is not ready; empty if it is.
     pub(super) reasons: Vec<String>,
-    pub(super) status: Value,
-    pub(super) limits: Vec<LimitSummary>,
-    pub(super) servers: Vec<ServerSummary>,
-    pub(super) traffic: TrafficSummary,
+    pub(super) status: StatusReport,
+    pub(super) limits: Vec<LimitState>,
+    pub(super) upstreams: Vec<UpstreamReport>,
+    pub(super) traffic: TrafficReport,
     /// All answers of the admin as one object.
     pub(super) json: Value,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(super) struct LimitSummary {
-    pub(super) name: String,
-    rates: Vec<String>,
-    key: String,
-    mode: String,
-    per_second: RequestRates,
-    totals: DenialTotals,
-    /// The part of the limit that its busiest client has left, 0 to 1.
-    pub(super) headroom: Option<f64>,
-}
-
-/// Requests per second.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-struct RequestRates {
-    allowed: f64,
-    denied: f64,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-struct DenialTotals {
-    denied: u64,
-    shadow_denied: u64,
-}
-
-impl LimitSummary {
-    fn is_shadow(&self) -> bool {
-        self.mode == "shadow"
-    }
-
-    pub(super) fn requests_per_second(&self) -> f64 {
-        self.per_second.allowed + self.per_second.denied
-    }
-
-    pub(super) fn denied_per_second(&self) -> f64 {
-        self.per_second.denied
-    }
-
-    /// All denials; for a shadow limit, those that it would have made.
-    pub(super) fn denied(&self) -> u64 {
-        match self.is_shadow() {
-            true => self.totals.shadow_denied,
-            false => self.totals.denied,
-        }
-    }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(super) struct ServerSummary {
-    #[serde(skip)]
-    upstream: String,
-    server: String,
-    /// `up`, `failing`, `ejected` or `down`; older proxies report only `up`.
-    state: Option<String>,
-    up: bool,
-    /// Seconds since the Unix epoch.
-    ejected_until: Option<f64>,
-    in_flight: u64,
-    idle: u64,
-    latency_seconds: Option<f64>,
-    requests: u64,
-    failures: u64,
-}
-
-/// The last minute.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct TrafficSummary {
-    pub(super) requests_per_second: f64,
-    pub(super) denials_per_second: f64,
-    /// By second, the newest last.
-    pub(super) requests: Vec<u64>,
-    pub(super) denials: Vec<u64>,
-}
-
 impl ProxySnapshot {
-    /// Asks the admin.
     pub(super) async fn fetch(client: &AdminClient) -> Result<ProxySnapshot, AdminFailure> {
         let ready = client.get("/readyz").await?;
         let status = match client.get("/api/v1/status").await {
@@ -122,30 +47,15 @@ impl ProxySnapshot {
     /// Reads the answers of `/readyz`, and of the admin's `limits`, `upstreams` and `traffic`.
     pub(super) fn new(status: Value, answers: [Value; 4]) -> ProxySnapshot {
         let [ready, limits, upstreams, traffic] = answers;
-        let mut reasons = texts(&ready["reasons"]);
+        let mut reasons = read_or_default::<Readiness>(&ready).reasons;
         if ready["ready"] == false && reasons.is_empty() {
             reasons.push("not ready".to_owned());
         }
-        let mut servers = Vec::new();
-        for upstream in list(&upstreams["upstreams"]) {
-            servers.extend(list(&upstream["servers"]).map(|server| ServerSummary {
-                upstream: text(&upstream["name"]),
-                ..read_or_default(server)
-            }));
-        }
-        let seconds = |name: &str| {
-            let seconds = list(&traffic["second"]);
-            seconds.map(|one| one[name].as_u64().unwrap_or(0)).collect()
-        };
         ProxySnapshot {
-            limits: list(&limits["limits"]).map(read_or_default).collect(),
-            servers,
-            traffic: TrafficSummary {
-                requests_per_second: traffic["rates"]["requests"].as_f64().unwrap_or(0.0),
-                denials_per_second: traffic["rates"]["denials"].as_f64().unwrap_or(0.0),
-                requests: seconds("requests"),
-                denials: seconds("denied"),
-            },
+            status: read_or_default(&status),
+            limits: read_or_default::<LimitList>(&limits).limits,
+            upstreams: read_or_default::<UpstreamList>(&upstreams).upstreams,
+            traffic: read_or_default(&traffic),
             json: json!({
                 "ready": reasons.is_empty(),
                 "reasons": ready["reasons"],
@@ -155,13 +65,21 @@ impl ProxySnapshot {
                 "traffic": traffic,
             }),
             reasons,
-            status,
         }
     }
 
-    /// The time of the answers by the proxy's clock, seconds since the Unix epoch.
-    pub(super) fn now(&self) -> f64 {
-        self.status["now"].as_f64().unwrap_or(0.0)
+    /// How long ago that was when the proxy answered, by the proxy's clock.
+    pub(super) fn since(&self, at: f64) -> String {
+        span(self.status.now - at)
+    }
+
+    /// The requests and the denials of each second, the newest last.
+    pub(super) fn seconds(&self) -> [Vec<u64>; 2] {
+        let seconds = &self.traffic.second;
+        [
+            seconds.iter().map(|one| one.requests).collect(),
+            seconds.iter().map(|one| one.denied).collect(),
+        ]
     }
 }
 
@@ -169,16 +87,12 @@ pub(super) fn read_or_default<T: DeserializeOwned + Default>(value: &Value) -> T
     T::deserialize(value).unwrap_or_default()
 }
 
-pub(super) fn list(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
-}
-
-pub(super) fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
-pub(super) fn texts(value: &Value) -> Vec<String> {
-    list(value).map(text).collect()
+/// All denials of a limit; for one in shadow mode, those that it would have made.
+pub(super) fn denials(limit: &LimitState) -> u64 {
+    match limit.mode == "shadow" {
+        true => limit.totals.shadow_denied,
+        false => limit.totals.denied,
+    }
 }
 
 /// A count that stands out unless it is 0.
@@ -190,23 +104,25 @@ pub(super) fn count_cell(tone: Tone, number: u64) -> StyledSpan {
 }
 
 pub(super) fn server_table(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
-    let now = snapshot.now();
-    let row = |server: &ServerSummary| {
-        let state = match (server.ejected_until, server.state.as_deref()) {
+    let now = snapshot.status.now;
+    let row = |(upstream, server): (&UpstreamReport, &ServerStateReport)| {
+        let state = match (server.ejected_until, server.state.as_str()) {
             (Some(until), _) if until > now => {
                 StyledSpan::new(Tone::Bad, format!("out for {}", span((until - now).ceil())))
             }
-            (_, Some("up")) => StyledSpan::new(Tone::Good, "up"),
-            (_, None) if server.up => StyledSpan::new(Tone::Good, "up"),
-            (_, Some("ejected")) => StyledSpan::new(Tone::Bad, "out"),
-            (_, state) => StyledSpan::new(Tone::Bad, state.unwrap_or("down")),
+            (_, "up") => StyledSpan::new(Tone::Good, "up"),
+            // Older proxies report only `up`.
+            (_, "") if server.up => StyledSpan::new(Tone::Good, "up"),
+            (_, "") => StyledSpan::new(Tone::Bad, "down"),
+            (_, "ejected") => StyledSpan::new(Tone::Bad, "out"),
+            (_, state) => StyledSpan::new(Tone::Bad, state),
         };
         let latency = server.latency_seconds.map(latency);
         vec![
             // An upstream without a name has the name of its only server.
-            StyledSpan::plain(match server.upstream == server.server {
+            StyledSpan::plain(match upstream.name == server.server {
                 true => "-",
-                false => &server.upstream,
+                false => &upstream.name,
             }),
             StyledSpan::plain(&server.server),
             state,
@@ -227,12 +143,16 @@ pub(super) fn server_table(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
         ">REQUESTS",
         ">FAILED",
     ];
-    table(&head, snapshot.servers.iter().map(row).collect())
+    let servers = snapshot.upstreams.iter().flat_map(|upstream| {
+        let servers = upstream.servers.iter();
+        servers.map(move |server| (upstream, server))
+    });
+    table(&head, servers.map(row).collect())
 }
 
 /// The limits in the order given.
-pub(super) fn limit_table<'l>(limits: impl Iterator<Item = &'l LimitSummary>) -> Vec<StyledLine> {
-    let row = |limit: &LimitSummary| {
+pub(super) fn limit_table<'l>(limits: impl Iterator<Item = &'l LimitState>) -> Vec<StyledLine> {
+    let row = |limit: &LimitState| {
         let headroom = match limit.headroom {
             None => StyledSpan::plain("-"),
             Some(left) if left < 0.05 => StyledSpan::new(Tone::Bad, share(left)),
@@ -243,11 +163,11 @@ pub(super) fn limit_table<'l>(limits: impl Iterator<Item = &'l LimitSummary>) ->
             StyledSpan::plain(&limit.name),
             StyledSpan::plain(limit.rates.join(", ")),
             StyledSpan::plain(&limit.key),
-            StyledSpan::plain(if limit.is_shadow() { "shadow" } else { "" }),
-            StyledSpan::plain(count(limit.per_second.allowed as u64)),
-            count_cell(Tone::Warn, limit.per_second.denied as u64),
+            StyledSpan::plain(if limit.mode == "shadow" { "shadow" } else { "" }),
+            StyledSpan::plain(count(limit.per_second.allowed)),
+            count_cell(Tone::Warn, limit.per_second.denied),
             headroom,
-            StyledSpan::plain(count(limit.denied())),
+            StyledSpan::plain(count(denials(limit))),
         ]
     };
     let head = [

@@ -216,14 +216,11 @@ impl ReplayProgress {
 
     /// Redraws the line from time to time.
     fn update(&mut self, requests: u64) {
-        let Some(drawn) = self
-            .drawn
-            .filter(|_| requests.is_multiple_of(REQUESTS_PER_TICK))
-        else {
-            return;
-        };
-        let now = clock::now();
-        if now.duration_since(drawn) >= REDRAW_INTERVAL {
+        if let Some(drawn) = self.drawn
+            && requests.is_multiple_of(REQUESTS_PER_TICK)
+            && drawn.elapsed() >= REDRAW_INTERVAL
+        {
+            let now = clock::now();
             self.drawn = Some(now);
             self.draw(requests, now);
         }

@@ -24,7 +24,6 @@ use crate::{config, diagnostics, server, upstream};
 
 /// How long the start report waits for the store, and for each upstream server.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
-/// The configuration of the demo if there is no file.
 const BUILT_IN: &str = include_str!("../../proxy.toml");
 
 /// Either a file, or everything on the command line.
@@ -68,7 +67,6 @@ pub(super) struct DemoArgs {
 struct StartOptions {
     /// The file that reloads read.
     path: Option<PathBuf>,
-    /// Reload when the file changes.
     watch: bool,
     /// Other processes may run the same file or listen on the same addresses.
     alongside: bool,
@@ -196,7 +194,7 @@ fn serve_until_stopped(
     let admin = start_admin(&config, server.clone(), role != ProcessRole::Alone)?;
     report_start(&config, &server.listeners, from);
     if let Some(admin) = &admin {
-        let address = local_address(admin.address());
+        let address = local_address(admin.address);
         say(&format!("dashboard  http://{address}/"));
     }
     if let Some(&address) = server.listeners.addresses().first() {
@@ -217,7 +215,6 @@ fn serve_until_stopped(
     served
 }
 
-/// Starts the admin, if the configuration has one.
 fn start_admin(
     config: &Config,
     server: ServerHandles,
@@ -227,7 +224,7 @@ fn start_admin(
         return Ok(None);
     };
     let file = server.file.as_deref();
-    let token = match file.map(|file| admin::token::keep(file, &config.server.control)) {
+    let token = match file.map(|file| admin::gate::keep_token(file, &config.server.control)) {
         Some(Err(error)) if settings.token.is_none() => {
             tracing::warn!(%error, "admin: no place for a token: nothing can be changed there");
             None

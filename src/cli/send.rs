@@ -12,7 +12,8 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
@@ -51,7 +52,6 @@ pub(super) struct TryArgs {
     json: bool,
 }
 
-/// The request to send, and its server.
 struct TryTarget {
     host: String,
     port: u16,
@@ -59,22 +59,31 @@ struct TryTarget {
     request: Request<()>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 struct TryAnswer {
     status: u16,
     /// Milliseconds since the first request.
     at_ms: u64,
     /// `Retry-After` and the rate limit headers.
+    #[serde(serialize_with = "as_object")]
     headers: Vec<(String, String)>,
 }
 
-/// All answers, in the order in which they came.
-struct TryResult {
-    answers: Vec<TryAnswer>,
-    /// The answer to one more request, after `--wait`.
-    last: Option<RetriedAnswer>,
+fn as_object<S: Serializer>(headers: &[(String, String)], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(headers.iter().map(|(name, value)| (name, value)))
 }
 
+#[derive(Serialize)]
+struct TryResult {
+    /// All answers, in the order in which they came.
+    answers: Vec<TryAnswer>,
+    /// The number of the first denial, from 1 on.
+    first_denial: Option<usize>,
+    /// The answer to one more request, after `--wait`.
+    again: Option<RetriedAnswer>,
+}
+
+#[derive(Serialize)]
 struct RetriedAnswer {
     waited_seconds: u64,
     answer: TryAnswer,
@@ -87,7 +96,7 @@ pub(super) fn send(args: &TryArgs) -> Result<u8, CommandError> {
     let result = runtime()?.block_on(send_and_retry(&target, args));
     let result = result.map_err(|error| CommandError::signed(format!("{}: {error}", args.url)))?;
     print(match args.json {
-        true => format!("{}\n", result.json()),
+        true => format!("{}\n", json!(result)),
         false => result.text(args.concurrency),
     });
     Ok(0)
@@ -139,24 +148,25 @@ impl TryTarget {
 
 async fn send_and_retry(target: &TryTarget, args: &TryArgs) -> io::Result<TryResult> {
     let answers = send_all(target, args).await?;
-    let mut denials = answers.iter().rev();
-    let wait = denials
-        .find_map(TryAnswer::retry_after)
-        .filter(|_| args.wait);
-    let Some(waited_seconds) = wait else {
-        let last = None;
-        return Ok(TryResult { answers, last });
+    let first_denial = answers.iter().position(TryAnswer::is_denial);
+    let mut result = TryResult {
+        first_denial: first_denial.map(|index| index + 1),
+        answers,
+        again: None,
     };
-    if !args.json {
-        say(&format!("waiting {waited_seconds} s, as the denial says"));
+    let mut newest = result.answers.iter().rev().filter(|_| args.wait);
+    if let Some(waited_seconds) = newest.find_map(TryAnswer::retry_after) {
+        if !args.json {
+            say(&format!("waiting {waited_seconds} s, as the denial says"));
+        }
+        tokio::time::sleep(Duration::from_secs(waited_seconds)).await;
+        let answer = send_one(&mut None, target, clock::unix_us()).await?;
+        result.again = Some(RetriedAnswer {
+            waited_seconds,
+            answer,
+        });
     }
-    tokio::time::sleep(Duration::from_secs(waited_seconds)).await;
-    let answer = send_one(&mut None, target, clock::unix_us()).await?;
-    let last = Some(RetriedAnswer {
-        waited_seconds,
-        answer,
-    });
-    Ok(TryResult { answers, last })
+    Ok(result)
 }
 
 async fn send_all(target: &TryTarget, args: &TryArgs) -> io::Result<Vec<TryAnswer>> {
@@ -246,30 +256,18 @@ impl TryAnswer {
         let lines = headers.map(|(name, value)| format!("    {name}: {value}\n"));
         lines.collect()
     }
-
-    fn json(&self) -> Value {
-        let headers: BTreeMap<&str, &str> = self
-            .headers
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_str()))
-            .collect();
-        json!({"status": self.status, "at_ms": self.at_ms, "headers": headers})
-    }
 }
 
 impl TryResult {
-    fn first_denial(&self) -> Option<usize> {
-        self.answers.iter().position(TryAnswer::is_denial)
-    }
-
     fn text(&self, concurrency: usize) -> String {
         let answers = &self.answers;
         let at_once = match concurrency {
-            0 | 1 => "one at a time".to_owned(),
-            more => format!("{more} at a time"),
+            0 | 1 => "one".to_owned(),
+            more => more.to_string(),
         };
         let took = answers.last().map_or(0, |answer| answer.at_ms);
-        let mut text = format!("{} requests, {at_once}, in {took} ms\n\n", answers.len());
+        let sent = answers.len();
+        let mut text = format!("{sent} requests, {at_once} at a time, in {took} ms\n\n");
         let mut counts = BTreeMap::new();
         for answer in answers {
             *counts.entry(answer.status).or_insert(0_usize) += 1;
@@ -281,17 +279,15 @@ impl TryResult {
         let section = |title: &str, answer: &TryAnswer| {
             format!("{title}: {}\n{}", answer.status, answer.header_lines())
         };
-        match self.first_denial() {
-            Some(index) => {
-                let denial = &answers[index];
+        match self.first_denial {
+            Some(number) => {
+                let denial = &answers[number - 1];
+                let (status, at_ms) = (denial.status, denial.at_ms);
                 text.push_str(&format!(
-                    "first denial: answer {}, {} after {} ms\n{}",
-                    index + 1,
-                    denial.status,
-                    denial.at_ms,
+                    "first denial: answer {number}, {status} after {at_ms} ms\n{}",
                     denial.header_lines()
                 ));
-                if let Some(before) = answers[..index].last() {
+                if let Some(before) = answers[..number - 1].last() {
                     text.push_str(&section("the answer before it", before));
                 }
             }
@@ -302,25 +298,16 @@ impl TryResult {
                 }
             }
         }
-        if let Some(last) = &self.last {
-            let verdict = match last.answer.is_denial() {
+        if let Some(again) = &self.again {
+            let verdict = match again.answer.is_denial() {
                 true => "denied again",
                 false => "it passes",
             };
+            let (waited, status) = (again.waited_seconds, again.answer.status);
             text.push_str(&format!(
-                "after {} s, as Retry-After says: {}, {verdict}\n",
-                last.waited_seconds, last.answer.status
+                "after {waited} s, as Retry-After says: {status}, {verdict}\n"
             ));
         }
         text
-    }
-
-    fn json(&self) -> Value {
-        let answers: Vec<Value> = self.answers.iter().map(TryAnswer::json).collect();
-        let again = self.last.as_ref().map(
-            |last| json!({"waited_seconds": last.waited_seconds, "answer": last.answer.json()}),
-        );
-        let first = self.first_denial().map(|index| index + 1);
-        json!({"answers": answers, "first_denial": first, "again": again})
     }
 }

@@ -36,7 +36,6 @@ pub(super) struct SignalTargets {
     pub(super) claim: Option<Arc<Claim>>,
 }
 
-/// The state of the thread.
 struct SignalLoop {
     targets: SignalTargets,
     /// None if the path of this program is not known.
@@ -54,16 +53,6 @@ struct SignalLoop {
     watchdog: Option<Interval>,
     /// The heartbeats of the workers at the last watchdog tick.
     last_beats: Vec<u64>,
-}
-
-enum ProcessEvent {
-    AllServe,
-    Stop,
-    Reload,
-    Upgrade,
-    Upgraded(io::Result<Successor>),
-    WorkerLost,
-    Watchdog,
 }
 
 /// Starts the thread that handles signals until the process ends.
@@ -131,30 +120,30 @@ impl SignalLoop {
     }
 
     async fn listen(&mut self, signals: &mut [Signal; 4]) {
+        let [terminate, interrupt, hangup, user2] = signals;
         loop {
-            let event = self.next(signals).await;
-            match event {
-                ProcessEvent::AllServe => self.announce(),
-                ProcessEvent::Stop if self.is_serving() => self.stop().await,
-                ProcessEvent::Stop => {
-                    if let Some(file) = &self.targets.pid_file {
-                        file.remove();
-                    }
-                    std::process::exit(i32::from(DID_NOT_WORK));
-                }
-                ProcessEvent::Reload => {
+            let upgraded = OptionFuture::from(self.upgrading.as_mut());
+            let watchdog = OptionFuture::from(self.watchdog.as_mut().map(Interval::tick));
+            let heartbeats = &self.targets.server.heartbeats;
+            tokio::select! {
+                _ = terminate.recv() => self.stop_or_exit().await,
+                _ = interrupt.recv() => self.stop_or_exit().await,
+                _ = hangup.recv() => {
                     failpoint!("signals.reload");
                     self.targets.server.reload.request_and_leave();
                 }
-                ProcessEvent::Upgrade => self.upgrade(),
-                ProcessEvent::Upgraded(outcome) => self.finish_upgrade(outcome),
-                ProcessEvent::WorkerLost if self.is_serving() => {
-                    tracing::error!("a worker is lost: this process ends");
-                    self.stop().await;
+                _ = user2.recv() => self.upgrade(),
+                () = heartbeats.all_serve(), if !self.serves => self.announce(),
+                Some(outcome) = upgraded => {
+                    self.finish_upgrade(outcome.unwrap_or_else(|_| Err(upgrade::abandoned())));
                 }
-                ProcessEvent::WorkerLost => {}
-                ProcessEvent::Watchdog => {
-                    let heartbeats = &self.targets.server.heartbeats;
+                () = heartbeats.wait_for_lost_worker() => {
+                    if self.is_serving() {
+                        tracing::error!("a worker is lost: this process ends");
+                        self.stop().await;
+                    }
+                }
+                Some(_) = watchdog => {
                     if heartbeats.all_beat_since(&mut self.last_beats) {
                         systemd::alive();
                     }
@@ -163,23 +152,14 @@ impl SignalLoop {
         }
     }
 
-    async fn next(&mut self, signals: &mut [Signal; 4]) -> ProcessEvent {
-        let upgraded = OptionFuture::from(self.upgrading.as_mut());
-        let watchdog = OptionFuture::from(self.watchdog.as_mut().map(Interval::tick));
-        let [terminate, interrupt, hangup, user2] = signals;
-        let heartbeats = &self.targets.server.heartbeats;
-        tokio::select! {
-            _ = terminate.recv() => ProcessEvent::Stop,
-            _ = interrupt.recv() => ProcessEvent::Stop,
-            _ = hangup.recv() => ProcessEvent::Reload,
-            _ = user2.recv() => ProcessEvent::Upgrade,
-            () = heartbeats.all_serve(), if !self.serves => ProcessEvent::AllServe,
-            Some(outcome) = upgraded => {
-                ProcessEvent::Upgraded(outcome.unwrap_or_else(|_| Err(upgrade::abandoned())))
-            }
-            () = heartbeats.wait_for_lost_worker() => ProcessEvent::WorkerLost,
-            Some(_) = watchdog => ProcessEvent::Watchdog,
+    async fn stop_or_exit(&mut self) {
+        if self.is_serving() {
+            return self.stop().await;
         }
+        if let Some(file) = &self.targets.pid_file {
+            file.remove();
+        }
+        std::process::exit(i32::from(DID_NOT_WORK));
     }
 
     /// Tells the predecessor, and then the service manager, that all workers accept.

@@ -11,9 +11,11 @@ use serde_json::Value;
 
 use super::DID_NOT_WORK;
 use super::admin_client::{AdminArgs, AdminClient, AdminFailure};
-use super::display::{StyledLine, Tone, count, date, latency, render_lines, span, sparkline};
+use super::display::{StyledLine, Tone, count, date, latency, render_lines, sparkline};
 use super::output::{CommandError, load, print, say, use_colour};
-use super::proxy_snapshot::{ProxySnapshot, limit_table, list, server_table, text, texts};
+use super::proxy_snapshot::{ProxySnapshot, limit_table, server_table};
+use crate::admin::findings::FindingReport;
+use crate::admin::schema::Sometimes;
 use crate::config::{self, Listen};
 
 /// The column of the values, after their names.
@@ -58,7 +60,7 @@ fn page(snapshot: &ProxySnapshot, link: &str) -> Vec<StyledLine> {
     lines.push(store_line(snapshot));
     lines.push(traffic_line(snapshot));
     lines.push(named("dashboard").plain(link));
-    if !snapshot.servers.is_empty() {
+    if !snapshot.upstreams.is_empty() {
         lines.push(StyledLine::default());
         lines.extend(server_table(snapshot));
     }
@@ -66,7 +68,7 @@ fn page(snapshot: &ProxySnapshot, link: &str) -> Vec<StyledLine> {
         lines.push(StyledLine::default());
         lines.extend(limit_table(snapshot.limits.iter()));
     }
-    lines.extend(finding_lines(&snapshot.status["findings"]));
+    lines.extend(finding_lines(&snapshot.status.findings));
     lines
 }
 
@@ -76,59 +78,58 @@ fn named(name: &str) -> StyledLine {
 
 fn process_lines(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
     let status = &snapshot.status;
-    let version = format!("tidegate {}", text(&status["version"]));
+    let version = format!("tidegate {}", status.version);
     let first = StyledLine::new(Tone::Strong, version).pad_to(VALUE_COLUMN.max(16));
     let mut lines = vec![match snapshot.reasons.join(", ").as_str() {
         "" => first.with(Tone::Good, "ready"),
         reasons => first.with(Tone::Bad, format!("not ready: {reasons}")),
     }];
-    if let Some(started) = status["started_at"].as_f64() {
-        let up = span(snapshot.now() - started);
-        let (pid, workers) = (&status["pid"], &status["workers"]);
-        let since = date(started);
+    if status.started_at > 0.0 {
+        let (up, since) = (snapshot.since(status.started_at), date(status.started_at));
+        let (pid, workers) = (status.pid, status.workers);
         lines.push(named("up").plain(format!(
             "{up}, since {since} (pid {pid}, {workers} workers)"
         )));
     }
-    let listen = texts(&status["listen"]);
-    if !listen.is_empty() {
-        let connections = match status["connections"].as_u64().unwrap_or(0) {
+    if !status.listen.is_empty() {
+        let connections = match status.connections {
             1 => "1 connection".to_owned(),
-            many => format!("{} connections", count(many)),
+            many => format!("{} connections", count(many as u64)),
         };
-        let text = format!("{} ({connections})", listen.join(", "));
+        let text = format!("{} ({connections})", status.listen.join(", "));
         lines.push(named("listening").plain(text));
     }
     lines
 }
 
 fn config_lines(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
-    let config = &snapshot.status["config"];
-    let since = |at: f64| span(snapshot.now() - at);
-    let file = config["file"].as_str();
+    let config = &snapshot.status.config;
+    let file = config.file.as_deref();
     let file = file.unwrap_or("no file: from the command line");
-    let read = config["loaded_at"].as_f64();
-    let read = read.map_or_else(String::new, |at| format!(", in force for {}", since(at)));
+    let read = match config.loaded_at {
+        0.0 => String::new(),
+        at => format!(", in force for {}", snapshot.since(at)),
+    };
     let mut lines = vec![named("config").plain(format!("{file}{read}"))];
-    let last = &config["last_reload"];
-    let Some(at) = last["at"].as_f64() else {
+    let Some(last) = &config.last_reload else {
         return lines;
     };
-    let ago = format!(", {} ago", since(at));
-    if last["ok"] == true {
-        let changes = texts(&last["changes"]);
+    let ago = format!(", {} ago", snapshot.since(last.at));
+    let texts = |texts: &Sometimes<Vec<String>>| texts.0.clone().unwrap_or_default();
+    if last.ok {
+        let changes = texts(&last.changes);
         let line = named("reload").with(Tone::Good, "fine").plain(ago);
         lines.push(match changes.is_empty() {
             true => line.plain("; nothing was different"),
             false => line,
         });
         lines.extend(changes.iter().map(|change| named("").plain(change)));
-        let restarts = texts(&last["restarts"]);
+        let restarts = texts(&last.restarts);
         lines.extend(restarts.iter().map(|text| named("").with(Tone::Warn, text)));
     } else {
         let line = named("reload").with(Tone::Bad, "failed").plain(ago);
         lines.push(line.plain("; what was in force before still is"));
-        let errors = texts(&last["errors"]);
+        let errors = texts(&last.errors);
         let errors = errors.iter().flat_map(|error| error.lines());
         lines.extend(errors.map(|line| named("").plain(line)));
     }
@@ -136,23 +137,21 @@ fn config_lines(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
 }
 
 fn store_line(snapshot: &ProxySnapshot) -> StyledLine {
-    let store = &snapshot.status["store"];
-    let kind = text(&store["kind"]);
-    let line = named("store").plain(format!("{kind}: "));
-    if kind == "memory" {
+    let store = &snapshot.status.store;
+    let line = named("store").plain(format!("{}: ", store.kind));
+    if store.kind == "memory" {
         return line.plain("counts live in this process only");
     }
-    if store["up"] != false {
-        let round_trip = store["round_trip_seconds"].as_f64();
+    if !store.degraded {
+        let round_trip = store.round_trip_seconds;
         let round_trip = round_trip.map_or_else(String::new, |s| format!(", {}", latency(s)));
         return line.with(Tone::Good, "up").plain(round_trip);
     }
-    let since = store["since"].as_f64().map_or_else(String::new, |at| {
-        format!(" for {}", span(snapshot.now() - at))
-    });
-    let consequence = match store["on_error"].as_str() {
-        Some("allow") => "; meanwhile everything is allowed",
-        Some("deny") => "; meanwhile everything is denied",
+    let since = store.since;
+    let since = since.map_or_else(String::new, |at| format!(" for {}", snapshot.since(at)));
+    let consequence = match store.on_error.as_str() {
+        "allow" => "; meanwhile everything is allowed",
+        "deny" => "; meanwhile everything is denied",
         _ => "; meanwhile this process counts by itself",
     };
     line.with(Tone::Warn, format!("away{since}"))
@@ -160,38 +159,34 @@ fn store_line(snapshot: &ProxySnapshot) -> StyledLine {
 }
 
 fn traffic_line(snapshot: &ProxySnapshot) -> StyledLine {
-    let traffic = &snapshot.traffic;
-    let requests = count(traffic.requests_per_second as u64);
-    let denials = count(traffic.denials_per_second as u64);
-    let tone = match traffic.denials_per_second > 0.0 {
-        true => Tone::Warn,
-        false => Tone::Plain,
+    let rates = &snapshot.traffic.rates;
+    let tone = match rates.denials {
+        0 => Tone::Plain,
+        _ => Tone::Warn,
     };
     let line = named("traffic")
-        .plain(format!("{requests}/s, "))
-        .with(tone, format!("{denials} denied/s"));
-    let picture = sparkline(&traffic.requests, 30);
+        .plain(format!("{}/s, ", count(rates.requests)))
+        .with(tone, format!("{} denied/s", count(rates.denials)));
+    let [requests, _] = snapshot.seconds();
+    let picture = sparkline(&requests, 30);
     match picture.trim().is_empty() {
         true => line,
         false => line.with(Tone::Faint, format!("   {picture} requests, last 30 s")),
     }
 }
 
-fn finding_lines(findings: &Value) -> Vec<StyledLine> {
+fn finding_lines(findings: &[FindingReport]) -> Vec<StyledLine> {
     let mut lines = Vec::new();
-    for finding in list(findings) {
-        let times = match finding["count"].as_u64() {
-            Some(times) if times > 1 => format!(" ({} times)", count(times)),
-            _ => String::new(),
+    for finding in findings {
+        let times = match finding.count {
+            0 | 1 => String::new(),
+            times => format!(" ({} times)", count(times)),
         };
-        let severity = finding["severity"].as_str().unwrap_or("warning");
-        let text = text(&finding["text"]);
+        let text = format!(": {}{times}", finding.text);
+        let silence = format!("to silence it: {}", finding.silence);
         lines.push(StyledLine::default());
-        lines.push(StyledLine::new(Tone::Warn, severity).plain(format!(": {text}{times}")));
-        if let Some(silence) = finding["silence"].as_str() {
-            let text = format!("to silence it: {silence}");
-            lines.push(StyledLine::new(Tone::Faint, text));
-        }
+        lines.push(StyledLine::new(Tone::Warn, &finding.severity).plain(text));
+        lines.push(StyledLine::new(Tone::Faint, silence));
     }
     lines
 }

@@ -11,7 +11,8 @@ use serde_json::Value;
 use super::admin_client::{AdminArgs, AdminClient, AdminFailure, percent_encoded, runtime};
 use super::display::{StyledLine, Tone, count, short_hash, span, time};
 use super::output::{CommandError, print, say, use_colour};
-use super::proxy_snapshot::{list, text};
+use super::proxy_snapshot::read_or_default;
+use crate::admin::denials::DenialReport;
 
 /// Pauses before it connects again, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -83,20 +84,12 @@ struct DenialTap<'t> {
     dropped: u64,
 }
 
-/// Why a stream ended.
-enum StreamEnd {
-    /// Enough lines were shown, or standard output is closed.
-    Done,
-    Broken(String),
-}
-
 impl DenialTap<'_> {
-    /// Shows the denials of one request.
     fn look_up(&self, request: &str) -> Result<(), CommandError> {
         let path = self.path("/api/v1/denials");
         let found = self.client.wait(self.client.get(&path))?;
-        let denials = list(&found["denials"]).map(|denial| self.render(denial) + "\n");
-        let denials: String = denials.collect();
+        let denials = found["denials"].as_array().into_iter().flatten();
+        let denials: String = denials.map(|denial| self.render(denial) + "\n").collect();
         if denials.is_empty() {
             let message = format!("no denial of request `{request}` is known");
             return Err(CommandError::failed(message).help(
@@ -115,9 +108,8 @@ impl DenialTap<'_> {
         let url = client.url();
         say(&format!("tidegate: following {url}; Ctrl-C ends it"));
         loop {
-            let mut why = match self.read(&mut body).await {
-                StreamEnd::Done => return Ok(()),
-                StreamEnd::Broken(why) => why,
+            let Some(mut why) = self.read(&mut body).await else {
+                return Ok(());
             };
             let mut pause = FIRST_PAUSE;
             body = loop {
@@ -137,20 +129,21 @@ impl DenialTap<'_> {
         }
     }
 
-    async fn read(&mut self, body: &mut Incoming) -> StreamEnd {
-        let broken = |why: String| StreamEnd::Broken(why);
+    /// Shows events until the stream ends, and returns why it ended. `None` after enough lines, and
+    /// if standard output is closed.
+    async fn read(&mut self, body: &mut Incoming) -> Option<String> {
         let mut events = EventReader::default();
         loop {
             let frame = match tokio::time::timeout(SILENCE, body.frame()).await {
-                Err(_) => return broken("the proxy has fallen silent".to_owned()),
-                Ok(None) => return broken("the proxy ended the stream".to_owned()),
-                Ok(Some(Err(error))) => return broken(format!("the stream broke: {error}")),
+                Err(_) => return Some("the proxy has fallen silent".to_owned()),
+                Ok(None) => return Some("the proxy ended the stream".to_owned()),
+                Ok(Some(Err(error))) => return Some(format!("the stream broke: {error}")),
                 Ok(Some(Ok(frame))) => frame,
             };
             let bytes = frame.into_data().unwrap_or_default();
             for event in events.read(&bytes) {
                 if !self.show(&event) {
-                    return StreamEnd::Done;
+                    return None;
                 }
             }
         }
@@ -181,7 +174,7 @@ impl DenialTap<'_> {
     fn render(&self, denial: &Value) -> String {
         match self.args.json {
             true => denial.to_string(),
-            false => denial_line(denial).render(self.colour),
+            false => denial_line(&read_or_default(denial)).render(self.colour),
         }
     }
 
@@ -207,24 +200,24 @@ impl DenialTap<'_> {
     }
 }
 
-fn denial_line(denial: &Value) -> StyledLine {
-    let word = |name: &str| text(&denial[name]);
-    let wait = match denial["retry_after"].as_f64() {
-        Some(seconds) => format!("retry in {}", span(seconds)),
+fn denial_line(denial: &DenialReport) -> StyledLine {
+    let wait = match denial.retry_after {
+        Some(seconds) => format!("retry in {}", span(seconds as f64)),
         None => "no retry".to_owned(),
     };
-    let at = time(denial["at"].as_f64().unwrap_or(0.0));
-    let request = format!("  {} {}  ", word("method"), word("path"));
-    let client = format!("{}  key {}  ", word("client"), short_hash(&word("id")));
-    let mut line = StyledLine::new(Tone::Faint, at)
+    let client = denial.client.as_deref().unwrap_or_default();
+    let (method, path, id) = (&denial.method, &denial.path, short_hash(&denial.id));
+    let request = match denial.request_id.as_str() {
+        "" => String::new(),
+        request => format!("  request {request}"),
+    };
+    let line = StyledLine::new(Tone::Faint, time(denial.at))
         .plain("  ")
-        .with(Tone::Warn, word("limit"))
-        .plain(request + &client)
-        .with(Tone::Faint, wait);
-    if let Some(request) = denial["request_id"].as_str() {
-        line = line.with(Tone::Faint, format!("  request {request}"));
-    }
-    match denial["shadow"] == true {
+        .with(Tone::Warn, &denial.limit)
+        .plain(format!("  {method} {path}  {client}  key {id}  "))
+        .with(Tone::Faint, wait)
+        .with(Tone::Faint, request);
+    match denial.shadow {
         true => line.with(Tone::Faint, "  (shadow: let through)"),
         false => line,
     }
@@ -303,18 +296,11 @@ mod tests {
             "shadow": false });
         let expected = "11:06:40  login  POST /login\u{fffd}\u{fffd}\u{fffd}[2Jx  203.0.113.0/24  \
                         key CFc46O0K  retry in 1 min 5 s  request 153681b2d24693d5";
-        assert_eq!(denial_line(&denial).render(false), expected);
+        let line = |denial: &Value| denial_line(&read_or_default(denial)).render(false);
+        assert_eq!(line(&denial), expected);
         denial["shadow"] = true.into();
-        assert!(
-            denial_line(&denial)
-                .render(false)
-                .ends_with("  (shadow: let through)")
-        );
-        assert!(
-            denial_line(&Value::Null)
-                .render(false)
-                .starts_with("00:00:00")
-        );
+        assert!(line(&denial).ends_with("  (shadow: let through)"));
+        assert!(line(&Value::Null).starts_with("00:00:00"));
     }
 
     #[test]

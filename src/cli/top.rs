@@ -22,7 +22,8 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use super::admin_client::{AdminArgs, AdminClient, AdminFailure, runtime};
 use super::display::{StyledLine, render_lines, short_hash};
 use super::output::{CommandError, print, use_colour};
-use super::proxy_snapshot::ProxySnapshot;
+use super::proxy_snapshot::{ProxySnapshot, read_or_default};
+use crate::admin::limits::ClientsReport;
 use frame::{ScreenSize, frame};
 use state::{ClientOfLimit, PressedKey, TopAction, TopState};
 use terminal::Terminal;
@@ -69,7 +70,8 @@ pub(super) fn top(args: &TopArgs) -> Result<u8, CommandError> {
 /// A picture with room for all rows, without the line that lists the keys.
 fn whole_picture(state: &TopState) -> Vec<StyledLine> {
     let snapshot = &state.snapshot;
-    let rows = snapshot.limits.len() + state.clients.len() + snapshot.servers.len();
+    let servers: usize = snapshot.upstreams.iter().map(|one| one.servers.len()).sum();
+    let rows = snapshot.limits.len() + state.clients.len() + servers;
     let size = ScreenSize {
         columns: terminal::size().columns.max(80),
         rows: rows + 12,
@@ -174,7 +176,8 @@ async fn fetch_clients(client: &AdminClient, state: &mut TopState) {
     let path = format!("/api/v1/limits/{limit}/clients?top={MAX_CLIENTS}");
     // A proxy that does not report clients has none to show.
     let answer = client.get(&path).await.unwrap_or(Value::Null);
-    state.set_clients(limit, &answer);
+    state.clients = read_or_default::<ClientsReport>(&answer).clients;
+    state.clients_of = Some(limit);
 }
 
 async fn reset(client: &AdminClient, of: &ClientOfLimit) -> String {

@@ -147,7 +147,7 @@ pub fn bind_first(wanted: &Listen) -> io::Result<Option<OpenedSocket>> {
     Ok(Some(OpenedSocket::new(wanted, socket)))
 }
 
-pub(super) fn bind_tcp(address: SocketAddr, shares_port: bool) -> io::Result<Socket> {
+pub(crate) fn bind_tcp(address: SocketAddr, shares_port: bool) -> io::Result<Socket> {
     let is_any_v6 = address.is_ipv6() && address.ip().is_unspecified();
     match bind_address(address, shares_port) {
         // On a machine without IPv6, `:8080` means every IPv4 address.

@@ -91,7 +91,7 @@ impl Looked {
             .unwrap()
             .join("proxy.toml");
         let env_free = tidegate::config::Control::At(file.with_file_name("control.sock"));
-        let token = tidegate::admin::token::find(&file, &env_free).unwrap();
+        let token = tidegate::admin::gate::find_token(&file, &env_free).unwrap();
         String::from_utf8(token).unwrap()
     }
 

@@ -7,36 +7,41 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::admin::operator_store::{KeyUsage, RecordReport, WindowUsage};
 use crate::cli::display::{self, StyledSpan, render_lines, short_hash};
-use crate::key_selector::{SelectedKey, WindowStatus};
-use crate::limit::{Limit, Retry, Tier, Window};
-use crate::store::overrides::{OverrideList, Record, rate_text};
+use crate::limit::{Limit, Tier, Window};
+use crate::store::overrides::rate_text;
 use crate::telemetry::stamp;
 
 /// `3q2-7wAA (ip)`
-pub(super) fn key_text(key: &SelectedKey) -> String {
-    hash_and_parts(&short_hash(&key.tag.to_string()), &key.parts)
-}
-
-fn hash_and_parts(hash: &str, parts: &str) -> String {
+pub(super) fn key_text(hash: &str, parts: &str) -> String {
+    let hash = short_hash(hash);
     match parts {
-        "" => hash.to_owned(),
+        "" => hash,
         parts => format!("{hash} ({parts})"),
     }
 }
 
 /// `until 2026-11-20T22:37:06Z`, or `until removed`.
-pub(super) fn until_text(until_us: u64) -> String {
-    match until_us {
-        0 => "until removed".to_owned(),
+pub(super) fn until_text(until: Option<f64>) -> String {
+    match until {
+        None => "until removed".to_owned(),
         // Rounded up to a second at which the record no longer holds.
-        end => format!("until {}", date(end.saturating_add(999_999))),
+        Some(end) => format!("until {}", date(end + 0.999_999)),
     }
 }
 
-fn date(unix_us: u64) -> String {
-    let text = stamp::rfc3339(unix_us);
+fn date(unix_seconds: f64) -> String {
+    let text = timestamp(unix_seconds);
     format!("{}Z", text.get(..19).unwrap_or_default())
+}
+
+pub(super) fn timestamp(unix_seconds: f64) -> String {
+    stamp::rfc3339(micros(unix_seconds))
+}
+
+fn micros(seconds: f64) -> u64 {
+    (seconds * 1e6).round() as u64
 }
 
 fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
@@ -45,7 +50,6 @@ fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
     render_lines(&lines, false)
 }
 
-/// The report of `tidegate limits ls`.
 #[derive(Serialize)]
 pub(super) struct ListReport<'r> {
     limits: Vec<LimitEntry<'r>>,
@@ -73,59 +77,48 @@ struct TierEntry<'r> {
     rates: Vec<String>,
 }
 
-impl<'r> TierEntry<'r> {
-    fn new(tier: &'r Tier) -> TierEntry<'r> {
-        TierEntry {
-            tier: &tier.name,
-            rates: rates(&tier.windows),
-        }
-    }
-}
-
 /// An override, a block or a change.
 #[derive(Serialize)]
 pub(super) struct RecordEntry<'r> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    change: Option<&'static str>,
+    change: Option<&'r str>,
     limit: Option<&'r str>,
     key: String,
-    tag: String,
+    tag: &'r str,
     counts_by: &'r str,
-    rate: Option<String>,
+    rate: Option<&'r str>,
     until: Option<String>,
     at: Option<String>,
     by: &'r str,
     note: &'r str,
     #[serde(skip)]
-    record: &'r Record,
+    record: &'r RecordReport,
 }
 
 impl<'r> RecordEntry<'r> {
-    fn new(record: &'r Record) -> RecordEntry<'r> {
-        let terms = &record.terms;
-        let tag = record.subject.tag().to_string();
+    fn new(record: &'r RecordReport) -> RecordEntry<'r> {
         RecordEntry {
             change: None,
-            limit: record.subject.limit(),
-            key: short_hash(&tag),
-            tag,
-            counts_by: &terms.key,
-            rate: terms.rates(),
-            until: terms.until(),
-            at: (terms.at_us > 0).then(|| stamp::rfc3339(terms.at_us)),
-            by: &terms.by,
-            note: &terms.note,
+            limit: record.limit.as_deref(),
+            key: short_hash(&record.id),
+            tag: &record.id,
+            counts_by: &record.key,
+            rate: record.rates.as_deref(),
+            until: record.until.map(timestamp),
+            at: (record.at > 0.0).then(|| timestamp(record.at)),
+            by: &record.by,
+            note: &record.reason,
             record,
         }
     }
 
     fn key_text(&self) -> String {
-        hash_and_parts(&self.key, self.counts_by)
+        key_text(self.tag, self.counts_by)
     }
 
     /// The last columns of a table of records.
     fn origin(&self) -> [String; 3] {
-        let until = until_text(self.record.terms.until_us);
+        let until = until_text(self.record.until);
         [until, self.by.to_owned(), self.note.to_owned()]
     }
 }
@@ -138,22 +131,26 @@ fn rates(windows: &[Arc<Window>]) -> Vec<String> {
 impl<'r> ListReport<'r> {
     pub(super) fn new(
         limits: &'r [Arc<Limit>],
-        list: &'r OverrideList,
-        changes: Option<&'r [Record]>,
+        overrides: &'r [RecordReport],
+        changes: Option<&'r [RecordReport]>,
     ) -> ListReport<'r> {
+        let tier = |tier: &'r Tier| TierEntry {
+            tier: &tier.name,
+            rates: rates(&tier.windows),
+        };
         let limits = limits.iter().map(|limit| LimitEntry {
             limit: &limit.name,
             rates: rates(&limit.windows),
             key: limit.key.parts.iter().map(ToString::to_string).collect(),
-            tiers: limit.tiers.iter().map(TierEntry::new).collect(),
+            tiers: limit.tiers.iter().map(tier).collect(),
             candidate: rates(&limit.candidate),
             shadow: limit.shadow,
         });
-        let records = list.records.iter().map(RecordEntry::new);
+        let records = overrides.iter().map(RecordEntry::new);
         let (overrides, blocks) = records.partition(|entry| entry.limit.is_some());
         let changes = changes.map(|changes| {
             let changes = changes.iter().map(|change| RecordEntry {
-                change: Some(change.what()),
+                change: Some(&change.what),
                 ..RecordEntry::new(change)
             });
             changes.collect()
@@ -182,7 +179,7 @@ impl<'r> ListReport<'r> {
         let mut text = table(&["LIMIT", "RATE", "KEY"], rows);
         let with_rate = |entry: &RecordEntry<'_>, none: &str| {
             let limit = entry.limit.unwrap_or(none).to_owned();
-            let rate = entry.rate.as_deref().unwrap_or(none).to_owned();
+            let rate = entry.rate.unwrap_or(none).to_owned();
             vec![limit, entry.key_text(), rate]
         };
         let overrides = self.overrides.iter();
@@ -199,7 +196,7 @@ impl<'r> ListReport<'r> {
         }
         if let Some(changes) = &self.changes {
             let rows = changes.iter().map(|change| {
-                let at = date(change.record.terms.at_us);
+                let at = date(change.record.at);
                 let mut row = vec![at, change.change.unwrap_or_default().to_owned()];
                 row.extend(with_rate(change, "-"));
                 row.extend([change.by.to_owned(), change.note.to_owned()]);
@@ -212,53 +209,54 @@ impl<'r> ListReport<'r> {
     }
 }
 
-/// The report of `tidegate limits show`.
 #[derive(Serialize)]
 pub(super) struct KeyReport<'r> {
     limit: &'r str,
     key: String,
-    tag: String,
+    tag: &'r str,
     windows: Vec<WindowEntry<'r>>,
     r#override: Option<RecordEntry<'r>>,
     block: Option<RecordEntry<'r>>,
     #[serde(skip)]
-    selected: &'r SelectedKey,
+    parts: &'r str,
 }
 
 #[derive(Serialize)]
 struct WindowEntry<'r> {
-    #[serde(flatten)]
-    status: &'r WindowStatus,
-    retry: &'static str,
+    policy: &'r str,
+    of: Option<&'r str>,
+    rate: &'r str,
+    used: u64,
+    remaining: u64,
+    reset_us: u64,
+    retry: &'r str,
     retry_us: Option<u64>,
 }
 
 impl<'r> WindowEntry<'r> {
-    fn new(status: &'r WindowStatus) -> WindowEntry<'r> {
-        let (retry, retry_us) = match status.retry {
-            Retry::Now | Retry::Unasked => ("now", Some(0)),
-            Retry::After(us) => ("after", Some(us)),
-            Retry::Never => ("never", None),
-            Retry::Released => ("released", None),
-        };
+    fn new(usage: &'r WindowUsage) -> WindowEntry<'r> {
         WindowEntry {
-            status,
-            retry,
-            retry_us,
+            policy: &usage.policy,
+            of: usage.of.as_deref(),
+            rate: &usage.rate,
+            used: usage.used,
+            remaining: usage.remaining,
+            reset_us: micros(usage.reset_seconds),
+            retry: &usage.retry,
+            retry_us: usage.retry_seconds.map(micros),
         }
     }
 
     fn row(&self) -> Vec<String> {
-        let status = self.status;
         vec![
-            match &status.of {
-                Some(of) => format!("{} ({of})", status.policy),
-                None => status.policy.clone(),
+            match self.of {
+                Some(of) => format!("{} ({of})", self.policy),
+                None => self.policy.to_owned(),
             },
-            status.rate.clone(),
-            status.used.to_string(),
-            status.remaining.to_string(),
-            wait_text(status.reset_us),
+            self.rate.to_owned(),
+            self.used.to_string(),
+            self.remaining.to_string(),
+            wait_text(self.reset_us),
             match (self.retry, self.retry_us) {
                 ("released", _) => "when one ends".to_owned(),
                 (_, Some(us)) => wait_text(us),
@@ -269,32 +267,20 @@ impl<'r> WindowEntry<'r> {
 }
 
 impl<'r> KeyReport<'r> {
-    pub(super) fn new(
-        limit: &'r Limit,
-        selected: &'r SelectedKey,
-        windows: &'r [WindowStatus],
-        list: &'r OverrideList,
-    ) -> KeyReport<'r> {
-        let find = |limit: Option<&str>| {
-            let mut records = list.records.iter();
-            let record = records
-                .find(|one| one.subject.tag() == selected.tag && one.subject.limit() == limit);
-            record.map(RecordEntry::new)
-        };
-        let tag = selected.tag.to_string();
+    pub(super) fn new(usage: &'r KeyUsage) -> KeyReport<'r> {
         KeyReport {
-            limit: &limit.name,
-            key: short_hash(&tag),
-            tag,
-            windows: windows.iter().map(WindowEntry::new).collect(),
-            r#override: find(Some(&limit.name)),
-            block: find(None),
-            selected,
+            limit: &usage.limit,
+            key: short_hash(&usage.id),
+            tag: &usage.id,
+            windows: usage.windows.iter().map(WindowEntry::new).collect(),
+            r#override: usage.r#override.as_ref().map(RecordEntry::new),
+            block: usage.block.as_ref().map(RecordEntry::new),
+            parts: &usage.key,
         }
     }
 
     pub(super) fn text(&self) -> String {
-        let key = key_text(self.selected);
+        let key = key_text(self.tag, self.parts);
         let mut text = format!("{}  key {key}\n\n", self.limit);
         if self.windows.is_empty() {
             text.push_str("no limit at all\n");
@@ -304,39 +290,35 @@ impl<'r> KeyReport<'r> {
             text.push_str(&table(&head, rows.collect()));
         }
         for entry in self.r#override.iter().chain(&self.block) {
-            let (record, terms) = (entry.record, &entry.record.terms);
-            let rates = entry.rate.as_ref();
-            let rates = rates.map_or_else(String::new, |rates| format!(" {rates}"));
+            let rates = entry
+                .rate
+                .map_or_else(String::new, |rates| format!(" {rates}"));
+            let (record, [until, by, note]) = (entry.record, entry.origin());
+            let at = date(record.at);
             text.push_str(&format!(
-                "\n{}:{rates} {}, by {} at {}\n",
-                record.what(),
-                until_text(terms.until_us),
-                terms.by,
-                date(terms.at_us)
+                "\n{}:{rates} {until}, by {by} at {at}\n",
+                record.what
             ));
-            if !terms.note.is_empty() {
-                text.push_str(&format!("  {}\n", terms.note));
+            if !note.is_empty() {
+                text.push_str(&format!("  {note}\n"));
             }
         }
         text
     }
 }
 
-/// The report of `tidegate limits reset`.
 #[derive(Serialize)]
 pub(super) struct ResetReport<'r> {
     pub(super) limit: &'r str,
-    pub(super) tag: String,
-    /// Deleted counts.
+    pub(super) tag: &'r str,
     pub(super) deleted: u64,
 }
 
-/// The report of `tidegate limits override` and `block`.
 #[derive(Serialize)]
 pub(super) struct ChangeReport<'r> {
     pub(super) limit: Option<&'r str>,
     pub(super) key: String,
-    pub(super) tag: String,
+    pub(super) tag: &'r str,
     pub(super) until: Option<String>,
 }
 
@@ -365,7 +347,7 @@ mod tests {
         let report = ChangeReport {
             limit: None,
             key: "x\n\"".to_owned(),
-            tag: "xy".to_owned(),
+            tag: "xy",
             until: None,
         };
         assert_eq!(
@@ -375,13 +357,18 @@ mod tests {
     }
 
     #[test]
+    fn seconds_are_rounded_to_microseconds() {
+        assert_eq!(micros(1.000_001), 1_000_001);
+    }
+
+    #[test]
     fn waits_are_rounded_up() {
         assert_eq!(wait_text(0), "now");
         assert_eq!(wait_text(1), "in 0.1 s");
         assert_eq!(wait_text(12_300_001), "in 12.4 s");
         assert_eq!(wait_text(119_000_001), "in 2 min 0 s");
         assert_eq!(wait_text(86_400_000_000), "in 24 h 0 min");
-        assert_eq!(until_text(0), "until removed");
-        assert_eq!(until_text(1), "until 1970-01-01T00:00:01Z");
+        assert_eq!(until_text(None), "until removed");
+        assert_eq!(until_text(Some(0.000_001)), "until 1970-01-01T00:00:01Z");
     }
 }

@@ -1,13 +1,13 @@
 //! Draws `top`. Pure: returns exactly as many lines as the screen has rows, none wider than the
 //! screen.
 
-use super::state::{ClientRow, Overlay, Panel, TopState};
+use super::state::{Overlay, Panel, TopState};
+use crate::admin::limits::ClientReport;
 use crate::cli::display::{
-    StyledLine, StyledSpan, Tone, count, latency, share, short_hash, span, sparkline, table,
+    StyledLine, StyledSpan, Tone, count, latency, share, short_hash, sparkline, table,
 };
-use crate::cli::proxy_snapshot::{count_cell, limit_table, server_table, text};
+use crate::cli::proxy_snapshot::{count_cell, limit_table, server_table};
 
-/// Columns and rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScreenSize {
     pub(super) columns: usize,
@@ -17,7 +17,6 @@ pub(super) struct ScreenSize {
 /// Columns beside a sparkline: the name before it, the numbers after it.
 const BESIDE_SPARKLINE: usize = 38;
 
-/// See the file's head.
 pub(super) fn frame(state: &TopState, size: ScreenSize) -> Vec<StyledLine> {
     let mut lines = vec![head_line(state, size.columns), store_line(state)];
     lines.extend(traffic_lines(state, size.columns));
@@ -40,18 +39,18 @@ pub(super) fn frame(state: &TopState, size: ScreenSize) -> Vec<StyledLine> {
 
 fn head_line(state: &TopState, columns: usize) -> StyledLine {
     let (snapshot, status) = (&state.snapshot, &state.snapshot.status);
-    let version = format!("tidegate {}", text(&status["version"]));
+    let version = format!("tidegate {}", status.version);
     let line = StyledLine::new(Tone::Strong, version).plain("  ");
     let line = match (&state.failure, snapshot.reasons.join(", ").as_str()) {
         (Some(failure), _) => line.with(Tone::Bad, format!("no answer: {failure}")),
         (None, "") => line.with(Tone::Good, "ready"),
         (None, reasons) => line.with(Tone::Bad, format!("not ready: {reasons}")),
     };
-    let Some(started) = status["started_at"].as_f64() else {
+    if status.started_at == 0.0 {
         return line;
-    };
-    let file = text(&status["config"]["file"]);
-    let right = format!("{file}  up {}", span(snapshot.now() - started));
+    }
+    let file = status.config.file.as_deref().unwrap_or_default();
+    let right = format!("{file}  up {}", snapshot.since(status.started_at));
     let space = columns.saturating_sub(right.chars().count());
     match line.width() < space {
         true => line.pad_to(space).with(Tone::Faint, right),
@@ -60,44 +59,39 @@ fn head_line(state: &TopState, columns: usize) -> StyledLine {
 }
 
 fn store_line(state: &TopState) -> StyledLine {
-    let store = &state.snapshot.status["store"];
-    let line = StyledLine::new(Tone::Faint, "store     ").plain(text(&store["kind"]));
-    if store["up"] == false {
-        let since = store["since"].as_f64();
-        let away = since.map_or(0.0, |at| state.snapshot.now() - at);
-        let consequence = match store["on_error"].as_str() {
-            Some("allow") => "everything is allowed",
-            Some("deny") => "everything is denied",
+    let store = &state.snapshot.status.store;
+    let line = StyledLine::new(Tone::Faint, "store     ").plain(&store.kind);
+    if store.degraded {
+        let away = state
+            .snapshot
+            .since(store.since.unwrap_or(state.snapshot.status.now));
+        let consequence = match store.on_error.as_str() {
+            "allow" => "everything is allowed",
+            "deny" => "everything is denied",
             _ => "counting in this process",
         };
-        let text = format!("  AWAY for {}: {consequence}", span(away));
-        return line.with(Tone::Warn, text);
+        return line.with(Tone::Warn, format!("  AWAY for {away}: {consequence}"));
     }
-    match store["round_trip_seconds"].as_f64() {
+    match store.round_trip_seconds {
         Some(seconds) => line.plain(format!("  {}", latency(seconds))),
         None => line,
     }
 }
 
 fn traffic_lines(state: &TopState, columns: usize) -> [StyledLine; 3] {
-    let traffic = &state.snapshot.traffic;
+    let rates = &state.snapshot.traffic.rates;
     let width = columns.saturating_sub(BESIDE_SPARKLINE).min(60);
-    let line = |name: &str, tone, values: &[u64], now: f64| {
+    let line = |name: &str, tone, values: &[u64], now: u64| {
         let most = values.iter().copied().max().unwrap_or(0);
         StyledLine::new(Tone::Faint, format!("{name:<10}"))
             .with(tone, sparkline(values, width))
-            .plain(format!(" {:>8}/s", count(now as u64)))
+            .plain(format!(" {:>8}/s", count(now)))
             .with(Tone::Faint, format!("  peak {}", count(most)))
     };
-    let (requests, denials) = (&traffic.requests, &traffic.denials);
+    let [requests, denials] = state.snapshot.seconds();
     [
-        line(
-            "requests",
-            Tone::Good,
-            requests,
-            traffic.requests_per_second,
-        ),
-        line("denials", Tone::Bad, denials, traffic.denials_per_second),
+        line("requests", Tone::Good, &requests, rates.requests),
+        line("denials", Tone::Bad, &denials, rates.denials),
         StyledLine::default(),
     ]
 }
@@ -151,7 +145,7 @@ fn scroll(lines: Vec<StyledLine>, selected: usize, rows: usize) -> Vec<StyledLin
 }
 
 fn client_table(state: &TopState) -> Vec<StyledLine> {
-    let row = |client: &ClientRow| {
+    let row = |client: &ClientReport| {
         let id = short_hash(&client.id);
         vec![
             StyledSpan::plain(match &client.key {
@@ -257,8 +251,13 @@ mod tests {
     #[test]
     fn what_is_wrong_is_seen_at_once() {
         let mut away = state();
-        away.snapshot.status["store"] = serde_json::json!({ "kind": "redis", "up": false,
-            "since": away.snapshot.now() - 12.0, "on_error": "local" });
+        away.snapshot.status.store = crate::admin::status::StoreReport {
+            kind: "redis".to_owned(),
+            degraded: true,
+            since: Some(away.snapshot.status.now - 12.0),
+            on_error: "local".to_owned(),
+            ..Default::default()
+        };
         assert!(
             drawn(&away).contains("store     redis  AWAY for 12 s: counting in this process\n")
         );

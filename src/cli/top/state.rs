@@ -1,9 +1,7 @@
 //! The state of `top`: the last snapshot, what the user selected, and how keys change that. Pure.
 
-use serde::Deserialize;
-use serde_json::Value;
-
-use crate::cli::proxy_snapshot::{LimitSummary, ProxySnapshot, list, read_or_default};
+use crate::admin::limits::{ClientReport, LimitState};
+use crate::cli::proxy_snapshot::{ProxySnapshot, denials};
 
 /// The table that arrow keys move in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,18 +30,6 @@ impl Sort {
     fn next(self) -> Sort {
         Sort::ALL[(self as usize + 1) % Sort::ALL.len()]
     }
-}
-
-/// A client of the selected limit.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(super) struct ClientRow {
-    pub(super) id: String,
-    /// The key in plain text, if the configuration allows to show it.
-    pub(super) key: Option<String>,
-    pub(super) requests: u64,
-    pub(super) denied: u64,
-    pub(super) share: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,23 +62,20 @@ pub(super) struct ClientOfLimit {
     pub(super) client: String,
 }
 
-/// A text or a question besides the tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Overlay {
     #[default]
     Nothing,
     Help,
-    /// The question whether to reset this client.
     Confirm(ClientOfLimit),
 }
 
-/// See the file's head.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TopState {
     pub(super) snapshot: ProxySnapshot,
     /// Why there is no newer snapshot.
     pub(super) failure: Option<String>,
-    pub(super) clients: Vec<ClientRow>,
+    pub(super) clients: Vec<ClientReport>,
     /// The limit of those clients.
     pub(super) clients_of: Option<String>,
     pub(super) panel: Panel,
@@ -102,20 +85,19 @@ pub(super) struct TopState {
     /// The id of the selected client; by default, the first row.
     selected_client: Option<String>,
     pub(super) overlay: Overlay,
-    /// The result of the last action.
     pub(super) note: Option<String>,
 }
 
 impl TopState {
-    pub(super) fn sorted_limits(&self) -> Vec<&LimitSummary> {
-        let mut limits: Vec<&LimitSummary> = self.snapshot.limits.iter().collect();
-        let downward = |one: f64, other: f64| other.total_cmp(&one);
+    pub(super) fn sorted_limits(&self) -> Vec<&LimitState> {
+        let mut limits: Vec<&LimitState> = self.snapshot.limits.iter().collect();
+        let denied = |limit: &LimitState| (limit.per_second.denied, denials(limit));
+        let requests = |limit: &LimitState| limit.per_second.allowed + limit.per_second.denied;
         limits.sort_by(|one, other| match self.sort {
-            Sort::Denials => downward(one.denied_per_second(), other.denied_per_second())
-                .then(other.denied().cmp(&one.denied())),
-            Sort::Requests => downward(one.requests_per_second(), other.requests_per_second()),
+            Sort::Denials => denied(other).cmp(&denied(one)),
+            Sort::Requests => requests(other).cmp(&requests(one)),
             Sort::Headroom => {
-                let left = |limit: &LimitSummary| limit.headroom.unwrap_or(2.0);
+                let left = |limit: &LimitState| limit.headroom.unwrap_or(2.0);
                 left(one).total_cmp(&left(other))
             }
             Sort::Name => one.name.cmp(&other.name),
@@ -123,8 +105,7 @@ impl TopState {
         limits
     }
 
-    /// The row of the selected limit.
-    pub(super) fn limit_row(&self, limits: &[&LimitSummary]) -> usize {
+    pub(super) fn limit_row(&self, limits: &[&LimitState]) -> usize {
         let selected = self.selected_limit.as_ref();
         let row = limits
             .iter()
@@ -138,18 +119,11 @@ impl TopState {
         Some(limit.name.clone())
     }
 
-    /// The row of the selected client.
     pub(super) fn client_row(&self) -> usize {
         let selected = self.selected_client.as_ref();
         let mut clients = self.clients.iter();
         let row = clients.position(|client| Some(&client.id) == selected);
         row.unwrap_or(0)
-    }
-
-    /// Takes the answer of `GET /api/v1/limits/NAME/clients`.
-    pub(super) fn set_clients(&mut self, limit: String, answer: &Value) {
-        self.clients = list(&answer["clients"]).map(read_or_default).collect();
-        self.clients_of = Some(limit);
     }
 
     pub(super) fn press(&mut self, key: PressedKey) -> Option<TopAction> {
@@ -229,9 +203,11 @@ impl TopState {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::admin::limits::ClientsReport;
+    use crate::cli::proxy_snapshot::read_or_default;
 
     /// Three limits, and two clients of the one that denies most.
     pub(in crate::cli::top) fn state() -> TopState {
@@ -271,7 +247,8 @@ pub(super) mod tests {
             { "id": "_GmL0vhuAAAAAAAAAAAAAA", "key": "203.0.113.9", "requests": 40, "denied": 0,
               "share": 0.025 },
         ]});
-        state.set_clients("login".to_owned(), &clients);
+        state.clients = read_or_default::<ClientsReport>(&clients).clients;
+        state.clients_of = Some("login".to_owned());
         state
     }
 

@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, watch};
 use cluster::{ClusterView, slot_of};
 pub use outage::OUTAGE_AFTER;
 use outage::Outages;
-pub use override_client::{OverrideClient, OverrideClientError};
+pub use override_client::{FoundHashes, OverrideClient, OverrideClientError};
 use overrides::SharedOverrides;
 pub use server_info::{ServerInfo, fetch_server_info, server_info};
 pub use slot_lease::GuardedAnswer;
