@@ -42,7 +42,7 @@ const PAGES: [(&str, &str); 15] = [
         "[TLS with clients](tls.md#certificates-from-an-authority-acme)",
     ),
     ("auth.jwt", "[Limits](limits.md#tokens)"),
-    ("tier", "[Limits](limits.md#who-is-concerned)"),
+    ("tier", "[Limits](limits.md#tiers-and-exemptions)"),
     ("limit.NAME", "[Limits](limits.md)"),
     ("upstream.NAME", "[Upstreams](upstreams.md)"),
     ("upstream.NAME.tls", "[Upstreams](upstreams.md#tls)"),
