@@ -21,8 +21,8 @@ use super::state::AdminState;
 use crate::clock;
 use crate::config::{Balance, RedisTopology, StoreKind, effective, environment, render};
 use crate::server::Lifecycle;
-use crate::server::introspection::{LastReload, Snapshot};
 use crate::server::control::ReloadError;
+use crate::server::introspection::{LastReload, Snapshot};
 use crate::upstream::{ServerReport, ServerStatus};
 
 const STUCK: &str = "a worker stands still";

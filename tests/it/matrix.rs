@@ -202,18 +202,21 @@ fn check(row: &Row, pace: Pace) {
 const HEAD: &str = "\
 # Faults
 
-What happens to honest clients while a part fails, or somebody attacks, and how soon all is as it was:
-four of them ask all the time, on connections that they keep and on new ones, three for what is hardly
-limited and one for what is limited to 40 a day. `make faults` does all this to a running proxy and
-writes this page; every run of the tests does it in a shorter way and holds it to nobody hung, nobody
-wrongly let through, no answer but those that are owed, and honest clients' pace.
+This page is for operators and engineers. It shows how normal clients are served while a part fails or an
+attack runs, and how soon all is as before.
 
-- *served*: answered while it lasted, with 200 or with a 429 that was due;
-- *refused*: 502, 503 or 504 while it lasted, and *cut*: the connection ended without an answer;
-- *wrongly allowed*: beyond the limit of 40, whatever was done;
-- *hung*: no answer within eight seconds;
-- *p99*: milliseconds that the slowest hundredth took, before it began and while it lasted;
-- *recovery*: milliseconds from its end until the last request that was not served.
+Four normal clients send requests all the time, on kept and on new connections. Three of them use routes with
+a high limit. One uses a route with a limit of 40 a day. `make faults` does each fault to a running proxy, and
+writes this page. Every run of the tests does a shorter version. A test fails if a request hangs, or passes
+without permission. It also fails if a response has an unexpected status, or if normal clients become too
+slow.
+
+- *served*: requests during the fault with 200, or with a 429 that was right;
+- *refused*: requests during the fault with 502, 503 or 504; *cut*: the connection ended without a response;
+- *wrongly allowed*: requests that passed beyond the limit of 40;
+- *hung*: no response within eight seconds;
+- *p99*: 99th percentile of the response time in milliseconds, before and during the fault;
+- *recovery*: milliseconds from the end of the fault until the last request that was not served.
 
 | part | what is done | served | refused | cut | wrongly allowed | hung | p99, ms | longest, ms | recovery, ms |
 |---|---|--:|--:|--:|--:|--:|--:|--:|--:|
@@ -222,9 +225,9 @@ wrongly let through, no answer but those that are owed, and honest clients' pace
 const BESIDE: &str = "
 ## What of it is the machine's
 
-An attack costs whoever does it, the upstream and the kernel as well, and here they all share two cores
-with the proxy. So each is done again to another proxy, beside that of the honest clients: what their
-p99 grows to then is what any program on a machine so busy would have to wait.
+An attack also takes CPU of the attacker, the upstream and the kernel. Here they all share two cores with the
+proxy. So each attack also runs against another proxy, beside that of the normal clients. The p99 of that run
+is the slowdown that any program on such a busy machine has.
 
 | what is done | p99, ms, done to their proxy | to another beside it |
 |---|--:|--:|
@@ -233,21 +236,21 @@ p99 grows to then is what any program on a machine so busy would have to wait.
 const WHY: &str = "
 ## What was found
 
-- *HTTP/2 streams reset at once*: each made its upstream a connection that was closed again before it was
-  of use, and a third of the proxy's time was connecting. What is reset in the same breath is charged, and
-  costs no connection any more.
-- *Uploads to a dead upstream*: what such clients still send is read and thrown away for a while, so that
-  they get their answer; that was done 4 KiB at a time, in which the proxy spent most of its time. It is 64
-  KiB at a time now, and others have their turn after every eighth.
-- *Slow readers of 8 MiB*: what they ask for is taken as fast as the kernel has room for it, and until then
-  nobody else of their worker had a turn: of twelve of them, 29 MB were written between two looks at who is
-  ready. Others have their turn after each 256 KiB of an answer now, which makes 3 MB of it, and the longest wait
-  of honest clients 25 to 59 ms where it was 51 to 98 (five runs each, by turns, on a busy machine). Their p99
-  is higher for it, 5 ms where it was 2: more of them are answered meanwhile, each a little late, where a few
-  were very late. It grows to 1 to 4 ms beside another proxy as well: thirty threads of the upstream write then.
-- *Leaving in the middle*: three quarters of the proxy's time are the kernel's, which closes connections and
-  what waits in them, and upstream and attackers have twice as much of the machine as the proxy. The
-  upstream of the tests had a part in it that no other has: it wrote a stack trace for each such client.
+- *HTTP/2 streams reset at once*: each stream opened a connection to the upstream, which closed again before
+  any use. A third of the proxy's time was connecting. Now a stream that is reset at once is charged, and
+  opens no connection.
+- *Uploads to a dead upstream*: the proxy reads and discards the rest of an upload for a while, so that the
+  client gets its response. It did that 4 KiB at a time, and spent most of its time on it. Now it reads 64 KiB
+  at a time, and other connections get a turn after every eighth read.
+- *Slow readers of 8 MiB*: the proxy wrote as fast as the kernel had room. Until then no other client of the
+  worker had a turn. With twelve readers, it wrote 29 MB between two checks for ready connections. Now others
+  have a turn after each 256 KiB of a response, which makes 3 MB. On a busy machine, in five runs each, the
+  longest wait of normal clients was 51 to 98 ms before and 25 to 59 ms after. Their p99 rose from 2 to 5 ms,
+  because more of them get a response meanwhile, each a little late. It grows beside another proxy as well,
+  because thirty threads of the upstream write.
+- *Leaving in the middle*: three quarters of the proxy's time are in the kernel, which closes connections and
+  frees their data. Upstream and attackers use twice as much of the machine as the proxy. Part of the cost
+  came from the upstream of the tests, which wrote a stack trace for each such client.
 ";
 
 #[test]
@@ -285,7 +288,7 @@ fn whatever_fails_nobody_hangs_and_nobody_passes_who_should_not() {
     if writes {
         writeln!(
             page,
-            "\nEach lasted {} s. Among the attacks, *{}* cost honest clients most:\ntheir p99 grew to {:.1} times. \
+            "\nEach lasted {} s. Of the attacks, *{}* slowed normal clients most:\ntheir p99 grew to {:.1} times. \
              Attackers, clients, upstream and proxy shared the machine's two cores.",
             lasts.as_secs_f64(),
             worst.1,
