@@ -5,9 +5,9 @@
 //! so it is atomic and cannot deadlock. It reads the clock while it holds the locks. A denial that
 //! charges nothing may use a time just before.
 //!
-//! Keys and bytes are bounded. Expired keys go first: a charge that adds a key looks at `SWEEP`
-//! others of its shards and drops those that count nothing any more. So expired keys go at least as
-//! fast as new ones come, and no charge pauses for a long cleanup.
+//! Keys and bytes are bounded. Expired keys go first: one charge of `SWEEP_EVERY` looks at two keys
+//! for each of these charges, and drops those that count nothing any more. So no charge pauses for
+//! a long cleanup.
 //! [`Memory::tidy`] drops expired keys where no charges come.
 //!
 //! Above a bound, each charge evicts up to `MAX_VICTIMS` keys. Limits share the store. A charge
@@ -42,7 +42,7 @@ use crate::limit::{Charge, Decision, KeyHash, LimitCheck, Retry, Rule, Window};
 use crate::telemetry::decisions::{DecisionLog, Source};
 pub use bounds::Evictions;
 use bounds::{EvictionClass, EvictionList, LimitNumber, MemoryBounds};
-use shard::{KEY_BYTES, PendingCheck, SWEEP, Shard};
+use shard::{KEY_BYTES, PendingCheck, Shard};
 use stand_in::DecisionMode;
 
 /// Keys in a shard when the store is full: its index grows at once, and no charge pauses for it.
@@ -233,12 +233,10 @@ impl Memory {
     fn decide_one(&self, charge: &Charge, item: &LimitCheck, mode: DecisionMode) -> Decision {
         let mut shard = self.lock(self.shard_of(id(item)));
         let now_us = self.clock.now_us();
+        shard.sweep_in_turn(now_us, &self.bounds);
         let check = self.check(&shard, item, mode, now_us);
         let allowed = check.look.retry == Retry::Now;
         let verdict = shard.settle(&check, allowed, &self.bounds);
-        if allowed && check.is_new_key() {
-            shard.sweep(SWEEP, now_us, &self.bounds);
-        }
         if self.bounds.passed().is_some() {
             self.enforce_bounds(&mut [&mut *shard], charge, now_us);
         }
@@ -254,6 +252,9 @@ impl Memory {
     fn decide_all(&self, charge: &Charge, mode: DecisionMode) -> Decision {
         let mut shards = self.lock_shards(charge);
         let now_us = self.clock.now_us();
+        for (_, shard) in &mut shards {
+            shard.sweep_in_turn(now_us, &self.bounds);
+        }
         let check = |item| {
             let at = self.position_of(&shards, id(item));
             self.check(&shards[at].1, item, mode, now_us)
@@ -265,11 +266,6 @@ impl Memory {
             shards[at].1.settle(check, allowed, &self.bounds)
         };
         let verdicts = checks.iter().map(settle).collect();
-        if allowed && checks.iter().any(PendingCheck::is_new_key) {
-            for (_, shard) in &mut shards {
-                shard.sweep(SWEEP, now_us, &self.bounds);
-            }
-        }
         if self.bounds.passed().is_some() {
             let mut shards: SmallVec<[&mut Shard; 4]> =
                 shards.iter_mut().map(|(_, shard)| &mut **shard).collect();

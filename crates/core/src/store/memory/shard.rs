@@ -19,8 +19,9 @@ use crate::limit::decide::{Count, FirstPass};
 use crate::limit::{LimitCheck, Retry, Rule, Verdict};
 use crate::store::guard::xorshift;
 
-/// Keys that a charge with a new key looks at in each of its shards, to drop the expired.
-pub(super) const SWEEP: usize = 2;
+/// Charges of a shard between two sweeps. Keys that lie side by side are read faster than as many
+/// in different places.
+const SWEEP_EVERY: usize = 8;
 /// Keys among which a victim is chosen.
 const SAMPLE: usize = 8;
 /// An index with room for more keys than this shrinks when most of it is unused.
@@ -40,6 +41,8 @@ pub(super) struct Shard {
     /// Places in `entries` of keys that may be evicted.
     pub(super) lists: HashMap<EvictionList, Vec<u32>>,
     sweep_next: usize,
+    /// Charges since the last sweep.
+    unswept: usize,
     /// The state of a random number generator: clients cannot see it, let alone steer it.
     random: u64,
 }
@@ -69,11 +72,6 @@ pub(super) struct PendingCheck<'i> {
 }
 
 impl PendingCheck<'_> {
-    /// Whether the item's key is added if the charge is allowed.
-    pub(super) fn is_new_key(&self) -> bool {
-        self.place.is_none() && self.cost > 0
-    }
-
     /// Lets no more than `max_units` count, whatever the rule says.
     pub(super) fn cap(&mut self, max_units: u64, wait_us: u64) {
         if max_units >= self.rule.units {
@@ -281,6 +279,15 @@ impl Shard {
             let list = self.lists.entry(list).or_default();
             entry.position = narrow(list.len());
             list.push(narrow(place));
+        }
+    }
+
+    /// Looks at two keys for each charge, in one piece for `SWEEP_EVERY` of them.
+    pub(super) fn sweep_in_turn(&mut self, now_us: u64, bounds: &MemoryBounds) {
+        self.unswept += 1;
+        if self.unswept >= SWEEP_EVERY {
+            self.unswept = 0;
+            self.sweep(2 * SWEEP_EVERY, now_us, bounds);
         }
     }
 
