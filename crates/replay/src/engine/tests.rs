@@ -22,14 +22,19 @@ fn text(k: u64) -> String {
     let rate = |fours: u64, per: &str| format!("\"{}/{per}\"", fours * k);
     format!(
         "upstream = \"http://127.0.0.1:9\"\ntrusted_proxies = \"10.0.0.0/8\"\n\
-         [tier]\nfrom = \"header:x-plan\"\n\
+         [client_ip]\nipv4_prefix = 31\n\
+         [api_key]\nfrom = [\"query:key\"]\nunknown = \"trust\"\n\
+         [tier]\nfrom = \"header:x-plan\"\ndefault = \"free\"\n\
          [limit.both]\nrate = [{}, {}]\nkey = \"ip\"\n\
          [limit.user]\nrate = {}\nkey = \"header:x-user or ip\"\ntiers = {{ pro = {} }}\n\
-         exempt = [\"192.0.2.3\"]\n\
+         exempt = [\"192.0.2.3\", \"secret-key\"]\n\
          [limit.heavy]\nrate = {}\nkey = [\"ip\", \"path\"]\ncost = 3\n\
          [limit.rough]\nrate = {}\nalgorithm = \"counter\"\nkey = \"global\"\n\
          [limit.trial]\nrate = {}\nshadow = true\ncandidate = {}\nmissing = \"shared\"\n\
          key = \"header:x-user\"\n\
+         [limit.each]\nrate = {}\nkey = \"ip\"\ncounts = \"requests\"\n\
+         tiers = {{ free = \"unlimited\" }}\n\
+         [[route]]\npath = \"/e\"\nlimits = [\"each\", \"rough\"]\ncost = 2\n\
          [[route]]\npath = \"/a\"\nlimits = [\"both\", \"user\"]\n\
          [[route]]\npath = \"/b/*\"\nlimits = [\"heavy\", \"user\", \"trial\"]\n\
          refund = [\"5xx\"]\n\
@@ -44,6 +49,7 @@ fn text(k: u64) -> String {
         rate(6, "3s"),
         rate(1, "4s"),
         rate(2, "4s"),
+        rate(1, "2s"),
     )
 }
 
@@ -62,14 +68,23 @@ fn request() -> impl Strategy<Value = Request> {
     (
         gap,
         1..5_u8,
-        0..5_u8,
+        0..PATHS.len() as u8,
         0..3_u8,
         any::<bool>(),
         prop::bool::weighted(0.2),
     )
 }
 
-const PATHS: [&str; 5] = ["/a", "/b/1", "/b/x/../2", "/c?q", "/d"];
+const PATHS: [&str; 8] = [
+    "/a",
+    "/a?key=secret-key",
+    "/b/1",
+    "/b/x/../2",
+    "/c?q",
+    "/d",
+    "/e",
+    "/e?key=k",
+];
 
 fn entry(at_us: u64, request: Request) -> LogEntry<'static> {
     let (_, client, path, user, pro, fails) = request;
@@ -168,6 +183,7 @@ impl Model {
             .route
             .refund
             .contains(entry.status.try_into().unwrap());
+        let cost = found.route.cost.units(&headers, true);
         let (mut charge, mut riders) = (Charge::new(), Vec::new());
         for limit in &found.route.limits {
             if limit.exempt.has(client, &limit.key, &facts) {
@@ -181,7 +197,7 @@ impl Model {
                 limit: Arc::clone(limit),
                 window: Arc::clone(window),
                 tag,
-                cost: limit.cost,
+                cost: limit.units(cost),
                 asker: None,
             };
             let windows = limit.windows_of(facts.tier).iter().map(item);
