@@ -128,8 +128,16 @@ impl Ledger {
         map.keys.insert(id, seen);
     }
 
-    pub fn knows(&self, item: &LimitCheck) -> bool {
-        self.map(item.id()).keys.contains_key(&item.id())
+    /// Whether this process may admit fewer units by an answer than by the last one that was noted.
+    /// The first answer does.
+    pub fn is_tighter(&self, answer: &StoreAnswer<'_>, fleet: &Fleet) -> bool {
+        let units = answer.item.window.rule.units;
+        let max_units = |own: u64, used: u64| own + fleet.part_of(units.saturating_sub(used));
+        let map = self.map(answer.item.id());
+        map.keys.get(&answer.item.id()).is_none_or(|seen| {
+            let used = answer.verdict.used + answer.charged;
+            max_units(answer.own, used) < max_units(seen.own, seen.used + seen.gap)
+        })
     }
 
     /// Units that the store must have and its answer lacks: 0 if the answer may be right. `own` of
@@ -298,6 +306,20 @@ mod tests {
             ledger.max_units(&item, &fleet, at(60_000_001, 60_000_002)),
             None
         );
+    }
+
+    #[test]
+    fn an_answer_with_less_left_is_tighter() {
+        let (ledger, fleet, item) = (Ledger::default(), Fleet::of(4), item(1));
+        let is_tighter = |used, own| {
+            let verdict = verdict(used);
+            ledger.is_tighter(&answered(&item, &verdict, own), &fleet)
+        };
+        assert!(is_tighter(0, 1), "nothing is known");
+        ledger.note(&answered(&item, &verdict(199), 50));
+        assert!(!is_tighter(199, 50));
+        assert!(!is_tighter(99, 50), "the store does not know of all units");
+        assert!(is_tighter(299, 50));
     }
 
     #[test]

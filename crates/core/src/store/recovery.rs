@@ -58,7 +58,7 @@ pub struct Recovery {
     pub ledger: Ledger,
     /// Whether shares hold, beside the store's decisions where there are any.
     on: AtomicBool,
-    /// Since when the store is away, or was until the process began to return; 0 for never.
+    /// Since when the store is away, or last was before the process began to return; 0 for never.
     since_us: AtomicU64,
     /// When the store came back; 0 while it is away.
     back_us: AtomicU64,
@@ -112,7 +112,10 @@ impl Recovery {
         let mut state = self.state();
         self.begin(&mut state, now_us);
         state.since_us = None;
-        self.back_us.store(0, Ordering::Release);
+        if self.back_us.swap(0, Ordering::AcqRel) > 0 {
+            // The store was back for a while, and has admitted units meanwhile.
+            self.since_us.store(now_us, Ordering::Release);
+        }
     }
 
     fn begin(&self, state: &mut RecoveryState, now_us: u64) {

@@ -5,7 +5,7 @@ use super::shard::{PendingCheck, Shard};
 use super::{Memory, id};
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck, OnError, Retry, Verdict};
 use crate::store::is_slots;
-use crate::store::ledger::{StoreAnswer, slack_us};
+use crate::store::ledger::{Away, StoreAnswer, slack_us};
 use crate::store::recovery::Recovery;
 
 /// For what the counts are asked.
@@ -83,7 +83,7 @@ impl Memory {
         let mut check = shard.check(item, rule, cost, now_us);
         if !is_bound {
             check.look.retry = Retry::Now;
-        } else if let Some(max_units) = self.max_units_of(item, now_us) {
+        } else if let Some(max_units) = self.max_units_of(item, mode, now_us) {
             check.cap(max_units, rule.window_us);
         }
         check
@@ -98,10 +98,15 @@ impl Memory {
 
     /// The most units of this item that may count here while the shared store is away; `None` if
     /// nothing is known of it.
-    fn max_units_of(&self, item: &LimitCheck, now_us: u64) -> Option<u64> {
+    fn max_units_of(&self, item: &LimitCheck, mode: DecisionMode, now_us: u64) -> Option<u64> {
         let recovery = self.recovery.as_ref()?;
-        let at = recovery.away_at(now_us)?;
-        recovery.ledger.max_units(item, &self.fleet, at)
+        // The first call that fails is decided here before anything calls that an outage.
+        let begins = (mode == DecisionMode::Alone).then_some(Away {
+            since_us: now_us,
+            now_us,
+        });
+        let away = recovery.away_at(now_us).or(begins)?;
+        recovery.ledger.max_units(item, &self.fleet, away)
     }
 
     /// Units of this budget that were admitted here and count at a time, microseconds.
@@ -169,12 +174,13 @@ impl Memory {
                 store_us: decision.at_us,
                 now_us,
             };
-            recovery.ledger.note(&answer);
+            // A store that does not know of all units says too little.
+            if !is_on || recovery.ledger.is_tighter(&answer, &self.fleet) {
+                recovery.ledger.note(&answer);
+            }
         };
         for (index, (item, verdict)) in charge.iter().zip(&decision.verdicts).enumerate() {
-            // A store that does not know of all units says too little.
-            let is_worse = || is_on && recovery.ledger.knows(item);
-            if is_slots(item) || verdict.retry == Retry::Unasked || is_worse() {
+            if is_slots(item) || verdict.retry == Retry::Unasked {
                 continue;
             }
             match warm.and_then(|warm| warm.verdicts.get(index)) {

@@ -1,7 +1,7 @@
 //! What proxies and the store do when their time has come: the order is that of `proxy/admit.rs`,
 //! of `redis/maintenance.rs` and of `lua/fleet.lua`.
 
-use super::{COUNTED_US, Contents, Event, MS, Mishap, Outage, Proxy, TIMEOUT_US, World};
+use super::{AWAY_US, COUNTED_US, Contents, Event, MS, Mishap, Outage, Proxy, TIMEOUT_US, World};
 use crate::limit::{Decision, Retry, Verdict};
 use crate::store::recovery::Heartbeat;
 
@@ -34,11 +34,13 @@ impl World {
             proxy.recovery.away(self.now_us);
             proxy.journal.add(&self.charge, self.now_us);
             proxy.admitted.push(self.now_us);
+            // The store serves the others, and does not know of this unit.
+            self.excused += u64::from(self.now_us < proxy.cut_off_until_us);
         }
     }
 
     pub(super) fn at_store(&mut self, who: usize, beside: Option<Decision>) {
-        if self.is_down {
+        if self.is_down || self.now_us < self.proxies[who].cut_off_until_us {
             return self.at(100, who, Event::Lost(beside));
         }
         // What waits in the socket of a frozen server is decided when it thaws, and told nobody.
@@ -104,19 +106,21 @@ impl World {
             proxy.local.give_back(&self.charge, &beside);
         }
         proxy.recovery.alive(self.now_us);
+        // One lost call is no outage yet: the task must first fail to connect.
+        self.decide_alone(who);
+        let proxy = &mut self.proxies[who];
         if !proxy.is_away {
             proxy.is_away = true;
             proxy.recovery.away(self.now_us);
             let pause_us = 25 * MS + self.chance(475) * MS;
             self.at(pause_us, who, Event::Probe);
         }
-        self.decide_alone(who);
     }
 
     pub(super) fn probe(&mut self, who: usize) {
         let proxy = &mut self.proxies[who];
         proxy.recovery.alive(self.now_us);
-        if self.is_down || self.is_frozen {
+        if self.is_silent(who) {
             let pause_us = 250 * MS + self.chance(250) * MS;
             return self.at(pause_us, who, Event::Probe);
         }
@@ -129,7 +133,7 @@ impl World {
     }
 
     pub(super) fn maintenance(&mut self, who: usize) {
-        let is_silent = self.is_down || self.is_frozen;
+        let is_silent = self.is_silent(who);
         let proxy = &mut self.proxies[who];
         proxy.recovery.alive(self.now_us);
         let next_us = if proxy.recovery.is_on() { 200 } else { 500 };
@@ -192,6 +196,26 @@ impl World {
         self.store.count.used(&rule, self.now_us)
     }
 
+    pub(super) fn stall(&mut self) {
+        self.excuse_what_is_not_known();
+        self.is_frozen = true;
+        let for_us = 20 * MS + self.chance(200) * MS;
+        self.at(for_us, 0, Event::ComeBack);
+    }
+
+    pub(super) fn cut_off(&mut self, victim: usize) {
+        let for_us = 20 * MS + self.chance(200) * MS;
+        self.proxies[victim].cut_off_until_us = self.now_us + for_us;
+        let unknown = self.used().saturating_sub(self.proxies[victim].last_used);
+        self.excused += unknown.div_ceil(self.proxies.len() as u64);
+    }
+
+    /// Whether the store answers this proxy.
+    fn is_silent(&self, who: usize) -> bool {
+        let is_cut_off = self.now_us < self.proxies[who].cut_off_until_us;
+        self.is_down || self.is_frozen || is_cut_off
+    }
+
     pub(super) fn go_away(&mut self) {
         let away_us = match self.outage {
             Outage::Flushed | Outage::Handover => 0,
@@ -203,7 +227,7 @@ impl World {
             Outage::Flushed | Outage::Handover => {}
             _ => self.is_down = true,
         }
-        if self.mishap != Mishap::None {
+        if matches!(self.mishap, Mishap::Killed | Mishap::Stopped) {
             let victim = self.chance(self.proxies.len() as u64) as usize;
             let in_us = self.chance(away_us + 1_000 * MS);
             self.at(in_us, victim, Event::Mishap);
@@ -223,6 +247,9 @@ impl World {
         let now_us = self.now_us;
         self.is_down = false;
         self.is_frozen = false;
+        if now_us < AWAY_US {
+            return;
+        }
         self.back_us = now_us;
         match self.outage {
             Outage::KilledAndKeeps | Outage::Frozen => {}
@@ -247,7 +274,7 @@ impl World {
                 }
             }
             Mishap::Stopped => self.proxies[victim].stopped_until_us = self.now_us + for_us,
-            Mishap::None => {}
+            Mishap::None | Mishap::Stalled | Mishap::CutOff => {}
         }
     }
 }
