@@ -49,6 +49,7 @@ test:
 	./tests/admin/run.sh
 	./tests/otlp/run.sh
 	./tests/traefik/run.sh
+	./tests/decide/run.sh
 	./tests/browser/run.sh
 	./tests/prometheus/run.sh
 	./tests/deploy/run.sh

@@ -5,6 +5,7 @@
 //! and `finish` are here.
 
 pub mod body;
+mod decide;
 pub mod dry_run;
 mod forward;
 pub mod upgrade;
@@ -29,7 +30,7 @@ pub use tidegate_core::exchange::{Exchange, grpc, headers, limiter, local_reply,
 
 use crate::body::RequestBody;
 use crate::clock::{self, Sweep};
-use crate::config::{Config, TracingSettings};
+use crate::config::{Config, DecideSettings, TracingSettings};
 use crate::request_head::HeadError;
 use crate::route::Target;
 use crate::telemetry::access::Buffer;
@@ -45,6 +46,8 @@ type ProxyExchange<'c> = Exchange<'c, RequestBody, Body>;
 pub struct Proxy {
     stages: Stages,
     upstreams: Upstreams,
+    /// `None` if no proxy asks for decisions.
+    decide: Option<Arc<DecideSettings>>,
 }
 
 impl Proxy {
@@ -59,6 +62,7 @@ impl Proxy {
         old: Option<&Proxy>,
     ) -> Proxy {
         Proxy {
+            decide: config.decide.clone(),
             upstreams: match old {
                 None => Upstreams::new(&config.upstreams, sweep.clone(), vitals),
                 Some(old) => old.upstreams.renewed(&config.upstreams, sweep, vitals),

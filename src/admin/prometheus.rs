@@ -21,8 +21,8 @@ use crate::store::StoreError;
 use crate::store::memory::Evictions;
 use crate::telemetry::metrics::text::{MetricType, MetricsText, TextFormat};
 use crate::telemetry::metrics::{
-    CODES, DECISION_BOUNDS, GRPC_STATUSES, LimitSum, LimitVerdict, METHODS, NO_ROUTE,
-    REQUEST_BOUNDS, RETRIES, RouteSum, SOURCES, Sum, Unanswered, UpstreamSum,
+    CODES, DECISION_BOUNDS, DecideCode, Door, GRPC_STATUSES, LimitSum, LimitVerdict, METHODS,
+    Meter, NO_ROUTE, REQUEST_BOUNDS, RETRIES, RouteSum, SOURCES, Sum, Unanswered, UpstreamSum,
 };
 use crate::telemetry::panics::panics;
 use crate::upstream::{ServerReport, ServerStatus};
@@ -85,7 +85,8 @@ fn labelled<'l, V: Display>(
 }
 
 fn requests(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
-    let routes: Vec<&Route> = snapshot.config.routes.iter().collect();
+    let unrouted = snapshot.config.unrouted.as_deref();
+    let routes: Vec<&Route> = snapshot.config.routes.iter().chain(unrouted).collect();
     let many = routes.len() > MANY_ROUTES;
     let none = RouteSum::default();
     let named: Vec<(&str, Vec<&str>)> = (routes.iter())
@@ -126,11 +127,27 @@ fn requests(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
         "reason",
         unanswered,
     );
+    if snapshot.config.decide.is_some() {
+        questions(text, snapshot);
+    }
     family(text, "tidegate_http_request_duration_seconds");
     for (route, _) in &named {
         let counted = sum.routes.get(*route).unwrap_or(&none);
         if !many || counted.requests() > 0 {
             text.durations(&[("route", *route)], &REQUEST_BOUNDS, &counted.duration);
+        }
+    }
+}
+
+/// The questions of other proxies, by door and answer.
+fn questions(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
+    let meters = snapshot.proxies().map(Proxy::meter);
+    let counts: Vec<_> = meters.map(Meter::all_questions).collect();
+    family(text, "tidegate_decide_requests");
+    for (door, name) in Door::WORDS.iter().enumerate() {
+        for (code, word) in DecideCode::WORDS.iter().enumerate() {
+            let count: u64 = counts.iter().map(|counts| counts[door][code]).sum();
+            text.sample(&[("door", *name), ("code", *word)], count);
         }
     }
 }

@@ -101,11 +101,11 @@ pub(super) fn explain_route(config: &Config, view: &RequestView<'_, '_, '_>) -> 
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect(),
         to: match &route.target {
-            Target::Upstream(index) => {
-                let upstream = config.upstreams.get(*index);
-                let name = upstream.map(|upstream| &*upstream.name);
-                format!("upstream {}", name.unwrap_or_default())
-            }
+            Target::Upstream(index) => match config.upstreams.get(*index) {
+                Some(upstream) => format!("upstream {}", upstream.name),
+                // The file serves no clients (`[decide]`).
+                None => "no upstream".to_owned(),
+            },
             Target::Respond(answer) => format!("respond {}", answer.status.as_u16()),
             Target::Redirect(answer) => format!("redirect {}", answer.status.as_u16()),
         },

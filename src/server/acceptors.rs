@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 
 use super::drain::OpenConnection;
-use super::listen::WorkerSocket;
+use super::listen::{ListenerKind, WorkerSocket};
 use super::listener::{BACKLOG, accept, accepted_tcp, accepted_unix};
 use super::worker::Worker;
 use super::worker_set::HandedOff;
@@ -55,14 +55,14 @@ impl Acceptors {
     }
 
     pub(super) fn add(&mut self, socket: WorkerSocket) -> io::Result<()> {
-        let (worker, is_tls) = (Arc::clone(&self.worker), socket.is_tls);
+        let (worker, kind) = (Arc::clone(&self.worker), socket.kind);
         let copy = socket.listener.try_clone()?;
         let listener = Arc::new(match socket.is_unix {
             true => AsyncListener::Unix(UnixListener::from_std(copy.into())?),
             false => AsyncListener::Tcp(TcpListener::from_std(copy.into())?),
         });
         let task =
-            spawn_enduring(move || accept_all(Arc::clone(&listener), Arc::clone(&worker), is_tls));
+            spawn_enduring(move || accept_all(Arc::clone(&listener), Arc::clone(&worker), kind));
         self.all.push(Acceptor { socket, task });
         Ok(())
     }
@@ -109,7 +109,7 @@ impl AsyncListener {
     }
 }
 
-async fn accept_all(listener: Arc<AsyncListener>, worker: Arc<Worker>, is_tls: bool) {
+async fn accept_all(listener: Arc<AsyncListener>, worker: Arc<Worker>, kind: ListenerKind) {
     loop {
         let Ok(permit) = Arc::clone(&worker.connections).acquire_owned().await else {
             return;
@@ -118,7 +118,7 @@ async fn accept_all(listener: Arc<AsyncListener>, worker: Arc<Worker>, is_tls: b
             Ok(accepted) => {
                 let open = worker.drain.open(permit);
                 failpoint!("server.accept");
-                place(&worker, accepted, is_tls, open);
+                place(&worker, accepted, kind, open);
             }
             // The client has left before it was accepted.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -132,7 +132,7 @@ async fn accept_all(listener: Arc<AsyncListener>, worker: Arc<Worker>, is_tls: b
 }
 
 /// Serves a client, or hands it off to a worker with clearly fewer connections.
-fn place(worker: &Arc<Worker>, accepted: Accepted, is_tls: bool, mut open: OpenConnection) {
+fn place(worker: &Arc<Worker>, accepted: Accepted, kind: ListenerKind, mut open: OpenConnection) {
     let ip = accepted.ip;
     let is_tcp = matches!(accepted.stream, Stream::Tcp(_));
     if is_tcp && !worker.permit(&mut open, ip) {
@@ -141,7 +141,7 @@ fn place(worker: &Arc<Worker>, accepted: Accepted, is_tls: bool, mut open: OpenC
     let other = worker.position.least_loaded();
     let (stream, other) = match (accepted.stream, other) {
         (Stream::Tcp(stream), Some(other)) => (stream, other),
-        (stream, _) => return spawn_connection(worker, Accepted { stream, ip }, is_tls, open),
+        (stream, _) => return spawn_connection(worker, Accepted { stream, ip }, kind, open),
     };
     // A stream that cannot leave this runtime has failed.
     let Ok(stream) = stream.into_std() else {
@@ -150,7 +150,7 @@ fn place(worker: &Arc<Worker>, accepted: Accepted, is_tls: bool, mut open: OpenC
     let handed = HandedOff {
         stream,
         ip,
-        is_tls,
+        kind,
         open,
     };
     if let Err(returned) = worker.position.hand_off(handed, &other) {
@@ -158,9 +158,14 @@ fn place(worker: &Arc<Worker>, accepted: Accepted, is_tls: bool, mut open: OpenC
     }
 }
 
-fn spawn_connection(worker: &Arc<Worker>, accepted: Accepted, is_tls: bool, open: OpenConnection) {
+fn spawn_connection(
+    worker: &Arc<Worker>,
+    accepted: Accepted,
+    kind: ListenerKind,
+    open: OpenConnection,
+) {
     let worker = Arc::clone(worker);
-    tokio::spawn(connection::serve(accepted, is_tls, worker, open));
+    tokio::spawn(connection::serve(accepted, kind, worker, open));
 }
 
 fn serve_handed_off(worker: &Arc<Worker>, handed: HandedOff) {
@@ -169,7 +174,7 @@ fn serve_handed_off(worker: &Arc<Worker>, handed: HandedOff) {
             stream: Stream::Tcp(stream),
             ip: handed.ip,
         };
-        spawn_connection(worker, accepted, handed.is_tls, handed.open);
+        spawn_connection(worker, accepted, handed.kind, handed.open);
     }
 }
 
@@ -188,6 +193,6 @@ fn accept_waiting(socket: &WorkerSocket, worker: &Arc<Worker>) {
         let Ok(accepted) = accept(&socket.listener) else {
             return;
         };
-        spawn_connection(worker, accepted, socket.is_tls, worker.drain.open(permit));
+        spawn_connection(worker, accepted, socket.kind, worker.drain.open(permit));
     }
 }

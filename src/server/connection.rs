@@ -24,6 +24,7 @@ use super::drain::{Drain, OpenConnection};
 use super::http1::socket::Phase;
 use super::http1::{self, Http1End};
 use super::http2::{self, PREFACE};
+use super::listen::ListenerKind;
 use super::tls::ServerTls;
 use super::worker::{ActiveConfig, ClientConnection, Worker};
 use crate::client::proxy_header::{ProxyHeader, parse};
@@ -40,17 +41,16 @@ const READ_BYTES: usize = 4096;
 /// Bytes of one look for a PROXY header.
 const PEEK_BYTES: usize = 512;
 
-/// Serves a client until either side ends the connection. The connection begins with TLS if
-/// `is_tls`.
+/// Serves a client, or a proxy that asks for decisions, until either side ends the connection.
 // Most connections are idle most of the time, so what they do not need then is boxed. An `async fn`
 // would keep its arguments a second time.
 pub(super) fn serve(
     accepted: Accepted,
-    is_tls: bool,
+    kind: ListenerKind,
     worker: Arc<Worker>,
     open: OpenConnection,
 ) -> impl Future<Output = ()> + Send {
-    let opening = Box::pin(open_connection(accepted, is_tls, worker, open));
+    let opening = Box::pin(open_connection(accepted, kind, worker, open));
     async move {
         let Some(serving) = opening.await else {
             return;
@@ -63,7 +63,7 @@ pub(super) fn serve(
 /// serves the connection; `None` if the connection has ended.
 async fn open_connection(
     accepted: Accepted,
-    is_tls: bool,
+    kind: ListenerKind,
     worker: Arc<Worker>,
     mut open: OpenConnection,
 ) -> Option<impl Future<Output = ()> + Send> {
@@ -71,14 +71,19 @@ async fn open_connection(
     let Accepted { mut stream, ip } = accepted;
     let config = worker.serving.load_full();
     let settings = &config.settings;
-    let tls = config.tls.clone().filter(|_| is_tls);
+    let tls = config.tls.clone().filter(|_| kind == ListenerKind::Tls);
     let alarm = worker.sweep.alarm();
     alarm.arm(match tls {
         Some(_) => settings.header_timeout,
         None => settings.idle_timeout,
     });
-    let reading = read_proxy_header(&mut stream, ip, &config, &worker.drain, &alarm);
-    let header = reading.await?;
+    let header = match kind {
+        // A proxy that asks names each client in its questions.
+        ListenerKind::Decide => ReceivedProxyHeader::default(),
+        ListenerKind::Plain | ListenerKind::Tls => {
+            read_proxy_header(&mut stream, ip, &config, &worker.drain, &alarm).await?
+        }
+    };
     let client_ip = header.ip.unwrap_or(ip);
     if client_ip != ip && !worker.permit(&mut open, client_ip) {
         return None;
@@ -107,6 +112,7 @@ async fn open_connection(
     let client = ClientConnection {
         downstream: config.proxy.downstream(arrival),
         generation: config.generation,
+        asks: kind == ListenerKind::Decide,
         _open: open,
         worker: Arc::clone(&worker),
     };
@@ -366,7 +372,7 @@ async fn detect_version(
 #[cfg(test)]
 mod tests {
     use super::*;
-    fn bytes<F>(_: impl FnOnce(Accepted, bool, Arc<Worker>, OpenConnection) -> F) -> usize {
+    fn bytes<F>(_: impl FnOnce(Accepted, ListenerKind, Arc<Worker>, OpenConnection) -> F) -> usize {
         size_of::<F>()
     }
     #[test]

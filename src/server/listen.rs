@@ -28,7 +28,7 @@ pub(crate) struct WorkerSocket {
     pub(crate) line: u64,
     pub(crate) listener: Socket,
     pub(crate) is_unix: bool,
-    pub(crate) is_tls: bool,
+    pub(crate) kind: ListenerKind,
     /// Whether a service manager has the socket too. Its options must not be changed then.
     pub(crate) lent: bool,
 }
@@ -39,7 +39,7 @@ pub(crate) struct BoundLine {
     id: u64,
     pub(crate) wanted: Listen,
     place: Listen,
-    is_tls: bool,
+    kind: ListenerKind,
     /// Whether a service manager has the socket too, and listens after this process.
     pub(crate) lent: bool,
     file: Option<SocketFileId>,
@@ -69,7 +69,7 @@ impl BoundLine {
     /// socket for each worker. Port 0 takes a free port, the same for all workers.
     fn open(
         wanted: &Listen,
-        is_tls: bool,
+        kind: ListenerKind,
         workers: usize,
         inherited: &mut Vec<OpenedSocket>,
     ) -> io::Result<BoundLine> {
@@ -78,7 +78,7 @@ impl BoundLine {
             id: LINES.fetch_add(1, Ordering::Relaxed),
             wanted: wanted.clone(),
             place: wanted.clone(),
-            is_tls,
+            kind,
             lent: false,
             file: None,
             sockets: Vec::new(),
@@ -120,11 +120,15 @@ impl BoundLine {
 
     /// The name in logs: `http://127.0.0.1:8080`, `unix:/run/proxy.sock`.
     fn name(&self) -> String {
-        match (&self.place, self.is_tls) {
-            (Listen::Tcp(address), false) => format!("http://{address}"),
-            (Listen::Tcp(address), true) => format!("https://{address}"),
-            (Listen::Unix(path), false) => format!("unix:{}", path.display()),
-            (Listen::Unix(path), true) => format!("unix:{} (TLS)", path.display()),
+        match (&self.place, self.kind) {
+            (Listen::Tcp(address), ListenerKind::Plain) => format!("http://{address}"),
+            (Listen::Tcp(address), ListenerKind::Tls) => format!("https://{address}"),
+            (Listen::Tcp(address), ListenerKind::Decide) => format!("decide on {address}"),
+            (Listen::Unix(path), ListenerKind::Plain) => format!("unix:{}", path.display()),
+            (Listen::Unix(path), ListenerKind::Tls) => format!("unix:{} (TLS)", path.display()),
+            (Listen::Unix(path), ListenerKind::Decide) => {
+                format!("decide on unix:{}", path.display())
+            }
         }
     }
 
@@ -158,7 +162,7 @@ impl BoundLine {
                     line: self.id,
                     listener: socket.try_clone()?,
                     is_unix: matches!(self.place, Listen::Unix(_)),
-                    is_tls: self.is_tls,
+                    kind: self.kind,
                     lent: self.lent,
                 });
             }
@@ -199,10 +203,22 @@ pub fn neighbour_at(wanted: &Listen, own: &[OpenedSocket]) -> Option<PortSharer>
     port_sharing::find_at(address, &own)
 }
 
+/// What a listening socket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ListenerKind {
+    /// Clients without TLS.
+    Plain,
+    /// Clients with TLS.
+    Tls,
+    /// Proxies that ask for decisions (`[decide]`).
+    Decide,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct ListenLines<'c> {
     pub plain: &'c [Listen],
     pub secure: &'c [Listen],
+    pub decide: &'c [Listen],
 }
 
 impl<'c> ListenLines<'c> {
@@ -210,17 +226,20 @@ impl<'c> ListenLines<'c> {
         ListenLines {
             plain: &config.listen,
             secure: config.tls.as_ref().map_or(&[], |tls| &tls.listen),
+            decide: config.decide.as_ref().map_or(&[], |decide| &decide.listen),
         }
     }
 
     /// All addresses, those without TLS first.
     pub fn all(self) -> impl Iterator<Item = &'c Listen> {
-        self.with_tls().map(|(line, _)| line)
+        self.with_kinds().map(|(line, _)| line)
     }
 
-    fn with_tls(self) -> impl Iterator<Item = (&'c Listen, bool)> {
-        let plain = self.plain.iter().map(|line| (line, false));
-        plain.chain(self.secure.iter().map(|line| (line, true)))
+    fn with_kinds(self) -> impl Iterator<Item = (&'c Listen, ListenerKind)> {
+        let of = |lines: &'c [Listen], kind| lines.iter().map(move |line| (line, kind));
+        of(self.plain, ListenerKind::Plain)
+            .chain(of(self.secure, ListenerKind::Tls))
+            .chain(of(self.decide, ListenerKind::Decide))
     }
 }
 
@@ -236,8 +255,8 @@ impl Listeners {
         inherited: &mut Vec<OpenedSocket>,
     ) -> io::Result<Listeners> {
         let mut opened = Vec::new();
-        for (wanted, is_tls) in lines.with_tls() {
-            let line = BoundLine::open(wanted, is_tls, workers, inherited);
+        for (wanted, kind) in lines.with_kinds() {
+            let line = BoundLine::open(wanted, kind, workers, inherited);
             opened.push(line.map_err(|error| name_address(wanted, &error))?);
         }
         Ok(Listeners {
@@ -302,8 +321,8 @@ impl Listeners {
         let lines = lock(&self.lines);
         let mut left: Vec<&BoundLine> = lines.iter().collect();
         let mut new_lines = Vec::new();
-        for (wanted, is_tls) in wanted.with_tls() {
-            let is_bound = |line: &&BoundLine| line.wanted == *wanted && line.is_tls == is_tls;
+        for (wanted, kind) in wanted.with_kinds() {
+            let is_bound = |line: &&BoundLine| line.wanted == *wanted && line.kind == kind;
             if let Some(place) = left.iter().position(is_bound) {
                 left.remove(place);
                 continue;
@@ -315,7 +334,7 @@ impl Listeners {
                     return Err(name_address(wanted, &why));
                 }
             }
-            let line = BoundLine::open(wanted, is_tls, self.workers, &mut Vec::new());
+            let line = BoundLine::open(wanted, kind, self.workers, &mut Vec::new());
             new_lines.push(line.map_err(|error| name_address(wanted, &error))?);
         }
         Ok(ListenChange {
@@ -351,6 +370,7 @@ mod tests {
         ListenLines {
             plain: lines,
             secure: &[],
+            decide: &[],
         }
     }
     fn any() -> Listen {
@@ -414,6 +434,7 @@ mod tests {
         let lines = ListenLines {
             plain: &both[..1],
             secure: &both[1..],
+            decide: &[],
         };
         let second = Listeners::open(lines, 3, &mut given).unwrap();
         assert_eq!(first.addresses(), second.addresses());

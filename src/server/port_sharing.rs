@@ -177,8 +177,12 @@ mod tests {
     fn a_neighbour_is_seen_and_gets_what_is_left_to_it() {
         let any = [Listen::Tcp("127.0.0.1:0".parse().unwrap())];
         let open = |plain: &[Listen], workers| {
-            let secure = &[];
-            Listeners::open(ListenLines { plain, secure }, workers, &mut Vec::new()).unwrap()
+            let lines = ListenLines {
+                plain,
+                secure: &[],
+                decide: &[],
+            };
+            Listeners::open(lines, workers, &mut Vec::new()).unwrap()
         };
         let first = open(&any, 2);
         let port_sharing = |listeners: &Listeners| {

@@ -76,6 +76,8 @@ pub(super) struct ClientConnection {
     pub(super) downstream: Downstream,
     /// The generation of the configuration that made `downstream`.
     pub(super) generation: u64,
+    /// Whether its peer is a proxy that asks for decisions.
+    pub(super) asks: bool,
     pub(super) worker: Arc<Worker>,
     pub(super) _open: OpenConnection,
 }
@@ -108,7 +110,15 @@ impl ClientConnection {
             is_pending: true,
         };
         let handling = async {
-            proxy.handle(request, response, downstream, error).await;
+            match self.asks {
+                true => {
+                    let is_draining = self.worker.drain.is_draining();
+                    let deciding = proxy.decide(request, response, downstream, error, is_draining);
+                    // Few connections need this much room.
+                    Box::pin(deciding).await;
+                }
+                false => proxy.handle(request, response, downstream, error).await,
+            }
             failpoint!("server.handled");
         };
         let answered = AssertUnwindSafe(handling).catch_unwind().await;

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::drain::{Drain, OpenConnection};
+use super::listen::ListenerKind;
 use crate::telemetry::panics::lock;
 
 /// A worker hands off if it has more connections than another by one in `SLACK`. A hand-off costs
@@ -38,7 +39,7 @@ struct WorkerSlot {
 pub(super) struct HandedOff {
     pub(super) stream: TcpStream,
     pub(super) ip: IpAddr,
-    pub(super) is_tls: bool,
+    pub(super) kind: ListenerKind,
     pub(super) open: OpenConnection,
 }
 

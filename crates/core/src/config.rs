@@ -12,6 +12,7 @@ mod api_key;
 mod auth;
 mod changes;
 mod compile;
+mod decide;
 mod definitions;
 mod deny;
 pub mod diagnostic;
@@ -43,7 +44,7 @@ mod warnings;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -66,6 +67,7 @@ use values::{DAY, MS, SECOND, TextForm, UP_TO_A_DAY, header_name};
 
 pub use address::ServerAddress;
 pub use changes::{changes, restarts};
+pub use decide::DecideSettings;
 pub use deny::{BodyKind, Bypass, DenySettings};
 pub use files::{NamedFile, SourceFiles};
 pub use flags::{FlagConfig, from_flags, from_limit};
@@ -94,6 +96,8 @@ pub use upstream::{
 pub struct Config {
     pub listen: Vec<Listen>,
     pub tls: Option<Arc<TlsSettings>>,
+    /// `None` if no proxy asks for decisions.
+    pub decide: Option<Arc<DecideSettings>>,
     pub admin: Option<AdminSettings>,
     pub store: StoreSettings,
     pub client_ip: ClientIp,
@@ -104,6 +108,9 @@ pub struct Config {
     pub limits: Vec<Arc<Limit>>,
     /// Routes, ready to match; each refers to `upstreams` by index.
     pub routes: RouteTable,
+    /// The route of a question that no other route takes, with the limit `default`. Only a file
+    /// with `[decide]` has it.
+    pub unrouted: Option<Box<Route>>,
     pub bypass: Vec<Bypass>,
     pub upstreams: Vec<UpstreamSettings>,
     pub headers: HeaderSettings,
@@ -182,6 +189,7 @@ impl Config {
             ..tiers.clone()
         };
         Config {
+            unrouted: (self.unrouted.as_deref()).map(|route| Box::new(own_route(route))),
             routes,
             tier: self.tier.as_ref().map(own_tiers),
             upstreams: self.upstreams.iter().map(own_upstream).collect(),

@@ -35,6 +35,7 @@ fn a_panic_loses_no_signal_but_its_own_and_no_end() {
     let none = ListenLines {
         plain: &[],
         secure: &[],
+        decide: &[],
     };
     let listeners = Listeners::open(none, 1, &mut Vec::new()).unwrap();
     let (server, controls) = ServerHandles::new(Arc::new(listeners), 1, None);

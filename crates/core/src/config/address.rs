@@ -270,16 +270,25 @@ impl Section<'_> {
         let texts = self
             .texts(key)
             .unwrap_or_else(|| vec![Located::new(default, &self.span)]);
-        if texts.is_empty() && !self.has("tls") {
+        if texts.is_empty() && !self.has("tls") && !self.has("decide") {
             self.out_of_range(key, "one or more addresses");
         }
+        self.read_listen(key, Some(texts))
+    }
+
+    /// Parses addresses to listen on. The path of a socket starts from the file's folder.
+    pub(super) fn read_listen(
+        &self,
+        key: &str,
+        texts: Option<Vec<Located<String>>>,
+    ) -> Vec<Located<Listen>> {
         let read = |text: &str| {
             Ok::<_, &'static str>(match listen(text)? {
                 Listen::Unix(path) => Listen::Unix(self.path(path)),
                 tcp => tcp,
             })
         };
-        self.parse_all(key, Some(texts), TextForm::LISTEN, read)
+        self.parse_all(key, texts, TextForm::LISTEN, read)
     }
 
     /// Parses a server. The path of a socket starts from the file's folder.

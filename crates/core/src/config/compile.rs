@@ -29,6 +29,7 @@ pub(super) fn compile<'r>(
     let mut present = SectionsPresent::of(&top);
     let mut config = read_sections(&mut top, &mut present, &mut places);
     check_listen(reader, &config, &places);
+    let only_decides = config.decide.is_some() && config.listen.is_empty() && config.tls.is_none();
     let upstream = top_upstream(&mut top);
     let inherited = Inherited {
         on_error: config.store.on_error,
@@ -49,7 +50,12 @@ pub(super) fn compile<'r>(
         .collect();
     top.finish();
     let mut definitions = Definitions::new(reader, inherited, limits, upstreams);
+    definitions.only_decides = only_decides;
     config.routes = routes::compile(&mut definitions, routes, upstream.as_ref())?;
+    if config.decide.is_some() {
+        let number = config.routes.iter().count();
+        config.unrouted = Some(Box::new(routes::unrouted(&mut definitions, number)));
+    }
     let limits = definitions.limits.iter();
     config.limits = limits.filter_map(|one| one.limit.clone()).collect();
     let upstreams = definitions.upstreams.iter();
@@ -82,6 +88,8 @@ fn read_sections(
     Config {
         listen: values(places.listen.clone()),
         tls: tls::read(top, server.http2, places).map(Arc::new),
+        decide: decide::read(top, places).map(Arc::new),
+        unrouted: None,
         admin: admin.map(|admin| admin.value),
         store: store::read(top.section("store")),
         client_ip: server::read_client_ip(top),
@@ -120,7 +128,7 @@ fn top_upstream(top: &mut Section<'_>) -> Option<Located<Option<String>>> {
 
 fn check_listen(reader: &ConfigReader<'_>, config: &Config, places: &Places) {
     let clients = [&places.listen[..], &places.tls_listen].concat();
-    let mut all = clients.clone();
+    let mut all = [&clients[..], &places.decide_listen].concat();
     if let (Some(admin), Some(span)) = (&config.admin, &places.admin) {
         all.push(Located::new(Listen::Tcp(admin.address), span));
         server::check_admin_port(reader, &Located::new(admin.address, span), &clients);

@@ -35,6 +35,8 @@ pub(super) struct Definitions<'r> {
     pub(super) without_case: Vec<Located<usize>>,
     /// Whether some route has no limits and does not say so by `limits = []`.
     pub(super) has_unlimited_route: bool,
+    /// Whether the file serves no clients, only proxies that ask for decisions.
+    pub(super) only_decides: bool,
     /// How many limits have a number: those of `unlimited` have none.
     numbered: usize,
     /// How many limits have a section. The others are rates in place, which have no name in the
@@ -59,6 +61,7 @@ impl<'r> Definitions<'r> {
             upstreams: Vec::new(),
             without_case: Vec::new(),
             has_unlimited_route: false,
+            only_decides: false,
             numbered: 0,
             sections: limits.len(),
             limits_by_name: HashMap::new(),

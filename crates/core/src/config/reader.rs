@@ -84,6 +84,7 @@ pub(super) struct Places {
     pub(super) admin: Option<TextSpan>,
     pub(super) listen: Vec<Located<Listen>>,
     pub(super) tls_listen: Vec<Located<Listen>>,
+    pub(super) decide_listen: Vec<Located<Listen>>,
     pub(super) tls_redirect: Option<TextSpan>,
     pub(super) trusted_proxies: TextSpan,
     pub(super) tier: TextSpan,

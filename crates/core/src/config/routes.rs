@@ -17,7 +17,7 @@ pub(super) fn compile(
     upstream: Option<&Located<Option<String>>>,
 ) -> Option<RouteTable> {
     let forwards = definitions.reader.surroundings.forwards;
-    if !forwards {
+    if !forwards || definitions.only_decides {
         refuse_unlimited(definitions, &defined);
     } else if defined.is_empty() && upstream.is_none() {
         report_no_forwarding(definitions);
@@ -59,6 +59,24 @@ pub(super) fn compile(
         spans.push(one.path_span);
     }
     table(definitions, routes, &spans).filter(|_| !is_broken)
+}
+
+/// The route of a question that no other route takes: it has the limit `default`, if there is one.
+pub(super) fn unrouted(definitions: &mut Definitions<'_>, number: usize) -> Route {
+    let section = Section::absent(definitions.reader, "route", 0..0);
+    let defined = default_route(section, definitions.inherited, DEFAULT.to_owned());
+    let default = definitions.limit_named(DEFAULT);
+    let default = default.map(|index| &mut definitions.limits[index]);
+    let limits = default.and_then(|limit| {
+        limit.is_used = true;
+        limit.limit.clone()
+    });
+    Route {
+        number,
+        name: "unrouted".into(),
+        limits: limits.into_iter().collect(),
+        ..defined.route
+    }
 }
 
 /// Names each route: by its `name`, or by its methods, host and path.
@@ -193,6 +211,7 @@ fn target(
     }
     let index = match &route.upstream {
         Some(text) => definitions.find_upstream(text),
+        None if definitions.only_decides => Some(NO_UPSTREAM),
         None => {
             if default.is_none() && !definitions.reader.has_misplaced("upstream") {
                 report_missing_upstream(definitions, route);

@@ -53,6 +53,8 @@ impl Arrival {
 pub struct Downstream {
     /// Whether the peer may name its client.
     pub trusted: bool,
+    /// Whether another proxy only describes the client and its request.
+    pub is_described: bool,
     pub arrival: Arrival,
     /// The headers that name the client.
     peer: OnceLock<headers::Peer>,
@@ -62,8 +64,16 @@ impl Downstream {
     pub(super) fn new(trusted: bool, arrival: Arrival) -> Downstream {
         Downstream {
             trusted,
+            is_described: false,
             arrival,
             peer: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn described(self) -> Downstream {
+        Downstream {
+            is_described: true,
+            ..self
         }
     }
 

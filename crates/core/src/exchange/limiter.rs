@@ -123,7 +123,8 @@ impl Limiter {
     /// Makes the limiter of the worker that opened `store`. Its meter keeps the counts of `old`.
     pub fn new(config: &Config, store: WorkerStore, old: Option<&Meter>) -> Arc<Limiter> {
         let WorkerStore { store, local } = store;
-        let routes = config.routes.iter().map(|route| &*route.name);
+        let routes = config.routes.iter().chain(config.unrouted.as_deref());
+        let routes = routes.map(|route| &*route.name);
         let limits = config.limits.iter().map(|limit| &*limit.name);
         let meter = Meter::new(routes, limits, old);
         let meter = Arc::new(match config.admin {

@@ -16,6 +16,8 @@ use crate::route::{Route, RouteMatch, RouteQuery, RouteTable};
 #[derive(Debug)]
 pub struct Router {
     pub(super) routes: RouteTable,
+    /// The route of a question that no other route takes.
+    pub(super) unrouted: Option<Box<Route>>,
     pub(super) bypass: Vec<Bypass>,
     pub client_ip: ClientIp,
     pub(super) api_key: ApiKeys,
@@ -42,6 +44,14 @@ impl Router {
                 true => Rejection::AmbiguousPath,
                 false => Rejection::NoRoute,
             })
+    }
+
+    pub(super) fn unrouted<'t, 'p>(&'t self) -> Result<RouteMatch<'t, 'p>, Rejection> {
+        let route = self.unrouted.as_deref().ok_or(Rejection::NoRoute)?;
+        Ok(RouteMatch {
+            route,
+            params: Default::default(),
+        })
     }
 
     /// Calls `then` with the facts that the route's keys need: the claims of the token, the

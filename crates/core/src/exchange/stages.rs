@@ -65,6 +65,7 @@ impl Stages {
         let secure = Secure::new(config.tls.as_deref(), &config.server);
         let router = Router {
             routes: config.routes,
+            unrouted: config.unrouted,
             bypass: config.bypass,
             client_ip: config.client_ip,
             api_key: config.api_key,
@@ -87,6 +88,11 @@ impl Stages {
 
     pub fn downstream(&self, arrival: Arrival) -> Downstream {
         Downstream::new(self.router.client_ip.trusts(arrival.ip), arrival)
+    }
+
+    /// A client that another proxy describes.
+    pub fn described(&self, arrival: Arrival) -> Downstream {
+        self.downstream(arrival).described()
     }
 
     pub fn begin<'c, B, R>(
@@ -164,7 +170,10 @@ impl Stages {
             extensions: Some(request.extensions()),
         };
         x.record.client = head.client;
-        let found = self.router.find_route(&head)?;
+        let found = match self.router.find_route(&head) {
+            Err(Rejection::NoRoute) if downstream.is_described => self.router.unrouted()?,
+            found => found?,
+        };
         x.route = Some(found.route);
         x.record.route = Some(Arc::clone(&found.route.name));
         x.record.route_number = found.route.number;

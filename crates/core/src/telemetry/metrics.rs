@@ -60,6 +60,33 @@ impl Unanswered {
     pub const WORDS: [&str; 3] = ["unreadable", "client_left", "panic"];
 }
 
+/// How a proxy asks for decisions, as the label `door`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    Auth,
+    Nginx,
+    Envoy,
+}
+
+impl Door {
+    pub const WORDS: [&str; 3] = ["auth", "auth_nginx", "auth_envoy"];
+}
+
+/// The answer to a question of a proxy, as the label `code`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecideCode {
+    Ok,
+    OverLimit,
+    Error,
+}
+
+impl DecideCode {
+    pub const WORDS: [&str; 3] = ["ok", "over_limit", "error"];
+}
+
+/// By door, then by code.
+pub type Questions<T> = [[T; DecideCode::WORDS.len()]; Door::WORDS.len()];
+
 /// Events of single clients, which the admin takes many times a second.
 #[derive(Debug, Default)]
 struct WatchedEvents {
@@ -75,6 +102,7 @@ struct MeterTotals {
     /// Requests with forwarding headers from peers that are not trusted.
     forwarded: WorkerCounter,
     unanswered: [WorkerCounter; Unanswered::WORDS.len()],
+    questions: Questions<WorkerCounter>,
     decisions: [Histogram; SOURCES.len()],
     turns: WorkerCounter,
     store_errors: Mutex<BTreeMap<&'static str, u64>>,
@@ -205,6 +233,15 @@ impl Meter {
 
     pub fn all_unanswered(&self) -> [u64; Unanswered::WORDS.len()] {
         self.totals.unanswered.each_ref().map(WorkerCounter::get)
+    }
+
+    pub fn count_question(&self, door: Door, code: DecideCode) {
+        self.totals.questions[door as usize][code as usize].add(1);
+    }
+
+    pub fn all_questions(&self) -> Questions<u64> {
+        let counts = |codes: &[WorkerCounter; _]| codes.each_ref().map(WorkerCounter::get);
+        self.totals.questions.each_ref().map(counts)
     }
 
     pub fn count_decision(&self, limit: usize, verdict: LimitVerdict, source: usize) {

@@ -113,7 +113,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
     ];
     let tables = tables
         .into_iter()
-        .chain(["server", "log", "tracing"])
+        .chain(["server", "log", "tracing", "decide"])
         .map(|key| (String::new(), key));
     let inner = [
         ("deny", "body"),

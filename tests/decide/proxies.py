@@ -1,0 +1,222 @@
+"""The recipes of docs/howto/decide.md, each served by its proxy, before one tidegate that decides."""
+
+import contextlib
+import http.client
+import http.server
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+from running import free_port, upstream
+
+PROGRAMS = pathlib.Path(sys.argv[1])
+PAGE = pathlib.Path(__file__).parents[2] / "docs/howto/decide.md"
+LOGIN = ("POST", "/login")
+
+ENVOY = """
+static_resources:
+  listeners:
+    - address: {{ socket_address: {{ address: 127.0.0.1, port_value: 8080 }} }}
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.http_connection_manager
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: web
+                use_remote_address: true
+                route_config:
+                  virtual_hosts:
+                    - name: app
+                      domains: ["*"]
+                      routes: [{{ match: {{ prefix: "/" }}, route: {{ cluster: app }} }}]
+                http_filters:
+{recipe}
+                  - name: envoy.filters.http.router
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+  clusters:
+    - name: app
+      load_assignment:
+        cluster_name: app
+        endpoints: [{{ lb_endpoints: [{{ endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: 3000 }} }} }} }}] }}]
+    - name: tidegate
+      load_assignment:
+        cluster_name: tidegate
+        endpoints: [{{ lb_endpoints: [{{ endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: 8081 }} }} }} }}] }}]
+"""
+
+
+class App(http.server.BaseHTTPRequestHandler):
+    """Answers 200, or the status that the path asks for."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(int((re.match(r"/status/(\d+)", self.path) or [0, 200])[1]))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def handle(self):
+        with contextlib.suppress(ConnectionResetError):
+            super().handle()
+
+    def log_message(self, *_):
+        pass
+
+
+def blocks():
+    """The code blocks of the page, by their language, in order."""
+    found = {}
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(), re.M | re.S):
+        found.setdefault(language, []).append(text)
+    return found
+
+
+def wait_for(port, process, path="/status/204", status=204):
+    """Until GET path has this status: some proxies listen before they have read their routes."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            sys.exit(f"{process.args[0]} ended")
+        with contextlib.suppress(OSError):
+            if ask(port, ("GET", path))[0] == status:
+                return
+        time.sleep(0.05)
+    sys.exit(f"{process.args[0]} does not answer")
+
+
+def ask(port, request, headers=()):
+    """Status and headers of the answer to METHOD PATH."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.putrequest(*request)
+    for name, value in (*headers, ("Content-Length", "0")):
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status, answer.headers
+
+
+class Recipes:
+    """The texts of the page on ports of this run."""
+
+    def __init__(self, directory, app):
+        self.directory, self.app = directory, app
+        self.decider, self.processes = free_port(), []
+
+    def text(self, recipe, listen):
+        ports = {8080: listen, 8081: self.decider, 8084: self.asking, 3000: self.app}
+        return re.sub(r"\b(8080|8081|8084|3000)\b", lambda found: str(ports[int(found[0])]), recipe)
+
+    def start(self, name, files, command):
+        """Runs a proxy on these files; the port where it listens."""
+        listen, self.asking = free_port(), free_port()
+        for file, recipe in files.items():
+            (self.directory / file).write_text(self.text(recipe, listen))
+        log = open(self.directory / f"{name}.log", "w")
+        process = subprocess.Popen(command, cwd=self.directory, stdout=log, stderr=log)
+        self.processes.append(process)
+        wait_for(listen, process)
+        return listen
+
+    def tidegate(self):
+        config = blocks()["toml"][0]
+        config = config.replace("5/min", "7/min")
+        self.asking = 0
+        (self.directory / "proxy.toml").write_text(self.text(config, 0))
+        command = [os.environ["TIDEGATE"], "run", "-c", "proxy.toml"]
+        log = open(self.directory / "tidegate.log", "w")
+        process = subprocess.Popen(command, cwd=self.directory, stdout=log, stderr=log)
+        self.processes.append(process)
+        wait_for(self.decider, process, "/healthcheck", 200)
+        return process
+
+    def proxies(self):
+        """The port of each proxy."""
+        page, here = blocks(), self.directory
+        nginx = (f"daemon off; pid {here}/nginx.pid; error_log stderr; events {{}}\n"
+                 f"http {{ access_log off; client_body_temp_path {here}/b; proxy_temp_path {here}/p;"
+                 f" fastcgi_temp_path {here}/f; uwsgi_temp_path {here}/u; scgi_temp_path {here}/s;\n"
+                 f"{page['nginx'][0]} }}")
+        traefik = ("entryPoints: { web: { address: '127.0.0.1:8080' } }\n"
+                   f"providers: {{ file: {{ filename: {here}/dynamic.yml }} }}\n")
+        haproxy = (f"global\n    lua-load {here}/tidegate.lua\ndefaults\n    mode http\n"
+                   "    timeout connect 1s\n    timeout client 5s\n    timeout server 5s\n"
+                   + page["haproxy"][0])
+        recipe = "".join(" " * 18 + line for line in page["yaml"][1].splitlines(keepends=True))
+        return {
+            "nginx": self.start("nginx", {"nginx.conf": nginx},
+                                ["nginx", "-p", here, "-c", here / "nginx.conf"]),
+            "caddy": self.start("caddy", {"Caddyfile": "{\n\tadmin off\n}\n" + page["caddy"][0]},
+                                [PROGRAMS / "caddy", "run"]),
+            "traefik": self.start("traefik",
+                                  {"traefik.yml": traefik, "dynamic.yml": page["yaml"][0]},
+                                  [PROGRAMS / "traefik", "--configfile=traefik.yml"]),
+            "haproxy": self.start("haproxy",
+                                  {"haproxy.cfg": haproxy, "tidegate.lua": page["lua"][0]},
+                                  ["haproxy", "-f", "haproxy.cfg"]),
+            "envoy": self.start("envoy", {"envoy.yml": ENVOY.format(recipe=recipe)},
+                                [PROGRAMS / "envoy", "-c", "envoy.yml", "--concurrency", "1",
+                                 "--base-id", str(os.getpid() % 30_000)]),
+        }
+
+    def end(self):
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.wait(20)
+
+
+def check(what, expected, found):
+    if expected != found:
+        sys.exit(f"{what}: expected {expected}, found {found}")
+    print("ok", what)
+
+
+def main():
+    app = int(upstream(App).rsplit(":", 1)[1])
+    with tempfile.TemporaryDirectory() as directory:
+        recipes = Recipes(pathlib.Path(directory), app)
+        try:
+            tidegate = recipes.tidegate()
+            proxies = recipes.proxies()
+            for name, port in proxies.items():
+                check(f"{name} passes", 200, ask(port, LOGIN)[0])
+                check(f"{name} leaves the answer", 403, ask(port, ("GET", "/status/403"))[0])
+            # Seven logins a minute in all: three are left, through whatever proxy they come. Envoy
+            # replaces the address of this machine's clients, so they have a budget of their own there.
+            shared = [port for name, port in proxies.items() if name != "envoy"]
+            passed = [ask(port, LOGIN)[0] for port in shared * 2]
+            check("one budget", 3, passed.count(200))
+            passed = [ask(proxies["envoy"], LOGIN)[0] for _ in range(8)]
+            check("envoy's budget", 6, passed.count(200))
+            forged = [("X-Forwarded-For", "6.6.6.6"), ("X-Forwarded-Uri", "/free"),
+                      ("X-Forwarded-Method", "GET"), ("X-Original-URI", "/free")]
+            for name, port in proxies.items():
+                status, headers = ask(port, LOGIN)
+                check(f"{name} denies", 429, status)
+                wait = int(headers["Retry-After"] or 0)
+                check(f"{name} says when", True, 1 <= wait <= 60)
+                check(f"{name} believes no client", 429, ask(port, LOGIN, forged)[0])
+            tidegate.terminate()
+            tidegate.wait(20)
+            for name, port in proxies.items():
+                status = ask(port, LOGIN)[0]
+                check(f"{name} without tidegate", True, status in (403, 500, 502, 503))
+        except SystemExit:
+            for log in pathlib.Path(directory).glob("*.log"):
+                print(f"--- {log.name}\n{log.read_text()[-4000:]}", file=sys.stderr)
+            raise
+        finally:
+            recipes.end()
+
+
+main()

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The recipes of docs/howto/decide.md, served by the proxies themselves: nginx, Caddy, Traefik, HAProxy
+# and Envoy ask one tidegate, and share one budget. Half a minute.
+#
+# TIDEGATE is the binary to try; without it the debug build is made. Needs python3 with venv, nginx and
+# haproxy (tests/install.sh).
+set -euo pipefail
+cd "$(dirname "$0")"
+source ../outside.sh
+
+venv=$target/clients/decide
+python_modules "$venv" --only-binary=:all:
+PATH=$PATH:/usr/sbin exec timeout -k 5 300 "$venv/bin/python" proxies.py "$venv/bin"
