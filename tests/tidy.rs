@@ -145,7 +145,7 @@ fn the_structure_does_not_get_worse() {
     assert!(counts.circles.is_empty(), "{:#?}", counts.circles);
     assert!(counts.files <= 330, "{} files", counts.files);
     assert!(
-        counts.production_lines <= 70_500,
+        counts.production_lines <= 71_000,
         "{} lines",
         counts.production_lines
     );
