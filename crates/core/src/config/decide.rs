@@ -9,8 +9,6 @@ use super::*;
 pub struct DecideSettings {
     pub listen: Vec<Listen>,
     pub from: Vec<IpNet>,
-    /// Bytes of the body of one question.
-    pub max_message: usize,
 }
 
 impl DecideSettings {
@@ -41,7 +39,6 @@ pub(super) fn read(top: &mut Section<'_>, places: &mut Places) -> Option<DecideS
             true => values(from),
             false => this_machine.collect(),
         },
-        max_message: section.size("max_message", 1_024..=16 << 20),
     };
     section.finish();
     places.decide_listen = listen;
