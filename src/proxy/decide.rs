@@ -5,10 +5,10 @@
 //! |---|---|---|---|
 //! | `/auth` | `X-Forwarded-Method`, `-Uri`, `-Host`, `-For`, `-Proto` | 200 | as to a client |
 //! | `/auth/nginx` | the same | 200 | 403, the same headers |
-//! | `/auth/envoy/*` | method, host and the path behind `/auth/envoy` | 200 | 429 in place of a 5xx |
+//! | `/auth/envoy/*` | method, host, path behind `/auth/envoy` | 200 | 429 in place of a 5xx |
 //!
-//! `X-Decision: allow` or `deny` marks an answer of the limiter. Recipes act on it, so that an error
-//! of this server is never taken for a denial.
+//! `X-Decision: allow` or `deny` marks an answer of the limiter. Recipes act on it, so that an
+//! error of this server is never taken for a denial.
 
 use std::net::IpAddr;
 
