@@ -98,7 +98,7 @@ fn rule<'p>(page: &'p str, user: &str) -> &'p str {
 fn the_least_rights_suffice_to_say_and_to_hear() {
     let (redis, upstream) = (RedisServer::start(), Upstream::ok());
     let proxys = rule(include_str!("../../../docs/store.md"), "tidegate");
-    let operators = rule(include_str!("../../../docs/operate.md"), "operator");
+    let operators = rule(include_str!("../../../docs/overrides.md"), "operator");
     for rule in [proxys, operators] {
         assert_eq!(redis.run(rule), redis::Value::Okay, "{rule}");
     }
