@@ -6,7 +6,7 @@
 # What is fetched is asked for again where a registry does not answer.
 export CARGO_NET_RETRY ?= 10
 
-# A release is compiled by which way requests went when that was counted (docs/performance.md), if the
+# A release is compiled by which way requests went when that was counted (docs/performance/method.md), if the
 # compiler is the one that counted: another may not read it. What has changed since goes without. Flags
 # are told apart by spaces, so a folder with one in its name goes without as well.
 COUNTED := $(if $(word 2,$(CURDIR)),,$(findstring rustc 1.95.,$(shell rustc --version)))
@@ -109,8 +109,8 @@ instructions:
 bench-words:
 	cargo run --quiet --locked --profile words --example words -- --time
 
-# tidegate beside nginx and HAProxy, in fifteen to twenty minutes; the figures and the picture of
-# docs/performance.md go there. `make bench ARGS="--rounds 1 --only c64"` is shorter and prints them
+# tidegate beside nginx and HAProxy, in fifteen to twenty minutes. It writes the figures and the picture
+# of docs/performance.md and docs/performance/figures.md. `make bench ARGS="--rounds 1 --only c64"` is shorter and prints them
 # only; `ARGS=--help` says what else there is.
 bench: release
 	cargo run --release --locked --example bench -- peers --write $(ARGS)
@@ -129,7 +129,7 @@ bench-streams: release
 	cargo run --release --locked --example bench -- streams
 
 # How cost grows with routes, limits, keys, connections, proxies and workers: ten minutes, and the tables
-# of docs/performance.md. `make bench-growth CURVES="keys idle"` measures some of them.
+# of docs/performance/growth.md. `make bench-growth CURVES="keys idle"` measures some of them.
 bench-growth: release
 	cargo run --release --locked --example bench -- growth --write $(CURVES)
 

@@ -1,5 +1,5 @@
 //! How cost grows: with routes, limits, keys, connections, proxies that share a Redis, and workers.
-//! Each curve is a table of docs/performance.md.
+//! Each curve is a table of docs/performance/growth.md.
 //!
 //! `make bench-growth` measures all and writes them; `cargo run --release --example bench -- growth
 //! routes keys` measures some and prints them. `--quick` takes seconds, and its figures are worth
@@ -32,7 +32,7 @@ use crate::numbers::Spread;
 use crate::stage::Stage;
 use crate::{page, process};
 
-const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/performance.md");
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/performance/growth.md");
 
 /// One table.
 pub struct Curve {
@@ -133,7 +133,7 @@ pub fn run(words: &[String]) {
         let cores = process::cores().len();
         let when = page::when();
         let text =
-            format!("{table}\n{when}; {load:.1} of {cores} cores were busy, whoever with.\n");
+            format!("{table}\n{when}; {load:.1} of {cores} cores were busy, with any work.\n");
         println!("## {} ({:.0} s)\n\n{text}", curve.name, took.as_secs_f64());
         if has("--write") {
             let page = std::fs::read_to_string(PAGE).unwrap();

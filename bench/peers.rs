@@ -1,6 +1,6 @@
 //! What users would take in its place, beside it, in one run: nginx and HAProxy as they are, with
-//! their own limits, and nginx with a Lua script that asks Redis. docs/performance.md says how to
-//! read it.
+//! their own limits, and nginx with a Lua script that asks Redis. docs/performance/method.md
+//! says how to read it.
 //!
 //! `make bench` measures for ten minutes and writes the tables and the picture. `cargo run
 //! --release --example bench -- peers --rounds 1 --only c64` is shorter and prints them only.
@@ -102,10 +102,16 @@ fn publish(options: &Options, findings: &Findings, json: &str) {
         return;
     }
     let docs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/docs"));
-    let file = docs.join("performance.md");
-    let text = fs::read_to_string(&file).unwrap();
-    let text = page::with(&text, "peers", &report::page(findings));
-    written(&file, &text.expect("the page has a place for it"));
+    let tables = [
+        ("performance.md", "summary", report::summary(findings)),
+        ("performance/figures.md", "peers", report::page(findings)),
+    ];
+    for (page, place, table) in tables {
+        let file = docs.join(page);
+        let text = fs::read_to_string(&file).unwrap();
+        let text = page::with(&text, place, &table);
+        written(&file, &text.expect("the page has a place for it"));
+    }
     written(&docs.join("performance.json"), json);
     if let Some(picture) = plot::draw(findings) {
         written(&docs.join("performance.svg"), &picture);
@@ -475,7 +481,9 @@ mod tests {
 
     #[test]
     fn the_documentation_has_a_place_for_it() {
-        let page = include_str!("../docs/performance.md");
-        assert!(page::with(page, "peers", "").is_some());
+        let results = include_str!("../docs/performance.md");
+        assert!(page::with(results, "summary", "").is_some());
+        let figures = include_str!("../docs/performance/figures.md");
+        assert!(page::with(figures, "peers", "").is_some());
     }
 }

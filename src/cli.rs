@@ -54,41 +54,41 @@ struct Cli {
 enum CliCommand {
     /// Run the proxy (the default).
     Run(RunArgs),
-    /// See limiting work: proxy.toml with a built-in echo upstream and the embedded store.
+    /// Try the limits of proxy.toml with a built-in echo upstream and the embedded store.
     Demo(DemoArgs),
     /// Find mistakes in a configuration.
     Check(check::CheckArgs),
-    /// Print what holds in the end: every default said, variables filled in, secrets hidden.
+    /// Print the effective configuration: with every default, variables replaced, secrets hidden.
     Config(config::ConfigArgs),
-    /// Say what would become of a request, and why: its client, route, limits and answer.
+    /// Show what happens to a request, and why: its client, route, limits and response.
     Explain(explain::ExplainArgs),
-    /// Have the running proxy read its configuration again.
+    /// Make the running proxy read its configuration again.
     Reload(config::ReloadArgs),
-    /// Show how the running proxy is: store, limits, upstream servers, what was reloaded.
+    /// Show the state of the running proxy: store, limits, upstream servers, last reload.
     Status(status::StatusArgs),
-    /// Ask whether the running proxy is well: exit code 0 if so, for health checks of containers.
+    /// Check the health of the running proxy, for containers: exit code 0 if it is healthy.
     Health(status::HealthArgs),
-    /// Watch the running proxy, once a second, on a terminal.
+    /// Watch the running proxy on a terminal, updated every second.
     Top(top::TopArgs),
     /// Show denials as they happen.
     Tap(tap::TapArgs),
-    /// See how single clients stand; give one another rate, a fresh start or a closed door.
+    /// Show the usage of single clients, reset it, override a rate, or block a client.
     Limits(limits::LimitsArgs),
-    /// See what these limits would have done to the requests of an access log.
+    /// Run an access log through the limits, and report the requests that they would deny.
     Replay(replay::ReplayArgs),
-    /// Send requests, and show where they are denied and what a client sees.
+    /// Send requests, and show the first denial with its headers.
     Try(send::TryArgs),
-    /// Write a commented proxy.toml to begin with.
+    /// Write a commented proxy.toml to start from.
     Init(generate::InitArgs),
-    /// Turn a configuration of nginx or Traefik into a proxy.toml, and list what is lost.
+    /// Translate a configuration of nginx or Traefik into a proxy.toml, and list all lost parts.
     Import(generate::ImportArgs),
-    /// Print the JSON Schema of proxy.toml, with which an editor completes and checks it.
+    /// Print the JSON Schema of proxy.toml, for completion and checks in editors.
     Schema,
-    /// Print what a shell needs to complete commands.
+    /// Print the completions of commands for a shell.
     Completions(generate::CompletionsArgs),
     /// Print the man page, or write one for each command.
     Man(generate::ManArgs),
-    /// Explain a diagnostic by its code, for example T101; without one, this text.
+    /// Explain a diagnostic by its code, for example T101; without a code, print this text.
     Help(HelpArgs),
 }
 

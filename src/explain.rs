@@ -229,7 +229,7 @@ fn verdict(
         DryRunOutcome::Denied => ("denied", format!("by {}", denied_by.join(" and "))),
         DryRunOutcome::Blocked(tag) => {
             let key = limits::short_hash(*tag);
-            let why = format!("an operator keeps the client out (key {key})");
+            let why = format!("an operator blocked the client (key {key})");
             ("blocked", why)
         }
         DryRunOutcome::Refused(word, sentence) => ("refused", format!("{word}: {sentence}")),

@@ -140,8 +140,8 @@ impl KeySelector<'_> {
                 kind: KeySelectionErrorKind::Unknown,
                 message: format!("no client is known with a hash like `{prefix}`"),
                 help: Some(format!(
-                    "nothing is counted for it any more, and no override or block is in force: \
-                     write all {} characters as `tag=HASH`, or the key itself as `PART=VALUE`",
+                    "its counts have expired, and it has no override and no block: write all {} \
+                     characters as `tag=HASH`, or the key itself as `PART=VALUE`",
                     KeyHash::TEXT_LEN
                 )),
             });
@@ -190,10 +190,10 @@ impl KeySelector<'_> {
             words => {
                 let mut found = limits.iter().map(|limit| self.assemble(words, limit));
                 return found.find_map(Result::ok).ok_or_else(|| {
-                    let message = "no limit counts by that: such a block would keep nobody out";
+                    let message = "no limit counts by that: such a block would deny no request";
                     KeySelectionError::new(message).help(
-                        "`ip=ADDRESS` and `api_key=KEY` are kept out everywhere; other keys \
-                         where a limit counts by them, named as `PART=VALUE`",
+                        "`ip=ADDRESS` and `api_key=KEY` are blocked on every route; other keys \
+                         only where a limit counts by them, as `PART=VALUE`",
                     )
                 });
             }
@@ -262,9 +262,9 @@ impl KeySelector<'_> {
                 Given::ip(self.client_ip.group(address))
             }
             Part::ApiKey if !self.api_key.may_count(value.trim().as_bytes()) => {
-                let message = "that API key is not known: no request is counted by it";
+                let message = "that API key is not known, so no request counts by it";
                 return Err(KeySelectionError::new(message).help(
-                    "name the client by what it is counted by, for example `ip=ADDRESS`; or add \
+                    "name the client by a key that it counts by, for example `ip=ADDRESS`; or add \
                      the key to the file of `[api_key] known`",
                 ));
             }

@@ -199,7 +199,7 @@ impl Exporter {
         let fates = self.depot.counts();
         let lost = fates.failed + fates.dropped;
         if lost > 0 && self.settings.borrow().is_some() {
-            tracing::warn!(lost, "tracing: spans that no collector has");
+            tracing::warn!(lost, "tracing: spans were dropped");
         }
     }
 
@@ -291,7 +291,7 @@ impl Exporter {
             tracing::warn!(
                 collector = %collector.settings.endpoint,
                 why = %error.reason,
-                "tracing: the collector takes no spans; requests do not wait for it"
+                "tracing: the collector does not accept spans; requests do not wait for it"
             );
         }
     }

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+#[path = "tidy/sentences.rs"]
+mod sentences;
 #[path = "tidy/structure.rs"]
 mod structure;
 
@@ -11,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 const FILE_LINES: usize = 500;
 const LINE_COLUMNS: usize = 100;
+const HARD_SENTENCES_OF_A_PAGE: usize = 8;
+const HARD_SENTENCES_PER_THOUSAND_WORDS: usize = 5;
 
 /// Words that name nothing (rule 10).
 const EMPTY_WORDS: [&str; 6] = ["manager", "handler", "helper", "util", "utils", "common"];
@@ -185,6 +189,59 @@ fn the_library_is_small() {
     assert!(crates(&[]) <= 60, "{} crates", crates(&[]));
     let redis = crates(&["--features", "redis"]);
     assert!(redis <= 130, "{redis} crates with Redis");
+}
+
+/// Texts that people read, by their names from the root: pages, commented configurations, and the
+/// sources with the messages.
+fn texts_for_people() -> Vec<(String, String)> {
+    let root = root();
+    let top = fs::read_dir(&root).unwrap();
+    let top = top.map(|entry| entry.unwrap().path());
+    let top = top.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
+    let mut paths: Vec<PathBuf> = top.collect();
+    paths.extend(files(&root.join("docs"), "md"));
+    paths.extend(["bench/README.md", "proxy.toml", "proxy.reference.toml"].map(|at| root.join(at)));
+    let read = |path: &PathBuf| {
+        let name = path.strip_prefix(&root).unwrap().to_str().unwrap();
+        (name.to_owned(), fs::read_to_string(path).unwrap())
+    };
+    let is_test = |file: &str| file.split(['/', '.']).any(|part| part == "tests");
+    let sources = sources().into_iter().filter(|(file, _)| !is_test(file));
+    paths.iter().map(read).chain(sources).collect()
+}
+
+/// Sentences are short, and name their actor. `TIDEGATE_SENTENCES=1` prints each hard one.
+#[test]
+fn sentences_are_plain() {
+    let readings: Vec<(String, sentences::Reading)> = texts_for_people()
+        .iter()
+        .map(|(file, text)| (file.clone(), sentences::read(file, text)))
+        .collect();
+    let words: usize = readings.iter().map(|(_, reading)| reading.words).sum();
+    let hard: usize = readings.iter().map(|(_, reading)| reading.hard.len()).sum();
+    let print = |(file, reading): &(String, sentences::Reading)| {
+        let lines = reading.hard.iter();
+        let lines =
+            lines.map(|hard| format!("{file}:{}: {}: {}\n", hard.line, hard.why, hard.text));
+        lines.collect::<String>()
+    };
+    if std::env::var_os("TIDEGATE_SENTENCES").is_some() {
+        print!("{}", readings.iter().map(print).collect::<String>());
+        println!("{hard} hard sentences in {words} words");
+    }
+    for page in &readings {
+        let count = page.1.hard.len();
+        assert!(
+            count <= HARD_SENTENCES_OF_A_PAGE,
+            "{count} hard sentences, at most {HARD_SENTENCES_OF_A_PAGE}\n{}",
+            print(page)
+        );
+    }
+    assert!(
+        hard * 1000 <= words * HARD_SENTENCES_PER_THOUSAND_WORDS,
+        "{hard} hard sentences in {words} words\n{}",
+        readings.iter().map(print).collect::<String>()
+    );
 }
 
 /// Tests run what is released: `cfg(test)` adds items, and changes no function and no type.

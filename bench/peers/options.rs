@@ -18,7 +18,7 @@ usage: bench peers [OPTIONS]
   --peers A,B        some rows, by the beginnings of their names: nginx, tidegate, haproxy
   --cores A,B        the proxy's core, and that of all else (the first two)
   --into FOLDER      where all figures and the picture go (bench in the target folder)
-  --write            into docs/performance.md and docs/performance.svg as well, if all was measured
+  --write            into docs/performance.md, its figures and picture as well, if all was measured
 ";
 
 /// What it was told.

@@ -1,4 +1,4 @@
-//! The tables: what is printed, and what goes into docs/performance.md.
+//! The tables that are printed, and those of docs/performance.md and docs/performance/figures.md.
 
 use super::findings::Findings;
 use super::goals::{self, Figure};
@@ -60,8 +60,8 @@ fn about(findings: &Findings) -> String {
         .map(|(name, version)| format!("{name} {version}"))
         .collect();
     let mut text = format!(
-        "Measured on {}: {}.\n{} in {:.0} minutes; other programs used up to {:.0} % of a core\n\
-         during a measurement that counts.\n",
+        "Measured on {}.\nVersions: {}.\n{} in {:.0} minutes; other programs used up to {:.0} % of \
+         a core\nduring a measurement that counts.\n",
         findings.machine,
         versions.join(", "),
         match findings.rounds {
@@ -104,22 +104,65 @@ fn cost(findings: &Findings) -> String {
     head.extend(scenarios.iter().map(|scenario| scenario.title()));
     let row = |peer: Peer| {
         let mut row = vec![named(peer), peer.what().to_owned()];
-        row.extend(scenarios.iter().map(|scenario| {
-            let middle = |figure: Figure| {
-                let spread = findings.spread(*scenario, peer, |sample| figure.of(sample));
-                spread.map(|spread| spread.median)
-            };
-            match (middle(Figure::Proxy), middle(Figure::Redis)) {
-                (Some(proxy), Some(redis)) if peer.needs_redis() => {
-                    format!("{proxy:.1} + {redis:.1}")
-                }
-                (Some(proxy), _) => format!("{proxy:.1}"),
-                (None, _) => String::new(),
-            }
-        }));
+        let costs = scenarios.iter();
+        row.extend(costs.map(|scenario| median_cost(findings, *scenario, peer)));
         row
     };
     table(&head, &there(findings).map(row).collect::<Vec<_>>())
+}
+
+/// CPU of the proxy, and of Redis where it is needed, us; empty if it was not measured.
+fn median_cost(findings: &Findings, scenario: Scenario, peer: Peer) -> String {
+    let median = |figure: Figure| {
+        let spread = findings.spread(scenario, peer, |sample| figure.of(sample));
+        spread.map(|spread| spread.median)
+    };
+    match (median(Figure::Proxy), median(Figure::Redis)) {
+        (Some(proxy), Some(redis)) if peer.needs_redis() => format!("{proxy:.1} + {redis:.1}"),
+        (Some(proxy), _) => format!("{proxy:.1}"),
+        (None, _) => String::new(),
+    }
+}
+
+/// The table of docs/performance.md: the same work of the three proxies in a row.
+pub fn summary(findings: &Findings) -> String {
+    let lines: [(&str, Scenario, &[Peer]); 4] = [
+        (
+            "no limit",
+            Scenario::Many,
+            &[Peer::Tidegate, Peer::Nginx, Peer::Haproxy],
+        ),
+        (
+            "limit in the process",
+            Scenario::Many,
+            &[Peer::TidegateEmbedded, Peer::NginxLimit, Peer::HaproxyTable],
+        ),
+        (
+            "limit in Redis, proxy + Redis",
+            Scenario::Many,
+            &[Peer::TidegateRedis, Peer::NginxLua],
+        ),
+        (
+            "denied by a limit in the process",
+            Scenario::Rejected,
+            &[Peer::TidegateEmbedded, Peer::NginxLimit, Peer::HaproxyTable],
+        ),
+    ];
+    let row = |(work, scenario, peers): (&str, Scenario, &[Peer])| {
+        let mut row = vec![work.to_owned()];
+        row.extend(
+            peers
+                .iter()
+                .map(|peer| median_cost(findings, scenario, *peer)),
+        );
+        row.resize(4, String::new());
+        row
+    };
+    format!(
+        "CPU time per request at 64 connections, us, medians. Measured on {}.\n\n{}",
+        findings.machine,
+        table(&["", "tidegate", "nginx", "HAProxy"], &lines.map(row))
+    )
 }
 
 fn named(peer: Peer) -> String {
@@ -219,7 +262,7 @@ fn detail(findings: &Findings, scenario: Scenario, peer: Peer) -> Option<Vec<Str
     Some(row)
 }
 
-/// What docs/performance.md holds.
+/// The tables of docs/performance/figures.md.
 pub fn page(findings: &Findings) -> String {
     let parts = [
         about(findings),

@@ -46,7 +46,7 @@ pub(super) async fn answer(
 ) -> Response<AdminBody> {
     let answer = contained(dispatch(state, request)).await;
     let answer = answer.unwrap_or_else(|| {
-        let detail = "something of ours broke, which the log has told";
+        let detail = "internal error: the log of the proxy has the details";
         Err(ApiError::internal(detail))
     });
     let mut response = answer.unwrap_or_else(ApiError::into_response);

@@ -103,7 +103,7 @@ fn limit_reads() -> Vec<ApiEndpoint> {
         .refuses(&[NO_LIMIT]),
         read(
             "/api/v1/limits/{name}/keys/{key}",
-            "What one client has used of a limit.",
+            "The usage of one client of a limit.",
         )
         .query(
             "by",
@@ -183,7 +183,7 @@ fn proxy_reads() -> Vec<ApiEndpoint> {
         .json(|request| Ok(request.state.record().history.report(now()))),
         read(
             "/api/v1/routes",
-            "What each route answered in the last minute, and how long that took.",
+            "The responses of each route in the last minute, and their times.",
         )
         .json(|request| {
             let state = &request.state;
@@ -197,7 +197,7 @@ fn proxy_reads() -> Vec<ApiEndpoint> {
         .json(|request| upstreams(&request.state)),
         read(
             "/api/v1/explain",
-            "What would happen to a request, and why. Nothing is charged.",
+            "Shows what happens to a request, and why. Charges nothing.",
         )
         .body(&explain::body_schema(), &explain::body_example())
         .respond_async(object_content, explain::answer),
@@ -214,7 +214,7 @@ fn client_changes() -> Vec<ApiEndpoint> {
     vec![
         endpoint(
             "/api/v1/limits/{name}/reset",
-            "Forgets what one client has used of a limit.",
+            "Sets the counts of one client of a limit to zero.",
             ClientChange::Reset,
         )
         .refuses(&of_limit),

@@ -150,9 +150,9 @@ impl Findings {
     fn check_forwarded(&mut self, count: u64, now: u64) {
         let recent = self.forwarded.recent(count, now);
         let found = recent.map(|count| FoundIssue {
-            text: "peers outside `trusted_proxies` say whom they forward for (X-Forwarded-.., \
-                   X-Real-IP), and are not believed: each of them counts as one client; if they \
-                   are proxies of yours, name their networks in `trusted_proxies`"
+            text: "peers outside `trusted_proxies` send X-Forwarded-.. or X-Real-IP. tidegate \
+                   ignores these headers, and each peer counts as one client. If they are your \
+                   proxies, name their networks in `trusted_proxies`"
                 .to_owned(),
             count,
         });
@@ -166,10 +166,10 @@ impl Findings {
         let most = evictions.first().filter(|_| recent);
         let found = most.map(|most| FoundIssue {
             text: format!(
-                "the embedded store is full: {keys} counts were forgotten before they had \
-                 expired, {at_limit} of them of clients at their limit, most by limit `{}`; raise \
-                 `[store] max_keys` or `max_memory`, and put a limit by address beside every key \
-                 that clients can invent",
+                "the embedded store is full: it evicted {keys} counts before they expired, \
+                 {at_limit} of them of clients at their limit, most of limit `{}`. Raise `[store] \
+                 max_keys` or `max_memory`. Put a limit by address beside every key that clients \
+                 can invent",
                 most.limit
             ),
             count: keys,
@@ -210,15 +210,15 @@ fn clock_offset(info: &ServerInfo) -> Option<String> {
     let seconds = seconds(offset_us);
     (offset_us > MAX_CLOCK_OFFSET_US).then(|| {
         format!(
-            "the store's clock is {seconds:.1} s {direction} this machine's: limits go by the \
-             store's, so the times that clients are told in `X-RateLimit-Reset` are off; keep both \
-             in time (NTP)"
+            "the store's clock is {seconds:.1} s {direction} this machine's. Limits use the \
+             store's clock, so `X-RateLimit-Reset` is wrong for clients. Synchronize both clocks \
+             (NTP)"
         )
     })
 }
 
 fn replica(info: &ServerInfo) -> Option<String> {
-    let text = "the store is a replica, and takes no writes: limits follow `on_error`; name its \
+    let text = "the store is a replica and takes no writes, so limits follow `on_error`. Name its \
                 master in `[store] url`, or use `redis+sentinel://`";
     (info.role.as_deref() == Some("slave")).then(|| text.to_owned())
 }
@@ -232,9 +232,8 @@ fn dominant_client(limits: &[Arc<Limit>], crowd: &Crowd, now: u64) -> Option<Fou
     })?;
     let id = client.tag;
     let text = format!(
-        "one client makes nine of ten requests that limit `{limit}` counts ({id}): a proxy in \
-         front that `trusted_proxies` does not name looks like that, and so does a key that \
-         all clients share"
+        "one client ({id}) makes nine of ten requests that limit `{limit}` counts. Is it a proxy \
+         in front that `trusted_proxies` does not name, or a key that all clients share?"
     );
     Some(FoundIssue {
         text,

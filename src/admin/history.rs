@@ -146,7 +146,7 @@ impl History {
         self.reloads = reloads;
         let text = match &*last.outcome {
             Ok(reloaded) => match reloaded.changes.as_slice() {
-                [] => "reload: nothing is different".to_owned(),
+                [] => "reload: no change".to_owned(),
                 [one] => format!("reload: {one}"),
                 [first, others @ ..] => format!("reload: {first}, and {} more", others.len()),
             },

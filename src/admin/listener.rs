@@ -107,7 +107,7 @@ fn follow_configuration(listener: &mut Option<TcpListener>, state: &AdminState) 
     let Ok(settings) = settings else { return };
     let Some(settings) = settings else {
         if listener.take().is_some() {
-            tracing::info!("reload: admin: nobody listens any more");
+            tracing::info!("reload: admin: closed");
         }
         return;
     };
@@ -122,7 +122,7 @@ fn follow_configuration(listener: &mut Option<TcpListener>, state: &AdminState) 
                 *listener = Some(bound);
             }
             Err(error) => {
-                tracing::error!(%address, %error, "reload: admin: stays where it is");
+                tracing::error!(%address, %error, "reload: admin: the old address stays");
                 return;
             }
         }

@@ -214,9 +214,9 @@ pub(super) fn document(endpoints: &[ApiEndpoint]) -> Value {
         "info": {
             "title": "tidegate admin",
             "version": "1",
-            "description": "What a running tidegate does, and what operators can change. Times are \
-                seconds since the Unix epoch. On a loopback address reading needs no token; \
-                everything else does.",
+            "description": "The state of a running tidegate, and the changes that operators can \
+                make. Times are seconds since the Unix epoch. On a loopback address reading needs \
+                no token; everything else does.",
         },
         "servers": [{ "url": "/" }],
         "security": [{ "token": [] }, {}],

@@ -36,13 +36,13 @@ const MAX_TOKEN: u64 = 4096;
 /// Which proxy is asked.
 #[derive(Clone, Debug, Args)]
 pub(super) struct AdminArgs {
-    /// The configuration that the proxy runs: it says where its admin listens.
+    /// The configuration of the running proxy, which names the address of its admin.
     #[arg(short, long, value_name = "FILE", default_value = "proxy.toml")]
     pub(super) config: PathBuf,
-    /// Where the admin listens, instead of what the file says: `127.0.0.1:9180`.
+    /// The address of the admin, in place of the one in the file: `127.0.0.1:9180`.
     #[arg(long, value_name = "ADDRESS")]
     pub(super) admin: Option<String>,
-    /// A file with the admin's token, where the proxy's own is not found.
+    /// A file with the admin's token, if the command cannot find the proxy's own.
     #[arg(long, value_name = "FILE")]
     pub(super) token_file: Option<PathBuf>,
 }
@@ -96,8 +96,8 @@ impl AdminClient {
                 let address = place.address.ok_or_else(|| {
                     let message = format!("This command needs `admin`; {file} has none");
                     CommandError::failed(message).help(
-                        "write `admin = \"127.0.0.1:9180\"` at its top and start the proxy anew, \
-                         or name the address with `--admin`",
+                        "write `admin = \"127.0.0.1:9180\"` at its top and restart the proxy, or \
+                         name the address with `--admin`",
                     )
                 })?;
                 let authority = admin_authority(address, &args.config)?;
@@ -220,14 +220,14 @@ impl AdminClient {
             AdminFailure::Refused(401, why) => {
                 let help = match self.token {
                     Some(_) => "the token found here is not the proxy's: name its",
-                    None => "run this as the user who runs the proxy, or name the token's",
+                    None => "run this as the user of the proxy, or name the token's",
                 };
-                CommandError::failed(format!("{url} wants a token: {why}"))
+                CommandError::failed(format!("{url} needs a token: {why}"))
                     .help(format!("{help} file with `--token-file`"))
             }
             AdminFailure::Refused(404, _) => CommandError::failed(format!(
-                "{url} answers, but does not know what is asked: it is of another version, or \
-                 no tidegate"
+                "{url} answers, but does not know this request: it has another version, or is no \
+                 tidegate"
             )),
             AdminFailure::Refused(status, why) => {
                 CommandError::failed(format!("{url} answers {status}: {why}"))
@@ -243,7 +243,12 @@ async fn json_body(response: Response<Incoming>) -> Result<Value, AdminFailure> 
         return Err(refusal(response).await);
     }
     let bytes = read_body(response).await?;
-    serde_json::from_slice(&bytes).map_err(|_| unreachable("what answers there is no tidegate"))
+    serde_json::from_slice(&bytes).map_err(|_| {
+        unreachable(
+            "the server at this address is no \
+     tidegate",
+        )
+    })
 }
 
 async fn refusal(response: Response<Incoming>) -> AdminFailure {
@@ -278,7 +283,7 @@ fn admin_authority(address: SocketAddr, file: &Path) -> Result<String, CommandEr
         let file = file.display();
         let message = format!("`admin` of {file} has port 0: another at each start");
         return Err(CommandError::failed(message)
-            .help("name the one that the proxy told when it started with `--admin`"));
+            .help("give the address that the proxy printed at its start to `--admin`"));
     }
     Ok(local_address(address).to_string())
 }

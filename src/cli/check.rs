@@ -23,13 +23,13 @@ pub(super) struct CheckArgs {
     /// The configuration to check.
     #[arg(short, long, value_name = "FILE", default_value = "proxy.toml")]
     pub(super) config: PathBuf,
-    /// How to print what was found.
+    /// The format of the output.
     #[arg(long, value_enum, default_value_t = CheckFormat::Human)]
     pub(super) format: CheckFormat,
     /// Treat warnings as errors.
     #[arg(long)]
     pub(super) deny_warnings: bool,
-    /// And ask: does the store answer, can servers be reached, are addresses free?
+    /// Also check that the store answers, servers can be reached, and addresses are free.
     #[arg(long)]
     pub(super) online: bool,
 }
@@ -102,7 +102,7 @@ fn summary(path: &Path, config: &Config, warnings: &Diagnostics) -> String {
     )
 }
 
-/// `proxy.toml: 2 errors, 1 warning. What one means: tidegate help T101`
+/// `proxy.toml: 2 errors, 1 warning. To explain one: tidegate help T101`
 fn failure(path: &Path, found: &Diagnostics) -> String {
     let errors = counted(found.count(Severity::Error), "error");
     let mut text = format!("{}: {errors}", path.display());
@@ -113,7 +113,7 @@ fn failure(path: &Path, found: &Diagnostics) -> String {
     let mut list = found.list.iter();
     if let Some(first) = list.find(|one| one.severity() == Severity::Error) {
         let code = first.code.as_str();
-        text.push_str(&format!(". What one means: tidegate help {code}"));
+        text.push_str(&format!(". To explain one: tidegate help {code}"));
     }
     text
 }
@@ -238,7 +238,7 @@ fn judge_store(place: &str, info: &ServerInfo) -> Vec<Probe> {
     }
     if info.role.as_deref() == Some("slave") {
         probes.push(Probe::Wrong(format!(
-            "store {place}: it is a replica, and takes no writes; name its master, or use \
+            "store {place}: a replica, which takes no writes; name its master, or use \
              `redis+sentinel://`"
         )));
     }
@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(code, 78);
         assert!(out.contains("did you mean `rate`?"), "{out}");
         assert!(
-            out.ends_with("proxy.toml: 1 error. What one means: tidegate help T101\n"),
+            out.ends_with("proxy.toml: 1 error. To explain one: tidegate help T101\n"),
             "{out}"
         );
     }

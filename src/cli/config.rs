@@ -25,11 +25,11 @@ const RELOAD_TIMEOUT: Duration = Duration::from_secs(60);
 pub(super) struct ConfigArgs {
     #[command(flatten)]
     admin: AdminArgs,
-    /// What a reload would change: against the configuration of the proxy that runs. The exit code
-    /// is 0 where both are the same, 1 where they differ, 2 where the proxy cannot be asked.
+    /// Print the changes that a reload would make to the running proxy. Exit code 0: no change. 1:
+    /// changes. 2: the proxy cannot be asked.
     #[arg(long)]
     diff: bool,
-    /// One line of JSON instead of TOML, or of words.
+    /// Print one line of JSON instead of text.
     #[arg(long)]
     json: bool,
 }
@@ -49,7 +49,7 @@ pub(super) fn config(args: &ConfigArgs) -> Result<u8, CommandError> {
     let same = lines.is_empty();
     print(match args.json {
         true => format!("{}\n", json!({"same": same, "changes": lines})),
-        false if same => "the proxy runs with this\n".to_owned(),
+        false if same => "the proxy already runs with this file\n".to_owned(),
         false => lines.join("\n") + "\n",
     });
     Ok(if same { 0 } else { DIFFERENT })
@@ -84,10 +84,10 @@ pub(super) struct ReloadArgs {
     /// The configuration that the proxy runs.
     #[arg(short, long, value_name = "FILE", default_value = "proxy.toml")]
     config: PathBuf,
-    /// Where the proxy listens for commands, if the file no longer says so.
+    /// The control socket of the proxy, if it is not the one in the file.
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// Print what the proxy answers, as a line of JSON.
+    /// Print the proxy's response as a line of JSON.
     #[arg(long)]
     json: bool,
 }
@@ -160,7 +160,7 @@ fn print_reload(line: &str, json: bool) -> Result<u8, CommandError> {
     }
     let mut changes = texts("changes");
     if changes.is_empty() {
-        changes.push("nothing is different");
+        changes.push("no change");
     }
     print(changes.join("\n") + "\n");
     Ok(0)

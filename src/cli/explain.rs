@@ -17,22 +17,22 @@ use crate::explain::{self, EXAMPLE_PEER, Explanation, RequestDescription, Reques
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArgs {
-    /// The request's method.
+    /// The method of the request.
     method: String,
-    /// Its URL, or a path.
+    /// The URL of the request, or a path.
     url: String,
-    /// A header of it; may be given several times.
+    /// A header of the request; may be given several times.
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
-    /// The address that sends it; without one, an example's.
+    /// The address that sends the request; the default is 192.0.2.1.
     #[arg(long, value_name = "ADDRESS")]
     ip: Option<IpAddr>,
     #[command(flatten)]
     admin: AdminArgs,
-    /// With the counts of now; they are asked for, and nothing is charged.
+    /// Use current counts, overrides and blocks; charges nothing.
     #[arg(long)]
     live: bool,
-    /// One line of JSON instead of text.
+    /// Print one line of JSON instead of text.
     #[arg(long)]
     json: bool,
 }
@@ -55,8 +55,8 @@ pub(super) fn explain(args: &ExplainArgs) -> Result<u8, CommandError> {
         _ if !args.live => explain::explain(&config, &request, None)?,
         StoreKind::Memory => explain_by_admin(args, &request).inspect_err(|_| {
             say(&format!(
-                "tidegate: {} keeps counts in the proxy's own process, which is asked through \
-                 its admin",
+                "tidegate: {} keeps counts in the proxy's own process, and `--live` asks that \
+                 process through its admin",
                 args.admin.config.display()
             ));
         })?,

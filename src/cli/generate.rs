@@ -21,7 +21,7 @@ const SCHEMA: &str = "proxy.schema.json";
 
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
-    /// Where to write it.
+    /// The file to write.
     #[arg(value_name = "FILE", default_value = "proxy.toml")]
     file: PathBuf,
     /// The smallest file that limits something.
@@ -30,10 +30,10 @@ pub(super) struct InitArgs {
     /// Every setting with its default.
     #[arg(long)]
     full: bool,
-    /// And beside it the schema with which an editor completes and checks it.
+    /// Also write the schema, for completion and checks in editors.
     #[arg(long)]
     schema: bool,
-    /// Overwrite the file if there is one.
+    /// Overwrite the file if it exists.
     #[arg(long)]
     force: bool,
 }
@@ -96,19 +96,19 @@ fn schema_text() -> String {
 
 #[derive(Debug, Args)]
 pub(super) struct ImportArgs {
-    /// Whose configuration it is.
+    /// The program of the configuration.
     #[arg(value_enum)]
     from: ImportFormat,
     /// The file, with all that it includes; `-` is standard input.
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Where to write the proxy.toml; else standard output.
+    /// The proxy.toml to write; the default is standard output.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Overwrite the output if it is there.
+    /// Overwrite the output if it exists.
     #[arg(long, requires = "output")]
     force: bool,
-    /// End with 1 where something could not be kept.
+    /// Exit with 1 if a part could not be kept.
     #[arg(long)]
     strict: bool,
 }
@@ -172,7 +172,7 @@ fn report_losses(imported: &Imported) -> usize {
 
 #[derive(Debug, Args)]
 pub(super) struct CompletionsArgs {
-    /// The shell that is to complete.
+    /// The shell.
     shell: Shell,
 }
 
@@ -185,7 +185,7 @@ pub(super) fn print_completions(args: &CompletionsArgs) -> Result<u8, CommandErr
 
 #[derive(Debug, Args)]
 pub(super) struct ManArgs {
-    /// A folder for one page of each command; without it the first page is printed.
+    /// A folder for one page of each command; without it, print the first page.
     #[arg(value_name = "DIR")]
     folder: Option<PathBuf>,
 }

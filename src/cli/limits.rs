@@ -47,7 +47,7 @@ pub(super) struct LimitsArgs {
         global = true
     )]
     config: PathBuf,
-    /// One line of JSON instead of text.
+    /// Print one line of JSON instead of text.
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -58,13 +58,13 @@ pub(super) struct LimitsArgs {
 enum LimitsSubcommand {
     /// List the limits, and every override and block in force.
     Ls {
-        /// And the last 1000 changes, newest first.
+        /// Also list the last 1000 changes, newest first.
         #[arg(long)]
         audit: bool,
     },
-    /// Show how one client stands.
+    /// Show the usage of one client.
     Show(KeyArgs),
-    /// Forget what is counted for one client.
+    /// Set the counts of one client to zero.
     Reset(KeyArgs),
     /// Give one client another rate.
     #[command(
@@ -72,7 +72,7 @@ enum LimitsSubcommand {
                                 tidegate limits override LIMIT KEY... --remove"
     )]
     Override(OverrideArgs),
-    /// Keep one client out, whatever it asks for.
+    /// Deny every request of one client.
     Block(BlockArgs),
 }
 
@@ -80,8 +80,8 @@ enum LimitsSubcommand {
 struct KeyArgs {
     /// The limit's name.
     limit: String,
-    /// Whose: `PART=VALUE` for each part of the limit's key, a plain value, a hash as logs, `top`
-    /// and `tap` show it, `tag=HASH`, or the id of a request that was denied.
+    /// The client: `PART=VALUE` for each part of the limit's key, or a plain value. Also a hash
+    /// from logs, `top` or `tap`, `tag=HASH`, or the id of a denied request.
     #[arg(required = true)]
     key: Vec<String>,
 }
@@ -90,8 +90,8 @@ struct KeyArgs {
 struct OverrideArgs {
     /// The limit's name.
     limit: String,
-    /// Whose, as in `show`; then the rate: `50/min`, `10/s,1000/h`, `unlimited`; a plain number
-    /// for a cap on requests at once.
+    /// The client, as in `show`; then the rate: `50/min`, `10/s,1000/h`, `unlimited`, or a plain
+    /// number for a limit with `concurrent`.
     #[arg(required = true, value_name = "KEY... RATE")]
     words: Vec<String>,
     #[command(flatten)]
@@ -100,9 +100,9 @@ struct OverrideArgs {
 
 #[derive(Debug, Args)]
 struct BlockArgs {
-    /// Whom: an address or an API key (plain, or `ip=..`, `api_key=..`), any key that a limit
-    /// counts by (`PART=VALUE`..), a hash as logs, `top` and `tap` show it, `tag=HASH`, or the id
-    /// of a request that was denied.
+    /// The client: an address or an API key (plain, or `ip=..`, `api_key=..`), or any key of a
+    /// limit (`PART=VALUE`..). Also a hash from logs, `top` or `tap`, `tag=HASH`, or the id of a
+    /// denied request.
     #[arg(required = true)]
     key: Vec<String>,
     #[command(flatten)]
@@ -111,13 +111,13 @@ struct BlockArgs {
 
 #[derive(Debug, Args)]
 struct TermsArgs {
-    /// How long it holds: `30min`, `24h`, `7d`; without it, until it is removed.
+    /// How long it lasts: `30min`, `24h`, `7d`; without it, until `--remove`.
     #[arg(long = "for", value_name = "TIME", conflicts_with = "remove")]
     lasts: Option<String>,
-    /// Why; kept with it and shown by `ls`.
+    /// The reason, which `ls` shows.
     #[arg(long, value_name = "TEXT")]
     note: Option<String>,
-    /// Take it back.
+    /// Remove it.
     #[arg(long)]
     remove: bool,
 }
@@ -255,7 +255,7 @@ impl LimitsCommand<'_> {
         let deleted = done.deleted.unwrap_or(1);
         let text = match deleted {
             0 => format!("{limit}: nothing was counted for key {key}\n"),
-            _ => format!("{limit}: key {key} begins anew\n"),
+            _ => format!("{limit}: key {key} starts at zero\n"),
         };
         let report = ResetReport {
             limit,
@@ -301,7 +301,7 @@ impl LimitsCommand<'_> {
             None,
             &done,
             match args.terms.remove {
-                true => format!("key {key} is let in again\n"),
+                true => format!("key {key} is no longer blocked\n"),
                 false => format!("key {key} is blocked {}\n", until_text(done.until)),
             },
         )
@@ -393,7 +393,7 @@ fn lasts_us(text: Option<&str>) -> Result<u64, CommandError> {
     let Some(text) = text else { return Ok(0) };
     let wrong = |why: &str| {
         CommandError::wrong_use(format!("`--for {text}`: {why}")).help(
-            "write for example `30min`, `24h` or `7d`; without `--for` it holds until removed",
+            "write for example `30min`, `24h` or `7d`; without `--for` it lasts until `--remove`",
         )
     };
     let lasts = parse_duration(text).map_err(|error| wrong(&error.to_string()))?;

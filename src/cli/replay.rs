@@ -33,22 +33,22 @@ pub(super) struct ReplayArgs {
     /// Access logs, plain or gzip; `-` is standard input.
     #[arg(value_name = "LOG")]
     logs: Vec<PathBuf>,
-    /// The configuration whose limits to try.
+    /// The configuration with the limits to try.
     #[arg(short, long, value_name = "FILE", default_value = "proxy.toml")]
     config: PathBuf,
     /// Try this one limit instead of a configuration, for example 100/min.
     #[arg(long, value_name = "RATE", conflicts_with = "config")]
     limit: Option<String>,
-    /// What that limit tells clients apart by.
+    /// The key that this limit counts by.
     #[arg(long, value_name = "KEY", requires = "limit")]
     key: Option<String>,
-    /// The format of all lines; without it each line's own is found.
+    /// The format of all lines; without it, the command detects the format of each line.
     #[arg(long, value_enum)]
     format: Option<ReplayFormat>,
     /// A member of JSON lines that is a header of the request, for example x-api-key=consumer.
     #[arg(long, value_name = "HEADER=MEMBER")]
     header_from: Vec<String>,
-    /// The host of requests whose log does not say it.
+    /// The host of requests, for logs without hosts.
     #[arg(long, value_name = "NAME", default_value = "")]
     host: String,
     /// Find the smallest rates that hit at most this share of clients [default: 1%].
@@ -57,7 +57,7 @@ pub(super) struct ReplayArgs {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Write one page with plots; nothing else is needed to look at it.
+    /// Write a page with plots, which needs no other file.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Show clients by a hash.

@@ -35,30 +35,31 @@ pub(super) struct RunArgs {
     /// Read the configuration again when it, or a file that it names, changes.
     #[arg(long, conflicts_with = "to")]
     watch: bool,
-    /// Start although another process runs this file or listens on its addresses: each gets a part
-    /// of the requests, and counts for itself where the store is `memory:`.
+    /// Start even if another process runs this file or listens on its addresses. Each process gets
+    /// a part of the requests. With `memory:` each has its own counts.
     #[arg(long)]
     alongside: bool,
-    /// Run without a file: where requests go.
+    /// Run without a file, and forward requests to this URL.
     #[arg(long, value_name = "URL")]
     to: Option<String>,
-    /// Where clients connect.
+    /// The address that clients connect to.
     #[arg(long, value_name = "ADDRESS", requires = "to")]
     listen: Option<String>,
-    /// How much each client may do, for example 100/min.
+    /// The rate of each client, for example 100/min.
     #[arg(long, value_name = "RATE", requires = "to")]
     limit: Option<String>,
-    /// What clients are told apart by.
+    /// The key that requests are counted by, for example `ip`.
     #[arg(long, value_name = "KEY", requires = "limit")]
     key: Option<String>,
-    /// Where counts are shared with other proxies; without it they live in this process.
+    /// The Redis that shares the counts with other proxies; without it, counts stay in this
+    /// process.
     #[arg(long, value_name = "URL", requires = "to")]
     redis: Option<String>,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct DemoArgs {
-    /// The configuration whose routes and limits to show.
+    /// The configuration with the routes and limits to try.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -178,8 +179,8 @@ fn serve_until_stopped(
     }
     if role == ProcessRole::Alongside && listeners.shares_ports() {
         tracing::warn!(
-            "another process listens on the same port: of the connections to one address each \
-             gets a part, and what is counted in memory is each one's own"
+            "another process listens on the same port: each process gets a part of the \
+             connections, and counts in memory are separate"
         );
     }
     let workers = config.server.workers;
@@ -226,7 +227,8 @@ fn start_admin(
     let file = server.file.as_deref();
     let token = match file.map(|file| admin::gate::keep_token(file, &config.server.control)) {
         Some(Err(error)) if settings.token.is_none() => {
-            tracing::warn!(%error, "admin: no place for a token: nothing can be changed there");
+            tracing::warn!(%error, "admin: no place to store a token, so the admin refuses all \
+             changes");
             None
         }
         kept => kept.and_then(Result::ok),
@@ -318,10 +320,7 @@ fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
         }
     }
     if config.keys_are_untold() {
-        say(
-            "api keys   not told apart: `[api_key] known` names none, so clients with keys are \
-             limited as those without",
-        );
+        say("api keys   none is known: `[api_key] known` is not set, so a key changes nothing");
     }
 }
 

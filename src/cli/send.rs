@@ -30,24 +30,24 @@ const MAX_CONCURRENCY: usize = 256;
 
 #[derive(Debug, Args)]
 pub(super) struct TryArgs {
-    /// Where to send them: `http://HOST[:PORT]/PATH`, or https.
+    /// The URL of the requests: `http://HOST[:PORT]/PATH`, or https.
     url: Uri,
-    /// How many.
+    /// How many requests to send.
     #[arg(short = 'n', long = "requests", value_name = "N", default_value_t = 20)]
     requests: usize,
-    /// How many at once.
+    /// How many requests to send at once.
     #[arg(short, long, value_name = "C", default_value_t = 1)]
     concurrency: usize,
-    /// Their method.
+    /// The method of the requests.
     #[arg(short = 'X', long, default_value = "GET")]
     method: Method,
-    /// A header of each; may be given several times.
+    /// A header of each request; may be given several times.
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
-    /// After a denial, wait as long as it says, and send one more.
+    /// After a denial, wait as long as `Retry-After` says, and send one more request.
     #[arg(long)]
     wait: bool,
-    /// One line of JSON instead of text.
+    /// Print one line of JSON instead of text.
     #[arg(long)]
     json: bool,
 }

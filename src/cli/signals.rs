@@ -70,7 +70,10 @@ pub(super) fn spawn(targets: SignalTargets) -> io::Result<()> {
         ]
     };
     let program = ProgramCommand::of_this_process()
-        .inspect_err(|error| tracing::warn!(%error, "no upgrade without the path of this program"))
+        .inspect_err(|error| {
+            tracing::warn!(%error, "upgrades are off: the path of this program \
+         is unknown")
+        })
         .ok();
     let signal_loop = SignalLoop {
         targets,
@@ -139,7 +142,7 @@ impl SignalLoop {
                 }
                 () = heartbeats.wait_for_lost_worker() => {
                     if self.is_serving() {
-                        tracing::error!("a worker is lost: this process ends");
+                        tracing::error!("a worker is lost: shutting down");
                         self.stop().await;
                     }
                 }
@@ -168,10 +171,10 @@ impl SignalLoop {
         if let Some(predecessor) = self.targets.predecessor.take() {
             let pid = predecessor.pid;
             if let Err(error) = predecessor.take_over() {
-                tracing::error!(%error, "the upgrade was called off");
+                tracing::error!(%error, "upgrade cancelled");
                 std::process::exit(i32::from(DID_NOT_WORK));
             }
-            tracing::info!(from = pid, "upgrade: this process serves now");
+            tracing::info!(from = pid, "upgrade: this process now serves");
             let file = self.targets.pid_file.as_deref();
             if let Some(Err(error)) = file.map(|file| file.write(true)) {
                 tracing::warn!(%error, "the pid file does not name this process");
@@ -241,7 +244,7 @@ impl SignalLoop {
         let successor = match outcome {
             Ok(successor) => successor,
             Err(error) => {
-                tracing::error!(%error, "no upgrade: this process goes on");
+                tracing::error!(%error, "upgrade failed: this process continues");
                 return;
             }
         };
@@ -257,7 +260,7 @@ impl SignalLoop {
             }
             Err(error) => {
                 systemd::successor(std::process::id());
-                tracing::error!(%error, "no upgrade: this process goes on");
+                tracing::error!(%error, "upgrade failed: this process continues");
             }
         }
     }

@@ -56,8 +56,8 @@ pub(super) fn claim(file: &Path, config: &Config, role: ProcessRole) -> Result<A
 fn own_process_advice(pid: Option<u32>) -> String {
     match pid {
         Some(pid) => format!(
-            "`tidegate reload` has it read the file again, `kill -USR2 {pid}` replaces it without \
-             a lost connection, `kill {pid}` ends it"
+            "`tidegate reload` makes it read the file again, `kill -USR2 {pid}` replaces it \
+             without a lost connection, `kill {pid}` ends it"
         ),
         None => "End it".to_owned(),
     }
@@ -134,12 +134,12 @@ fn retry_until_released<T, E>(
 /// Says why this process does not start, and what to do.
 fn refusal(found: &str, config: &Config, advice: &str) -> Error {
     let why = match config.store.kind {
-        StoreKind::Memory => "a second process would admit each limit once more",
+        StoreKind::Memory => "a second process would admit every limit a second time",
         StoreKind::Redis(_) => "each process would get a part of the requests",
     };
     let text = format!(
-        "{found}: {why}. {advice}, or give this one a file and a `listen` of its own; \
-         `--alongside` starts it beside the other one"
+        "{found}: {why}. {advice}. Or give this process its own file and `listen`. `--alongside` \
+         starts it beside the other one"
     );
     Error::new(ErrorKind::AddrInUse, text)
 }

@@ -25,7 +25,7 @@ const VALUE_COLUMN: usize = 13;
 pub(super) struct StatusArgs {
     #[command(flatten)]
     admin: AdminArgs,
-    /// One line of JSON instead of text.
+    /// Print one line of JSON instead of text.
     #[arg(long)]
     json: bool,
 }
@@ -128,7 +128,7 @@ fn config_lines(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
         lines.extend(restarts.iter().map(|text| named("").with(Tone::Warn, text)));
     } else {
         let line = named("reload").with(Tone::Bad, "failed").plain(ago);
-        lines.push(line.plain("; what was in force before still is"));
+        lines.push(line.plain("; the configuration before it is still in force"));
         let errors = texts(&last.errors);
         let errors = errors.iter().flat_map(|error| error.lines());
         lines.extend(errors.map(|line| named("").plain(line)));
@@ -195,10 +195,10 @@ fn finding_lines(findings: &[FindingReport]) -> Vec<StyledLine> {
 pub(super) struct HealthArgs {
     #[command(flatten)]
     admin: AdminArgs,
-    /// Ask whether it should be sent requests (/readyz), not only whether it lives (/healthz).
+    /// Check whether the proxy is ready for requests (/readyz), not only alive (/healthz).
     #[arg(long)]
     ready: bool,
-    /// How long it may take, seconds.
+    /// The longest wait for a response, seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = timeout_seconds)]
     timeout: u64,
 }
@@ -244,8 +244,11 @@ fn connect_to_listener(file: &Path, timeout: Duration) -> Result<(), CommandErro
         Some(Listen::Unix(path)) => UnixStream::connect(path).map(drop),
     };
     connected.map_err(|error| {
-        say("nobody was asked: the file has no `admin`; only its `listen` was tried");
-        CommandError::failed(format!("nobody listens: {error}"))
+        say(
+            "health was not checked: the file has no `admin`. The command only connected to \
+             `listen`",
+        );
+        CommandError::failed(format!("cannot connect: {error}"))
     })
 }
 
@@ -314,7 +317,7 @@ mod tests {
         for part in [
             "tidegate 0.1.0  not ready: draining\n",
             "store        redis: away for 30 s; meanwhile this process counts by itself\n",
-            "reload       failed, 5 s ago; what was in force before still is\n\
+            "reload       failed, 5 s ago; the configuration before it is still in force\n\
              \x20            error[T101]: unknown key\n",
             "\nwarning: forwarded headers from an untrusted peer (3 times)\n\
              to silence it: add 10.0.0.0/8 to `trusted_proxies`\n",

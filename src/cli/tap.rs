@@ -26,26 +26,25 @@ const MAX_LINE: usize = 1 << 20;
 pub(super) struct TapArgs {
     #[command(flatten)]
     admin: AdminArgs,
-    /// Only what was denied indeed, and not what a shadow limit would have denied.
+    /// Only real denials, without those of shadow limits.
     #[arg(long)]
     denied: bool,
-    /// Only on this route.
+    /// Only denials on this route.
     #[arg(long, value_name = "ROUTE")]
     route: Option<String>,
-    /// Only by this limit.
+    /// Only denials by this limit.
     #[arg(long, value_name = "LIMIT")]
     limit: Option<String>,
-    /// Only of this client: a hash as logs, `top` and this command show it.
+    /// Only denials of this client: a hash from logs, `top` or this command.
     #[arg(long, value_name = "HASH", allow_hyphen_values = true)]
     key: Option<String>,
-    /// What is known of the denial of one request, by the id that its answer and the access log
-    /// have; nothing is followed.
+    /// Print the denial of one request and end. The id is in the response and in the access log.
     #[arg(long, value_name = "ID")]
     request: Option<String>,
-    /// Lines of JSON instead of text.
+    /// Print lines of JSON instead of text.
     #[arg(long)]
     json: bool,
-    /// End after so many.
+    /// End after N denials.
     #[arg(short, value_name = "N")]
     number: Option<u64>,
 }
@@ -135,7 +134,7 @@ impl DenialTap<'_> {
         let mut events = EventReader::default();
         loop {
             let frame = match tokio::time::timeout(SILENCE, body.frame()).await {
-                Err(_) => return Some("the proxy has fallen silent".to_owned()),
+                Err(_) => return Some("the proxy sends nothing any more".to_owned()),
                 Ok(None) => return Some("the proxy ended the stream".to_owned()),
                 Ok(Some(Err(error))) => return Some(format!("the stream broke: {error}")),
                 Ok(Some(Ok(frame))) => frame,

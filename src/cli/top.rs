@@ -36,10 +36,10 @@ const MAX_CLIENTS: usize = 50;
 pub(super) struct TopArgs {
     #[command(flatten)]
     admin: AdminArgs,
-    /// Print one picture as text and end; so it does without a terminal too.
+    /// Print one picture as text and end, as without a terminal.
     #[arg(long)]
     once: bool,
-    /// A line of JSON each second.
+    /// Print a line of JSON each second.
     #[arg(long)]
     json: bool,
 }
@@ -184,7 +184,7 @@ async fn reset(client: &AdminClient, of: &ClientOfLimit) -> String {
     let (limit, id) = (&of.limit, &of.client);
     let path = format!("/api/v1/limits/{limit}/reset");
     match client.post(&path, &json!({ "id": id })).await {
-        Ok(_) => format!("{} begins anew in {limit}", short_hash(id)),
+        Ok(_) => format!("{} starts at zero in {limit}", short_hash(id)),
         Err(AdminFailure::Refused(404, _)) => "this proxy cannot reset clients".to_owned(),
         Err(failure) => format!("not reset: {failure}"),
     }

@@ -194,7 +194,7 @@ fn explain_cost(route: &Route, limit: &Limit) -> String {
     let of_route = match &route.cost {
         CostSource::Fixed(units) => format!("the route's cost is {units}"),
         CostSource::Header(name) => {
-            format!("the route's cost is what {name} says, believed from trusted proxies only")
+            format!("the route's cost is the value of {name}, accepted from trusted proxies only")
         }
     };
     match limit.cost {
@@ -276,7 +276,7 @@ fn unknown_key(facts: &Facts<'_>) -> Option<String> {
     let unknown = facts.key_standing() == KeyStanding::Unknown;
     unknown.then(|| match facts.api_key.has_source() {
         true => "the API key is not known".to_owned(),
-        false => "API keys are not told apart: no source of known keys".to_owned(),
+        false => "no API key is known: there is no source of known keys".to_owned(),
     })
 }
 

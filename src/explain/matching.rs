@@ -24,14 +24,14 @@ pub(super) fn explain_client(
     let trusted = settings.trusts(peer);
     let header = settings.header.as_str();
     let why = match (trusted, headers.contains_key(&settings.header)) {
-        (false, true) if settings.trusted.is_empty() => format!(
-            "{peer} is the client: nobody is in `trusted_proxies`, so its {header} is not believed"
-        ),
+        (false, true) if settings.trusted.is_empty() => {
+            format!("{peer} is the client: `trusted_proxies` is empty, so its {header} is ignored")
+        }
         (false, true) => format!(
-            "{peer} is the client: it is none of `trusted_proxies`, so its {header} is not believed"
+            "{peer} is the client: it is not in `trusted_proxies`, so its {header} is ignored"
         ),
         (false, false) => format!("{peer} sends it, and is the client"),
-        (true, false) => format!("{peer} is a trusted proxy that says nothing in {header}"),
+        (true, false) => format!("{peer} is a trusted proxy that sends no {header}"),
         (true, true) => format!("{peer} is a trusted proxy; its {header}, from the right:"),
     };
     ClientExplanation {
@@ -47,7 +47,7 @@ pub(super) fn explain_client(
 
 fn explain_hop(hop: &Hop) -> HopExplanation {
     let note = match (hop.address, hop.trusted) {
-        (None, _) => "no address: what is left of it is not believed",
+        (None, _) => "no address: everything left of it is ignored",
         (Some(_), true) => "a trusted proxy: on to the next",
         (Some(_), false) => "no trusted proxy: this is the client",
     };

@@ -229,8 +229,8 @@ impl Page {
                 let reason = reason.and_then(|status| status.canonical_reason());
                 format!("{status} {}", reason.unwrap_or_default())
             }
-            None if response.headers.is_empty() => "what the upstream answers".to_owned(),
-            None => "what the upstream answers, and".to_owned(),
+            None if response.headers.is_empty() => "the upstream's response".to_owned(),
+            None => "the upstream's response, and".to_owned(),
         };
         self.section("Answer", &text);
         self.headers(&response.headers);
@@ -290,9 +290,7 @@ fn rate_line(rate: &RateExplanation) -> String {
         (false, None) if rate.algorithm == "requests at once" => text.push_str(&format!(
             ": denies, {used} under way; passes as soon as one of them ends"
         )),
-        (false, None) => {
-            text.push_str(": denies, and always will: it costs more than there ever is")
-        }
+        (false, None) => text.push_str(": always denies: the cost is above the limit"),
     }
     text
 }

@@ -233,6 +233,6 @@ fn a_block_is_of_an_address_a_key_or_what_some_limit_counts_by() {
     assert_eq!(block("abc").unwrap().parts, "api_key");
     assert_eq!(block("header:x-user=7").unwrap().parts, "header:x-user");
     let error = block("header:x-other=7").unwrap_err();
-    assert!(error.message.contains("keep nobody out"));
+    assert!(error.message.contains("deny no request"));
     assert!(block("ip=1.2.3.4 path=/x").is_err());
 }

@@ -138,7 +138,7 @@ async fn shake_hands(
     match tokio::time::timeout(timeout, tls.handshake(stream, ip)).await {
         Ok(Ok(shaken)) => return Some(shaken),
         Ok(Err(error)) => tracing::debug!(%ip, %error, "no TLS"),
-        Err(_) => tracing::debug!(%ip, "no TLS: the handshake took too long"),
+        Err(_) => tracing::debug!(%ip, "the TLS handshake took too long"),
     }
     None
 }
@@ -265,7 +265,7 @@ async fn read_proxy_header(
     })
     .await;
     if header.is_none() {
-        tracing::debug!("a trusted peer sent no PROXY header that can be understood");
+        tracing::debug!("a trusted peer sent no valid PROXY header");
     }
     header
 }

@@ -165,6 +165,6 @@ pub(crate) fn run_alone(name: &str) -> Option<Output> {
 pub(crate) fn panics_in(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!text.contains("secret"), "{text}");
-    let is_panic = |line: &&str| line.contains("a panic, which is our mistake: failpoint");
+    let is_panic = |line: &&str| line.contains("panic, a bug in tidegate: failpoint");
     text.lines().filter(is_panic).map(str::to_owned).collect()
 }

@@ -175,7 +175,7 @@ impl Reloader {
         let reloaded = contained(self.replace(&path)).await;
         systemd::ready("serving");
         reloaded.unwrap_or_else(|| {
-            let why = io::Error::other("something of ours broke, which the log has told");
+            let why = io::Error::other("internal error: the log of the proxy has the details");
             Err(ReloadError::Unusable(why))
         })
     }
@@ -272,7 +272,7 @@ fn log_outcome(outcome: &Result<Reloaded, ReloadError>) {
         tracing::info!("reload: {line}");
     }
     match reloaded.changes.len() {
-        0 => tracing::info!("reload: done, and nothing is different"),
+        0 => tracing::info!("reload: done, no change"),
         changes => tracing::info!(changes, "reload: done"),
     }
 }

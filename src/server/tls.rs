@@ -153,7 +153,10 @@ impl ServerTls {
                 match self.read_files(index) {
                     Ok(None) => {}
                     Ok(Some(what)) => tracing::info!("tls: {what} from {names}"),
-                    Err(why) => tracing::error!("tls: {names}: {why}; what was in use is kept"),
+                    Err(why) => tracing::error!(
+                        "tls: {names}: {why}; the proxy keeps the \
+                     certificate in use"
+                    ),
                 }
             }
             watched.push(watcher);

@@ -81,7 +81,7 @@ pub fn start(
     abandon: &AtomicBool,
 ) -> io::Result<Successor> {
     if std::process::id() == 1 {
-        let text = "this is process 1, and its end would end its container";
+        let text = "this is process 1, whose end would end the container";
         return Err(io::Error::other(text));
     }
     let (channel, theirs) = Channel::pair().map_err(|error| broken(&error))?;

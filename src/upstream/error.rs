@@ -230,20 +230,23 @@ impl fmt::Display for UpstreamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NoServer => "the upstream has no server",
-            Self::NoneLeft(_) => "no server of the upstream is well",
+            Self::NoneLeft(_) => "no server of the upstream is up",
             Self::TooManyConnections => "the upstream has too many requests under way",
             Self::QueuedTooLong => "no server of the upstream had room in time",
             Self::Unreachable(_) => "the upstream cannot be reached",
-            Self::OutOfSockets(_) => "this machine has nothing left to reach the upstream with",
+            Self::OutOfSockets(_) => {
+                "this machine has no free port or file descriptor for the \
+             upstream"
+            }
             Self::ConnectTimedOut => "connecting to the upstream took too long",
             Self::TimedOut => "the upstream took too long to answer",
-            Self::Tls(_) => "there is no TLS with the upstream",
+            Self::Tls(_) => "the TLS handshake with the upstream failed",
             Self::TlsEnded(_) => "the upstream ended TLS",
             Self::NoHttp2(_) => "the upstream does not speak HTTP/2",
             Self::Closed(_) => "the upstream closed the connection",
             Self::Garbage(_) => "the upstream's answer cannot be read",
             Self::Head(_) => "the upstream's answer is ambiguous",
-            Self::Request(_) => "the request's body did not arrive whole",
+            Self::Request(_) => "the body of the request was incomplete",
         })
     }
 }

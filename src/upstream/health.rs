@@ -209,7 +209,7 @@ impl fmt::Display for HealthChange {
                     FailureKind::Unreachable => f.write_str("cannot be reached")?,
                     FailureKind::Failed => write!(f, "failed {failures} times in a row")?,
                 }
-                write!(f, ": left alone for {rest:?}")
+                write!(f, ": gets no requests for {rest:?}")
             }
             HealthChange::Returned => f.write_str("is back: a request succeeded"),
             HealthChange::WentDown(checks) => {

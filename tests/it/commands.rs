@@ -155,7 +155,7 @@ fn check_online_asks_the_store_and_the_servers() {
     let port = redis.port();
     for line in [
         &format!("ok       store 127.0.0.1:{port}: up, "),
-        "its `maxmemory-policy` is `volatile-ttl`",
+        "`maxmemory-policy` is `volatile-ttl`",
         &format!("ok       upstream api: {} can be reached", upstream.url()),
         &format!("ok       listen 127.0.0.1:{listen} is free"),
     ] {
@@ -181,7 +181,7 @@ fn check_online_asks_the_store_and_the_servers() {
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
-        text.contains("it is a replica") && text.contains("cannot be reached"),
+        text.contains("a replica, which takes no writes") && text.contains("cannot be reached"),
         "{text}"
     );
 }

@@ -89,8 +89,9 @@ fn without_an_admin_it_is_tried_whether_anybody_listens() {
     assert_eq!(code, Some(1));
     assert!(
         said.starts_with(
-            "nobody was asked: the file has no `admin`; only its `listen` was tried\n"
-        ) && said.contains("\nerror: nobody listens: "),
+            "health was not checked: the file has no `admin`. The command only connected to \
+             `listen`\n"
+        ) && said.contains("\nerror: cannot connect: "),
         "{said}"
     );
     assert!(upstream.seen().is_empty(), "it is no request");
@@ -108,7 +109,7 @@ fn a_unix_socket_is_tried_as_well() {
     let words = ["-c", "unix.toml"];
     let (code, said) = health(folder.path(), &words);
     assert_eq!(code, Some(1));
-    assert!(said.contains("\nerror: nobody listens: "), "{said}");
+    assert!(said.contains("\nerror: cannot connect: "), "{said}");
     let listen = format!("[\"127.0.0.1:0\", \"unix:{}\"]", socket.display());
     let proxy = Tidegate::start_listening(folder, &listen, &text);
     is_well(proxy.directory.path(), &words);

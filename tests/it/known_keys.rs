@@ -46,7 +46,7 @@ fn status(proxy: &Tidegate, key: &str) -> u16 {
 fn invented_keys_share_the_budget_of_their_address() {
     let upstream = Upstream::ok();
     let untold = guarded(&upstream, LIMIT);
-    untold.wait_for_line("api keys   not told apart");
+    untold.wait_for_line("api keys   none is known");
     let known = format!("[api_key]\nknown = \"keys.txt\"\n{LIMIT}");
     for proxy in [untold, knowing(&upstream, "k1 acme\n", &known)] {
         let statuses = invented(&proxy);

@@ -120,8 +120,8 @@ fn where_no_proxy_answers_it_says_what_to_do() {
         assert_eq!(
             trouble,
             "error: This command needs `admin`; proxy.toml has none\n\
-             help: write `admin = \"127.0.0.1:9180\"` at its top and start the proxy anew, or name \
-             the address with `--admin`\n"
+             help: write `admin = \"127.0.0.1:9180\"` at its top and restart the proxy, or name \
+              the address with `--admin`\n"
         );
     }
     let port = free_port();
@@ -238,7 +238,7 @@ fn single_clients_of_the_embedded_store_are_dealt_with_through_the_admin() {
     );
     let (code, said) = limits("reset login 127.0.0.1");
     assert_eq!(code, 0, "{said}");
-    assert!(said.starts_with("login: key ") && said.ends_with(" (ip) begins anew\n"));
+    assert!(said.starts_with("login: key ") && said.ends_with(" (ip) starts at zero\n"));
     let tag = said.split(' ').nth(2).unwrap().to_owned();
     assert_eq!([ask(), ask(), ask()], [200, 200, 429]);
     let (code, said) = limits("override login 127.0.0.1 50/h --for 1h --note office");

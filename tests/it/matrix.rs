@@ -244,8 +244,8 @@ const WHY: &str = "
   at a time, and other connections get a turn after every eighth read.
 - *Slow readers of 8 MiB*: the proxy wrote as fast as the kernel had room. Until then no other client of the
   worker had a turn. With twelve readers, it wrote 29 MB between two checks for ready connections. Now others
-  have a turn after each 256 KiB of a response, which makes 3 MB. On a busy machine, in five runs each, the
-  longest wait of normal clients was 51 to 98 ms before and 25 to 59 ms after. Their p99 rose from 2 to 5 ms,
+  have a turn after each 256 KiB of a response, which makes 3 MB. On a busy machine, in five runs each, normal
+  clients waited at most 51 to 98 ms before and 25 to 59 ms after. Their p99 rose from 2 to 5 ms,
   because more of them get a response meanwhile, each a little late. It grows beside another proxy as well,
   because thirty threads of the upstream write.
 - *Leaving in the middle*: three quarters of the proxy's time are in the kernel, which closes connections and

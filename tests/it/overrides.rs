@@ -290,7 +290,7 @@ fn a_reset_lets_pass_at_once() {
         .collect();
     assert_eq!(row[1..4], ["3/d", "3", "0"], "{shown}");
     let told = fleet.limits("reset by_user 7");
-    assert!(told.ends_with("(header:x-user) begins anew\n"), "{told}");
+    assert!(told.ends_with("(header:x-user) starts at zero\n"), "{told}");
     let passed = fleet.soon("/", user, |answer| answer.status == 200);
     assert_eq!(
         passed[0].header("x-ratelimit-remaining").as_deref(),
@@ -317,7 +317,7 @@ fn every_change_is_listed_and_told_once_by_each_proxy() {
             proxy
                 .said()
                 .iter()
-                .any(|line| line.contains("people: reset"))
+                .any(|line| line.contains("overrides: reset"))
         });
     }
     std::thread::sleep(Duration::from_millis(600));
@@ -326,7 +326,7 @@ fn every_change_is_listed_and_told_once_by_each_proxy() {
     fleet.limits("block 203.0.113.9 --for 1h");
     fleet.limits("reset by_user 8");
     for proxy in &fleet.proxies {
-        let line = proxy.wait_for_line("people: override");
+        let line = proxy.wait_for_line("overrides: override");
         for part in [
             "\"level\":\"INFO\"",
             "\"limit\":\"by_user\"",
@@ -337,12 +337,12 @@ fn every_change_is_listed_and_told_once_by_each_proxy() {
         ] {
             assert!(line.contains(part), "{part} is missing from {line}");
         }
-        proxy.wait_for_line("people: block");
-        proxy.wait_for_line("people: reset");
+        proxy.wait_for_line("overrides: block");
+        proxy.wait_for_line("overrides: reset");
         std::thread::sleep(Duration::from_millis(600));
         let more: Vec<String> = proxy.said();
         assert!(
-            !more.iter().any(|line| line.contains("people: ")),
+            !more.iter().any(|line| line.contains("overrides: ")),
             "{more:?}"
         );
     }
@@ -441,7 +441,7 @@ fn thousands_of_overrides_are_read_beside_the_decisions() {
         slowest = slowest.max(asked.elapsed());
         assert_eq!(answer.status, 200);
         let said = fleet.proxies[0].said();
-        if said.iter().any(|line| line.contains("people: block")) {
+        if said.iter().any(|line| line.contains("overrides: block")) {
             break;
         }
         assert!(Instant::now() < until);

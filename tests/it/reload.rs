@@ -137,7 +137,7 @@ fn a_file_with_mistakes_changes_nothing_and_says_why() {
     std::fs::remove_file(gate.file()).unwrap();
     assert_said(&gate.hang_up(), "cannot read");
     std::fs::write(gate.file(), good).unwrap();
-    assert_said(&gate.hang_up(), "nothing is different");
+    assert_said(&gate.hang_up(), "no change");
     let answer = gate.proxy.get("/");
     assert_eq!(
         answer.status, 429,

@@ -365,7 +365,7 @@ impl StoreError {
             StoreError::Tls(_) => ("tls", "the store: "),
             #[cfg(not(feature = "redis"))]
             StoreError::NoRedis => ("no_redis", "this program was built without Redis"),
-            StoreError::NoMaster => ("no_master", "no sentinel names a master that is one"),
+            StoreError::NoMaster => ("no_master", "no sentinel names a server that is a master"),
             StoreError::Overloaded => ("overloaded", "too many requests wait for the store"),
             StoreError::Server(_) => ("server_error", "the store says "),
             StoreError::Garbled => ("garbled", "the store's answer cannot be read"),

@@ -382,9 +382,8 @@ impl Draft {
         if self.trusted.is_empty()
             && let Some(ProxyProtocolDraft { source, .. }) = self.proxy_protocol.take()
         {
-            let why = "nobody is named who may say whom a connection is from: with \
-                       `trusted_proxies` say who, and then `proxy_protocol`; until then what \
-                       begins with its header is refused";
+            let why = "`proxy_protocol` needs `trusted_proxies`, and this source names no proxies. \
+                       Set both. Until then the proxy refuses connections with the header";
             self.notes.lost(&source.place, &source.text, why);
         }
         if self.tls.listen.is_empty() {

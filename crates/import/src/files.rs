@@ -60,8 +60,8 @@ impl fmt::Display for ImportError {
             ImportError::Syntax { place, what } => write!(f, "{place}: {what}"),
             ImportError::Refused(why) => write!(
                 f,
-                "what was written is refused by `tidegate check`, a mistake of `tidegate import`; \
-                 please report it\n{why}"
+                "`tidegate check` refuses the result, which is a bug of `tidegate import`; please \
+                 report it\n{why}"
             ),
         }
     }

@@ -177,8 +177,8 @@ fn find_default(servers: &[ServerBlock<'_>], redirects: &[usize]) -> Option<usiz
     });
     if let Some(other) = other {
         let why = format!(
-            "has the requests for names that nobody has, also those to the port of the server in \
-             line {}: routes do not depend on ports",
+            "serves requests for names of no other server, also those to the port of the server \
+             in line {}: routes do not depend on ports",
             servers[*other].scope.block().place.line
         );
         servers[default].scope.block().differs(why);

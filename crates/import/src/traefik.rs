@@ -40,8 +40,8 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     file.draft.notes = source.notes.clone();
     read_root(&root, &mut file);
     if file.draft.routes.is_empty() {
-        let why = "there is nothing to serve; one stands there to be changed. What is read is a \
-                   file with `http.routers`, or a compose file with labels such as \
+        let why = "there is nothing to serve, so the result has a route to change. The input must \
+                   be a file with `http.routers`, or a compose file with labels such as \
                    `traefik.http.routers.NAME.rule`";
         let (file, line) = (source.name, 1);
         source
@@ -71,11 +71,11 @@ const NEEDLESS: [(&str, &str); 12] = [
     ("log", "RUST_LOG, and `format` of [log]"),
     ("accessLog", "`access` of [log]"),
     ("metrics", "`admin` has /metrics"),
-    ("global", "nobody is told of this proxy"),
+    ("global", "tidegate sends no data about itself"),
     ("experimental", "there are no plugins"),
-    ("pilot", "nobody is told of this proxy"),
+    ("pilot", "tidegate sends no data about itself"),
     ("core", "there is one syntax"),
-    ("hub", "nobody is told of this proxy"),
+    ("hub", "tidegate sends no data about itself"),
     ("spiffe", "certificates are files"),
 ];
 

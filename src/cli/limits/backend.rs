@@ -73,8 +73,8 @@ impl<'c> SharedStore<'c> {
         selected.map_err(|error| match error.kind {
             KeySelectionErrorKind::Unknown if is_partial => CommandError::failed(error.message)
                 .help(
-                    "not every key of the store could be looked at in time, or this user may not \
-                     (`+scan`): write the whole hash as `tag=HASH`, or the key as `PART=VALUE`",
+                    "the search took too long, or the Redis user lacks `+scan`: write the whole \
+                     hash as `tag=HASH`, or the key as `PART=VALUE`",
                 ),
             _ => error.into(),
         })

@@ -170,7 +170,11 @@ impl<'r> ListReport<'r> {
             let name = format!("{}{mark}", limit.limit);
             rows.push(vec![name, limit.rates.join(", "), limit.key.join(", ")]);
             for tier in &limit.tiers {
-                rows.push(vec![format!("  tier {}", tier.tier), tier.rates.join(", ")]);
+                let rates = match tier.rates.is_empty() {
+                    true => "unlimited".to_owned(),
+                    false => tier.rates.join(", "),
+                };
+                rows.push(vec![format!("  tier {}", tier.tier), rates]);
             }
             if !limit.candidate.is_empty() {
                 rows.push(vec!["  candidate".to_owned(), limit.candidate.join(", ")]);

@@ -168,7 +168,7 @@ fn client_table(state: &TopState) -> Vec<StyledLine> {
 fn last_line(state: &TopState) -> StyledLine {
     if let Overlay::Confirm(of) = &state.overlay {
         let (id, limit) = (short_hash(&of.client), &of.limit);
-        let question = format!("reset {id} in {limit}: forget what is counted for it? y/n");
+        let question = format!("reset {id} in {limit}: set its counts to zero? y/n");
         return StyledLine::new(Tone::Warn, question);
     }
     if let Some(note) = &state.note {
@@ -191,14 +191,14 @@ fn help_lines() -> Vec<StyledLine> {
         ("s", "sort limits by denials, requests, headroom or name"),
         (
             "r",
-            "forget what is counted for the chosen client, when confirmed with y",
+            "set the counts of the selected client to zero; asks for y",
         ),
         ("?", "this"),
     ];
     let texts = [
         "",
-        "HEADROOM is what the fullest client of a limit has left of it.",
-        "SHARE is a client's part of all that the limit was asked for.",
+        "HEADROOM is the part of the limit that its fullest client has left.",
+        "SHARE is a client's part of the limit's requests.",
         "Clients are shown by the hash of their key, as in the logs.",
         "",
     ];
@@ -266,7 +266,7 @@ mod tests {
         let mut asked = state();
         asked.press(PressedKey::Enter);
         asked.press(PressedKey::Char('r'));
-        let question = "reset CFc46O0K in login: forget what is counted for it? y/n\n";
+        let question = "reset CFc46O0K in login: set its counts to zero? y/n\n";
         assert!(drawn(&asked).ends_with(question));
     }
 

@@ -175,7 +175,7 @@ impl TopState {
                     client: client.id.clone(),
                 });
             }
-            _ => self.note = Some("choose a client first: enter, then arrows".to_owned()),
+            _ => self.note = Some("select a client first: enter, then arrows".to_owned()),
         }
     }
 

@@ -77,7 +77,7 @@ impl Http2Socket {
     /// close with unread bytes resets the connection, and the reset can overtake the frame.
     fn poll_refuse(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if self.linger_left.is_none() {
-            tracing::debug!("a client of HTTP/2 does not begin with the preface and SETTINGS");
+            tracing::debug!("an HTTP/2 client did not send the preface and SETTINGS first");
             self.linger_left = Some(LINGER_BYTES);
             self.alarm.arm(LINGER);
             let _ = Pin::new(&mut self.stream).poll_write(cx, FOREIGN);
@@ -102,7 +102,7 @@ impl Http2Socket {
         if self.flow.spend(passed.cost) {
             return Ok(passed.unchanged);
         }
-        tracing::debug!("a client of HTTP/2 sends too many frames that move nothing");
+        tracing::debug!("an HTTP/2 client sends too many frames without content");
         if !self.cut {
             // One attempt is enough.
             let _ = Pin::new(&mut self.stream).poll_write(cx, CALM);

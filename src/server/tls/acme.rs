@@ -44,7 +44,7 @@ impl From<instant_acme::Error> for AcmeError {
 }
 
 fn unusable(why: &str) -> AcmeError {
-    AcmeError(format!("what the authority sent: {why}"))
+    AcmeError(format!("the response of the authority: {why}"))
 }
 
 /// The folder of the cache cannot be used.
@@ -141,7 +141,7 @@ impl ServerTls {
                 continue;
             }
             let Some(mut offered) = authorization.challenge(kind.clone()) else {
-                let text = "the authority does not offer `tls.acme.challenge`";
+                let text = "the authority does not offer the challenge of `tls.acme.challenge`";
                 return Err(AcmeError(text.to_owned()));
             };
             let proof = offered.key_authorization();
@@ -201,7 +201,7 @@ async fn find_problems(order: &mut Order) -> String {
         }
     }
     match found.is_empty() {
-        true => "the names were not proved to be ours".to_owned(),
+        true => "the authority did not confirm that the names belong to this machine".to_owned(),
         false => found.join("; "),
     }
 }

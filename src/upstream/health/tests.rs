@@ -48,7 +48,7 @@ fn failures_in_a_row_eject_and_a_success_between_them_does_not() {
         .unwrap();
     assert_eq!(
         change.to_string(),
-        "failed 5 times in a row: left alone for 10s"
+        "failed 5 times in a row: gets no requests for 10s"
     );
     assert_eq!(health.standing(), Standing::Ejected(now + 10 * SECOND));
 }
@@ -59,7 +59,10 @@ fn one_that_cannot_be_reached_rests_at_once_and_briefly() {
     let change = health
         .fail(UNREACHABLE.0, UNREACHABLE.1, &rules(), true, now)
         .unwrap();
-    assert_eq!(change.to_string(), "cannot be reached: left alone for 1s");
+    assert_eq!(
+        change.to_string(),
+        "cannot be reached: gets no requests for 1s"
+    );
     assert_eq!(health.standing(), Standing::Ejected(now + SECOND));
 }
 

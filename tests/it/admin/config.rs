@@ -54,7 +54,10 @@ fn a_file_is_held_against_what_runs() {
     let diff = ["config", "--diff", "--admin", &admin];
     assert_eq!(
         said(&looked, &diff),
-        (Some(0), "the proxy runs with this\n".to_owned())
+        (
+            Some(0),
+            "the proxy already runs with this file\n".to_owned()
+        )
     );
     let file = looked.tidegate.directory.path().join("proxy.toml");
     let text = std::fs::read_to_string(&file).unwrap();

@@ -185,9 +185,7 @@ fn numbers_change_under_load_and_the_terminal_is_given_back() {
     eventually("the client is there", || pseudo.shows("100 %"));
     pseudo.press("\x1b[C");
     pseudo.press("r");
-    eventually("it asks", || {
-        pseudo.shows("forget what is counted for it? y/n")
-    });
+    eventually("it asks", || pseudo.shows("set its counts to zero? y/n"));
     pseudo.press("n");
     eventually("nothing is done", || pseudo.shows("nothing was reset"));
     resize(&pseudo.master, 100, 30);

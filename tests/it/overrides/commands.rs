@@ -33,15 +33,15 @@ fn what_is_wrong_is_said_with_what_to_write() {
             "block 1.2.3.4 --for 11y",
             2,
             "error: `--for 11y`: `y` is not a unit of time; there are `ms s min h d`\n\
-             help: write for example `30min`, `24h` or `7d`; without `--for` it holds until \
-             removed\n",
+             help: write for example `30min`, `24h` or `7d`; without `--for` it lasts until \
+             `--remove`\n",
         ),
         (
             "block 1.2.3.4 --for 4000d",
             2,
             "error: `--for 4000d`: at most ten years have an end\n\
-             help: write for example `30min`, `24h` or `7d`; without `--for` it holds until \
-             removed\n",
+             help: write for example `30min`, `24h` or `7d`; without `--for` it lasts until \
+             `--remove`\n",
         ),
         (
             "show by_user ip=1.2.3",
@@ -98,7 +98,7 @@ fn rule<'p>(page: &'p str, user: &str) -> &'p str {
 fn the_least_rights_suffice_to_say_and_to_hear() {
     let (redis, upstream) = (RedisServer::start(), Upstream::ok());
     let proxys = rule(include_str!("../../../docs/store.md"), "tidegate");
-    let operators = rule(include_str!("../../../docs/operate.md"), "operator");
+    let operators = rule(include_str!("../../../docs/overrides.md"), "operator");
     for rule in [proxys, operators] {
         assert_eq!(redis.run(rule), redis::Value::Okay, "{rule}");
     }

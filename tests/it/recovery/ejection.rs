@@ -1,4 +1,4 @@
-//! What requests meet at a server, and how long it is left alone for that.
+//! What requests meet at a server, and how long it is gets no requests for that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ fn a_server_that_fails_is_left_alone_and_tried_by_one_request() {
     while failed < 3 {
         failed += usize::from(post(&proxy).status == 502);
     }
-    let line = proxy.wait_for_line("left alone");
+    let line = proxy.wait_for_line("gets no requests");
     assert!(line.contains("failed 3 times in a row"), "{line}");
     let known = bad.seen().len();
     let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
@@ -54,9 +54,9 @@ fn one_that_cannot_be_reached_costs_nobody_an_answer() {
     for _ in 0..50 {
         assert_eq!(post(&proxy).text(), "good");
     }
-    let line = proxy.wait_for_line("left alone");
+    let line = proxy.wait_for_line("gets no requests");
     assert!(
-        line.contains("cannot be reached: left alone for 1s"),
+        line.contains("cannot be reached: gets no requests for 1s"),
         "{line}"
     );
     let line = proxy.wait_for_line("the last request to");
@@ -86,12 +86,20 @@ fn statuses_count_where_the_file_says_so() {
     for _ in 0..100 {
         plain.get("/");
     }
-    assert!(plain.said().iter().all(|line| !line.contains("left alone")));
+    assert!(
+        plain
+            .said()
+            .iter()
+            .all(|line| !line.contains("gets no requests"))
+    );
     let eject = "eject = { failures = 2, for = \"1h\", status = [\"5xx\"] }";
     let strict = before(&[bad.url(), good.url()], eject, "");
     eventually("it is noticed", || {
         strict.get("/");
-        strict.said().iter().any(|line| line.contains("left alone"))
+        strict
+            .said()
+            .iter()
+            .any(|line| line.contains("gets no requests"))
     });
     for _ in 0..20 {
         assert_eq!(strict.get("/").text(), "good");

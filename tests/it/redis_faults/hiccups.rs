@@ -76,7 +76,7 @@ fn begins_anew(name: &str, cause: fn(&mut Weather)) {
         assert_eq!(one.ask_for("/tight", "load").status, 200, "{name}");
         assert_eq!(one.ask_for("/count", "load").status, 200, "{name}");
         let said = one.proxy.said();
-        let told = said.iter().filter(|line| line.contains("begun anew"));
+        let told = said.iter().filter(|line| line.contains("start at zero"));
         assert!(told.count() > 0, "{name}: {said:?}");
     }
     weather.ends_forgetful();

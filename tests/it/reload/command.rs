@@ -82,7 +82,7 @@ fn it_prints_what_changed() {
         err: String::new(),
     };
     assert_eq!(gate.command(&[]), expected);
-    assert_eq!(gate.command(&[]).out, "nothing is different\n");
+    assert_eq!(gate.command(&[]).out, "no change\n");
     let json = gate.command(&["--json"]);
     assert!(
         json.out.starts_with('{') && json.out.contains("\"ok\":true"),

@@ -31,7 +31,7 @@ fn a_window_of_another_length_is_told_to_begin_anew() {
     let gate = Gate::start(TEN);
     gate.proxy.get("/");
     let said = gate.reload(&TEN.replace("10/h", "10/min"));
-    assert_said(&said, "limit default: its counts begin anew");
+    assert_said(&said, "limit default: counts start at zero");
     assert_eq!(remaining(&gate.proxy.get("/")), Some(9));
     gate.reload(TEN);
     assert_eq!(
@@ -81,7 +81,7 @@ fn a_limit_raised_over_a_thousand_units_keeps_what_is_counted_in_both_directions
             ("2600/h", 1),
         ] {
             let said = gate.reload(&hundreds(&store, rate));
-            let anew = said.iter().find(|line| line.contains("begin anew"));
+            let anew = said.iter().find(|line| line.contains("start at zero"));
             assert_eq!(anew, None, "{store}{rate}");
             assert_eq!(passing(&gate.proxy), more, "{store}{rate}");
         }

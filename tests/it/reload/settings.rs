@@ -202,7 +202,7 @@ fn from_counts_in_this_process_to_redis_and_back() {
     let status = || gate.proxy.get("/").status;
     assert_eq!([status(), status(), status()], [200, 200, 429]);
     let said = gate.reload(&config(format!("redis://127.0.0.1:{}", redis.port())));
-    assert_said(&said, "store: counts are those of another place now");
+    assert_said(&said, "store: counts are now those of the new store");
     assert_eq!([status(), status(), status()], [200, 200, 429]);
     gate.reload(&config("memory:".to_owned()));
     assert_eq!(status(), 200);

@@ -119,7 +119,7 @@ fn mistakes_are_told_once_and_nothing_is_reset() {
     gate.write(&FIVE.replace("5/min", "5/fortnight"));
     gate.proxy.wait_for_line("nothing was changed");
     gate.write(FIVE);
-    gate.proxy.wait_for_line("nothing is different");
+    gate.proxy.wait_for_line("no change");
     let left = gate.proxy.get("/").header("x-ratelimit-remaining");
     assert_eq!(left.as_deref(), Some("1"));
     let said = gate.proxy.said();

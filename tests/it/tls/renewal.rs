@@ -95,13 +95,19 @@ fn a_pair_that_is_not_right_is_not_used_and_the_log_says_why() {
         std::fs::rename(stage.file("next.pem"), stage.file("one.pem")).unwrap();
     };
     replace(&pem);
-    let line = stage.proxy.wait_for_line("what was in use is kept");
+    let line = stage
+        .proxy
+        .wait_for_line("the proxy keeps the certificate in use");
     assert!(line.contains("not the key of `cert`"), "{line}");
     assert_eq!(shown(&stage), first);
     replace(&pem[..pem.len() / 2]);
-    stage.proxy.wait_for_line("what was in use is kept");
+    stage
+        .proxy
+        .wait_for_line("the proxy keeps the certificate in use");
     std::fs::remove_file(stage.file("one.pem")).unwrap();
-    let line = stage.proxy.wait_for_line("what was in use is kept");
+    let line = stage
+        .proxy
+        .wait_for_line("the proxy keeps the certificate in use");
     assert!(line.contains("No such file"), "{line}");
     assert_eq!(shown(&stage), first);
     // The other pair is none the worse for it.

@@ -124,7 +124,7 @@ impl Lineage {
 
     /// Tries to upgrade, and waits until it is said that this did not work. Returns why.
     pub fn fail_to_upgrade(&self) -> String {
-        const SAID: &str = "no upgrade: this process goes on";
+        const SAID: &str = "upgrade failed: this process continues";
         let count = || self.said().matches(SAID).count();
         let before = count();
         self.signal("USR2");

@@ -71,13 +71,16 @@ impl Section<'_> {
 
 fn shared_key(section: &Section<'_>, secret: &[u8]) -> JwtKey {
     if secret.len() < GOOD_SECRET {
-        Diagnostic::new(Code::ShortSecret, "a short secret signs the tokens")
-            .at(
-                &section.value_span("secret_file"),
-                "shorter than 32 bytes: whoever has a token can guess it",
-            )
-            .help("make one: `head -c 48 /dev/urandom | base64 > FILE`")
-            .report_to(section.reader);
+        Diagnostic::new(
+            Code::ShortSecret,
+            "the secret that signs tokens is too short",
+        )
+        .at(
+            &section.value_span("secret_file"),
+            "shorter than 32 bytes: a client that has a token can guess it",
+        )
+        .help("make one: `head -c 48 /dev/urandom | base64 > FILE`")
+        .report_to(section.reader);
     }
     JwtKey::secret(secret)
 }
@@ -109,7 +112,7 @@ fn algorithms(section: &mut Section<'_>, by_pairs: bool) -> Vec<JwtAlgorithm> {
             let (kind, why) = match by_pairs {
                 true => (
                     "jwks_file",
-                    "anybody could sign with a public key as the secret",
+                    "any client could sign a token with the public key as the secret",
                 ),
                 false => ("secret_file", "is for key pairs"),
             };
@@ -197,7 +200,7 @@ fn tier_source(
     let parts = section.parse_text("from", text, form, Key::parse_part)?;
     let is_trusted = |part: &&Part| matches!(part, Part::Jwt(_) | Part::Header(_));
     for part in parts.value.0.iter().filter(|part| !is_trusted(part)) {
-        Diagnostic::new(Code::BadKey, format!("`{part}` cannot say a tier"))
+        Diagnostic::new(Code::BadKey, format!("`{part}` cannot give a tier"))
             .at(&parts.span, "clients choose it")
             .help("use `jwt:CLAIM`, `header:NAME` (from trusted proxies) or `keys_file`")
             .report_to(section.reader);

@@ -27,7 +27,7 @@ pub fn changes(old: &Config, new: &Config) -> Vec<String> {
     let mut lines = between(&before, &after);
     report_lost_counts(old, new, &mut lines);
     if is_other_store(&old.store, &new.store) {
-        lines.push("store: counts are those of another place now".to_owned());
+        lines.push("store: counts are now those of the new store".to_owned());
     }
     report_changed_files(old, new, &mut lines);
     if lines.len() > MAX_LINES {
@@ -342,7 +342,7 @@ fn report_lost_counts(old: &Config, new: &Config, lines: &mut Vec<String>) {
             continue;
         };
         let name = &limit.name;
-        lines.push(format!("limit {name}: its counts begin anew: {reason}"));
+        lines.push(format!("limit {name}: counts start at zero: {reason}"));
     }
 }
 

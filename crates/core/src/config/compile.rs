@@ -147,7 +147,7 @@ fn check_listen(reader: &ConfigReader<'_>, config: &Config, places: &Places) {
         .filter(|_| config.listen.is_empty())
     {
         contradiction("`tls.redirect` needs a plain listener")
-            .at(span, "with `listen = []` nobody comes without TLS")
+            .at(span, "with `listen = []` no client connects without TLS")
             .help("write for example `listen = \":80\"` at the top")
             .report_to(reader);
     }
@@ -160,7 +160,7 @@ fn check_duplicate_addresses(reader: &ConfigReader<'_>, listen: &[Located<Listen
         if let Some(first) = listen[..i].iter().find(is_same) {
             let twice = duplicate("the same address twice").at(&one.span, "");
             reader.report(match first.span.is_empty() {
-                true => twice.help("it is what `listen` at the top is where it is not said"),
+                true => twice.help("`:8080` is already the default of the top-level `listen`"),
                 false => twice.at(&first.span, "first here"),
             });
         }

@@ -151,7 +151,7 @@ pub(super) fn read_bypass(mut section: Section<'_>) -> Option<Bypass> {
     }
     let secrets = [&value, &key].into_iter().flatten();
     for _ in secrets.filter(|secret| secret.is_empty()) {
-        contradiction("an empty secret lets everybody pass")
+        contradiction("with an empty secret every request passes")
             .at(&section.span, "")
             .report_to(section.reader);
     }

@@ -131,7 +131,7 @@ pub(super) fn value_help(section: &str, key: &str, value: &DeValue<'_>) -> Optio
     let help = match (section, key, value) {
         ("limit.NAME", "rate" | "candidate", DeValue::Integer(count)) => {
             return Some(format!(
-                "say in how long: `{key} = \"{count}/min\"` or `\"{count}/s\"`"
+                "add the window: `{key} = \"{count}/min\"` or `\"{count}/s\"`"
             ));
         }
         ("route", "limits", DeValue::Table(_)) => {
@@ -196,7 +196,7 @@ fn rate(text: &str) -> Option<String> {
     }
     let lower = text.to_lowercase();
     if let Some(count) = count_of(&lower).filter(|count| count.fract() == 0.0 && *count >= 1.0) {
-        return Some(format!("say in how long: `{count}/min` or `{count}/s`"));
+        return Some(format!("add the window: `{count}/min` or `{count}/s`"));
     }
     let lower = [" per ", " every ", " each ", " a ", "/"]
         .into_iter()
@@ -270,7 +270,9 @@ fn key(text: &str) -> Option<String> {
                 .map(|part| format!("\"{}\"", part.trim()));
             let parts: Vec<String> = parts.collect();
             let list = parts.join(", ");
-            return Some(format!("what is counted together is a list: `[{list}]`"));
+            return Some(format!(
+                "write parts that are counted together as a list: `[{list}]`"
+            ));
         }
     }
     let all = "there are `ip`, `api_key`, `header:NAME`, `query:NAME`, `cookie:NAME`, `jwt:CLAIM`, \

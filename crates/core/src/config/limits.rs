@@ -277,7 +277,7 @@ fn read_tiers(section: &mut Section<'_>, present: SectionsPresent) -> Vec<RawTie
     let table = section.section("tiers");
     if is_given && !present.tier {
         contradiction(format!("`{}` needs `[tier]`", table.name()))
-            .at(&span, "nothing says which tier a client has")
+            .at(&span, "no setting gives the tier of a client")
             .help("write for example `[tier]` with `from = \"jwt:plan\"`")
             .report_to(section.reader);
     }
@@ -304,7 +304,7 @@ fn concurrent(section: &mut Section<'_>) -> Option<Located<Rule>> {
     let hold = section.duration("hold", SECOND..=3_600 * SECOND);
     if let Some(hold) = section.peek("hold").filter(|_| !section.has("concurrent")) {
         contradiction("`hold` is for limits with `concurrent`")
-            .at(&hold.span(), "this limit holds nothing")
+            .at(&hold.span(), "this limit has no `concurrent`")
             .report_to(section.reader);
     }
     let hold_us = u64::try_from(hold.as_micros()).unwrap_or(u64::MAX);
@@ -476,17 +476,17 @@ pub(super) fn check_sections(
         let (needed, why, example) = match part {
             Part::Jwt(_) if !present.jwt => (
                 "[auth.jwt]",
-                "a token that nobody verifies says what its bearer likes",
+                "a client can invent the claims of a token that is not verified",
                 "jwks_file = \"/etc/tidegate/jwks.json\"",
             ),
             Part::Tier if !present.tier => (
                 "[tier]",
-                "nothing says which tier a client has",
+                "no setting gives the tier of a client",
                 "from = \"jwt:plan\"",
             ),
             Part::Tls(_) if !present.client_ca => (
                 "[tls]",
-                "clients show no certificates",
+                "the proxy asks clients for no certificates",
                 "client_ca = \"/etc/tidegate/clients.pem\"",
             ),
             _ => continue,

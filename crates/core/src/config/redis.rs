@@ -163,7 +163,7 @@ pub(super) fn join(
     };
     let added = std::mem::replace(others, hosts.clone());
     if all != more {
-        return Err("says something else than the first URL; only the host may differ");
+        return Err("differs from the first URL; only the host may differ");
     }
     match &mut all.topology {
         RedisTopology::Sentinel(sentinels) => sentinels.addresses.extend(added),

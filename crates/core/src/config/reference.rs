@@ -264,11 +264,7 @@ mod tests {
         assert_eq!(header("upstream.NAME.servers"), "[[upstream.NAME.servers]]");
         let client = &sections()[2];
         assert_eq!(client.name, "tls");
-        assert!(
-            client
-                .about
-                .starts_with("Where clients come over TLS. Files")
-        );
-        assert!(client.about.ends_with("changes."), "{client:?}");
+        assert!(client.about.starts_with("TLS with clients. The proxy"));
+        assert!(client.about.ends_with("change."), "{client:?}");
     }
 }

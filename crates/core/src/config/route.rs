@@ -165,7 +165,7 @@ fn cost(section: &mut Section<'_>) -> Option<CostSource> {
 
 fn settle_header(text: &str) -> Result<HeaderName, &'static str> {
     let name = text.strip_prefix("response-header:");
-    header_name(name.ok_or("the upstream says it; write `\"response-header:x-cost\"`")?)
+    header_name(name.ok_or("the upstream sends the cost; write `\"response-header:x-cost\"`")?)
 }
 
 fn refund(section: &mut Section<'_>) -> Option<StatusSet> {
@@ -303,7 +303,7 @@ fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) ->
     let answer = forwarding::answer(section);
     if section.has(answer_key) {
         for key in UPSTREAM_KEYS.into_iter().filter(|key| section.has(key)) {
-            contradiction(format!("`{key}` means nothing here"))
+            contradiction(format!("`{key}` has no effect here"))
                 .at(&section.key_span(key), "")
                 .at(&section.key_span(answer_key), "the route answers by itself")
                 .report_to(section.reader);
@@ -340,7 +340,7 @@ fn check_settle(
             .at(&change.span, "is changed")
             .at(
                 &section.value_span("settle"),
-                "settles, and is taken off by that",
+                "the proxy removes the header that settles the cost",
             )
             .report_to(section.reader);
     }

@@ -16,7 +16,7 @@ pub fn schema() -> Value {
     let mut top = SchemaWriter { declared }.section("");
     top["$schema"] = json!("http://json-schema.org/draft-07/schema#");
     top["title"] = json!("proxy.toml of tidegate");
-    top["description"] = json!("What tidegate serves, and how much of it each client may have.");
+    top["description"] = json!("The configuration of tidegate: upstreams, limits and routes.");
     top
 }
 

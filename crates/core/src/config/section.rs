@@ -374,7 +374,7 @@ impl<'r> Section<'r> {
 }
 
 const NOT_A_PROXY: &str =
-    "these limits stand before a service that listens, answers and logs by itself";
+    "the library only limits: the program around it listens, answers and logs";
 
 /// Settings that only a proxy has, by section. A service with limits listens, answers and logs by
 /// itself.

@@ -160,9 +160,9 @@ fn read_proxy_protocol(top: &mut Section<'_>) -> ProxyProtocol {
         contradiction("`proxy_protocol` without `trusted_proxies`")
             .at(
                 &top.key_span("proxy_protocol"),
-                "nobody may say whom a connection is from",
+                "no proxy is trusted to send the PROXY header",
             )
-            .help("name who may: `trusted_proxies = [\"10.0.0.0/8\"]`")
+            .help("name the proxies that send it: `trusted_proxies = [\"10.0.0.0/8\"]`")
             .report_to(top.reader);
     }
     mode
@@ -260,7 +260,7 @@ fn report_unknown_finding(section: &Section<'_>, text: &Located<String>) {
     let all = FINDINGS.map(|id| format!("`{id}`")).join(", ");
     let message = format!("`log.silence` names no finding: `{}`", text.value);
     Diagnostic::new(Code::UnknownWord, message)
-        .at(&text.span, "nothing that is found is called so")
+        .at(&text.span, "no finding has this name")
         .help(did_you_mean(
             &text.value,
             FINDINGS,

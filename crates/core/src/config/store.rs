@@ -83,7 +83,7 @@ fn fleet(section: &mut Section<'_>, is_shared: bool) -> Fleet {
         )
         .at(
             &section.value_span("fleet"),
-            "what if there is a second one?",
+            "a second proxy would not be counted",
         )
         .help("leave it out: proxies count each other")
         .note("a proxy that starts while the store is away would grant each limit in full")

@@ -153,7 +153,7 @@ fn client_certificates(section: &mut Section<'_>) -> Option<ClientCertificates> 
         contradiction("`tls.client_auth` needs `client_ca`")
             .at(
                 &section.value_span("client_auth"),
-                "nobody's certificates could be believed",
+                "no certificate of a client could be verified",
             )
             .help("name the authorities: `client_ca = \"/etc/tidegate/clients.pem\"`")
             .report_to(section.reader);
@@ -179,8 +179,8 @@ fn redirect(section: &mut Section<'_>, listen: &[Located<Listen>]) -> Option<u16
     });
     let port = ports.into_iter().next().filter(|port| *port != 0);
     if wanted && port.is_none() {
-        contradiction("`tls.redirect` must say the port")
-            .at(&value.span(), "`tls.listen` has none to send clients to")
+        contradiction("`tls.redirect` must name the port")
+            .at(&value.span(), "`tls.listen` has no port for the redirect")
             .help("write `redirect = 443`")
             .report_to(section.reader);
     }
@@ -357,9 +357,9 @@ impl ClientTls {
     ) {
         let is_nameless = |host: &str| ServerName::try_from(host).is_err();
         if self.name.is_none() && hosts.any(is_nameless) {
-            Diagnostic::new(Code::BadUrl, "no certificate can be made out to the host")
+            Diagnostic::new(Code::BadUrl, "no certificate can name this host")
                 .at(&section.key_span(key), "not a name of the DNS")
-                .help(format!("say what the certificate says: {name}"))
+                .help(format!("write the name in the certificate: {name}"))
                 .report_to(section.reader);
         }
     }

@@ -184,7 +184,7 @@ fn headers(section: &mut Section<'_>) -> Vec<(HeaderName, HeaderValue)> {
     // A line may hold a secret: the message does not show it.
     let wrong = lines.iter().position(|line| header(line).is_none());
     let why = match wrong {
-        Some(at) => format!("its header {} is not `name: value`", at + 1),
+        Some(at) => format!("the header {} is not `name: value`", at + 1),
         None => format!("more than {MAX_HEADERS} headers"),
     };
     let help = "write a header in each line: `authorization: Bearer ...`";

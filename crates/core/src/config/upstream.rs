@@ -280,7 +280,7 @@ fn tls(upstream: &mut Section<'_>, servers: &[UpstreamServer]) -> ClientTls {
     }
     if tls.unverified && tls.ca.is_some() {
         contradiction("`ca` is for verifying, and `verify` is off")
-            .at(&verify, "whatever certificate the server shows is taken")
+            .at(&verify, "the proxy accepts every certificate of the server")
             .help("leave one of the two out")
             .report_to(upstream.reader);
     } else if tls.unverified {
@@ -288,8 +288,11 @@ fn tls(upstream: &mut Section<'_>, servers: &[UpstreamServer]) -> ClientTls {
             Code::UnverifiedTls,
             "the upstream's certificate is not verified",
         )
-        .at(&verify, "anybody on the way can pretend to be its servers")
-        .help("name who signs it: `tls = { ca = \"/etc/tidegate/ca.pem\" }`")
+        .at(
+            &verify,
+            "an attacker in the network can pose as its servers",
+        )
+        .help("name the authority that signs it: `tls = { ca = \"/etc/tidegate/ca.pem\" }`")
         .report_to(upstream.reader);
     }
     let hosts = servers.iter().filter_map(|server| match &server.address {

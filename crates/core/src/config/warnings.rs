@@ -46,7 +46,7 @@ fn check_trusted_proxies(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
         )
         .at(
             &compiled.places.trusted_proxies,
-            "anybody may say which address a request comes from",
+            "every client could then choose the address that it counts as",
         )
         .help("name the proxies in front of this one, or leave it out")
         .report_to(reader);
@@ -63,10 +63,13 @@ fn check_tier_header(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     };
     let header = parts.0.iter().find(|part| matches!(part, Part::Header(_)));
     if let Some(header) = header.filter(|_| compiled.config.client_ip.trusted.is_empty()) {
-        let message = format!("nobody is believed who says a tier in `{header}`");
+        let message = format!("the proxy ignores the tier in `{header}`");
         Diagnostic::new(Code::NobodyBelieved, message)
-            .at(&compiled.places.tier, "believed from trusted proxies only")
-            .help("name them in `trusted_proxies`, or use `jwt:CLAIM` or `keys_file`")
+            .at(&compiled.places.tier, "accepted from trusted proxies only")
+            .help(
+                "name the proxies that send it in `trusted_proxies`, or use `jwt:CLAIM` or \
+             `keys_file`",
+            )
             .report_to(reader);
     }
 }
@@ -84,7 +87,7 @@ fn check_own_upstream(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
 
 fn report_own(reader: &ConfigReader<'_>, server: &TextSpan, listen: &TextSpan) {
     let mut diagnostic = Diagnostic::new(Code::OwnUpstream, "an upstream is this proxy itself")
-        .at(server, "requests would go round in a circle")
+        .at(server, "every request would come back in a loop")
         .help("give the upstream another port");
     if !listen.is_empty() {
         diagnostic = diagnostic.at(listen, "the proxy listens here");
@@ -120,10 +123,10 @@ fn is_same(listen: &Listen, server: &ServerAddress) -> bool {
 fn check_certificates(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     for one in &compiled.places.untimely {
         let (state, help) = match one.value {
-            Validity::Early => ("is not valid yet", "look at this machine's clock"),
+            Validity::Early => ("is not valid yet", "check the clock of this machine"),
             _ => (
                 "has expired",
-                "renew it: it is read again as soon as its file changes",
+                "renew it; the proxy reads the file again as soon as it changes",
             ),
         };
         Diagnostic::new(Code::Untimely, format!("a certificate {state}"))
@@ -176,7 +179,7 @@ fn nothing_limited(compiled: &Compiled<'_>) -> Option<Diagnostic> {
     }
     let note = Diagnostic::new(Code::NothingLimited, "nothing is limited")
         .help("write `[limit.default]` with `rate = \"100/min\"`: it holds for every route")
-        .note("without a limit tidegate passes every request on");
+        .note("without a limit tidegate forwards every request");
     Some(note)
 }
 

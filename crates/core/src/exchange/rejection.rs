@@ -126,13 +126,13 @@ impl Rejection {
             Rejection::HeadError(error) => head_message(*error),
             Rejection::TlsOnly(_) => (
                 StatusCode::PERMANENT_REDIRECT,
-                "this is served at https:// only",
+                "this address is served over https:// only",
             ),
             Rejection::Request(fault) => fault.message(),
             Rejection::Path(error) => (StatusCode::BAD_REQUEST, error.0),
             Rejection::AmbiguousPath => (
                 StatusCode::BAD_REQUEST,
-                "the path of the request has no single meaning",
+                "the path of the request is ambiguous",
             ),
             Rejection::BodyTooLarge => (
                 StatusCode::PAYLOAD_TOO_LARGE,
@@ -140,15 +140,16 @@ impl Rejection {
             ),
             Rejection::NoRoute => (
                 StatusCode::NOT_FOUND,
-                "nothing is served at this host, path and method",
+                "no route matches this host, path and method",
             ),
             Rejection::MissingKey(_) => (
                 StatusCode::BAD_REQUEST,
-                "the request lacks the key that its limit needs",
+                "the request lacks the key that its limit counts by: an API key, header or \
+                 parameter",
             ),
             Rejection::AmbiguousKey(_) => (
                 StatusCode::BAD_REQUEST,
-                "the request carries several different keys where one must be",
+                "the request has several different keys; send one",
             ),
             Rejection::UnknownKey(_) => (StatusCode::UNAUTHORIZED, "the API key is not known"),
             Rejection::Limited(_) | Rejection::Blocked(_) => (StatusCode::TOO_MANY_REQUESTS, ""),
@@ -213,7 +214,7 @@ fn head_message(error: HeadError) -> (StatusCode, &'static str) {
         }
         HeadError::BareLf => "a line of the head ends without CR",
         HeadError::TwoLengths => "Content-Length and Transfer-Encoding contradict each other",
-        HeadError::WithoutTls => "this is plain HTTP, and TLS is spoken here: use https://",
+        HeadError::WithoutTls => "this port expects TLS: use https://",
     };
     (StatusCode::BAD_REQUEST, detail)
 }
@@ -225,6 +226,6 @@ fn upstream_detail(status: StatusCode) -> &'static str {
         StatusCode::PAYLOAD_TOO_LARGE => Rejection::BodyTooLarge.sentence(),
         StatusCode::REQUEST_TIMEOUT => "the body of the request did not arrive in time",
         StatusCode::BAD_REQUEST => "the body of the request is malformed or ended too early",
-        _ => "the upstream server gave no usable answer",
+        _ => "the upstream server sent no usable response",
     }
 }

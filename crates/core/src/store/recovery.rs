@@ -4,7 +4,7 @@
 //! what the proxies admitted meanwhile, until each has charged it. So a proxy that is back keeps to
 //! its share beside the store's decisions, until no proxy owes the store anything. A proxy that
 //! sends no heartbeat may have admitted its share before it was killed or stopped. The others wait
-//! until that share has left the window. `docs/store.md` has the argument.
+//! until that share has left the window. `docs/outages.md` has the argument.
 //!
 //! Time is an argument. "Store time" is the store's clock; all other times are this process's.
 

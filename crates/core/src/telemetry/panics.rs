@@ -77,7 +77,7 @@ pub fn log_panics() {
             let backtrace = Backtrace::capture();
             let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
             let backtrace = backtrace.as_ref().map(tracing::field::display);
-            let mistake = format!("a panic, which is our mistake: {message}");
+            let mistake = format!("panic, a bug in tidegate: {message}");
             tracing::error!(thread, place, backtrace, "{mistake}");
         }));
     });

@@ -76,7 +76,7 @@ ssl_early_data | there is no early data
 resolver resolver_timeout | the system's resolver, every `dns_every`
 gzip_vary gzip_proxied gzip_types gzip_comp_level gzip_min_length | nothing is compressed
 gzip_buffers gzip_http_version gzip_disable | nothing is compressed
-satisfy auth_basic_user_file | what guards the location closes the route
+satisfy auth_basic_user_file | the import closes the routes of a guarded location
 ";
 
 /// Directives that tidegate has nothing for, and the reason.
@@ -88,18 +88,18 @@ proxy_cache proxy_cache_path | tidegate does not cache
 limit_rate limit_rate_after | the speed of answers is not limited
 error_page proxy_intercept_errors | answers pass as they are; [deny.body] is for denials
 ssl_stapling ssl_stapling_verify ssl_trusted_certificate | responses of OCSP are not sent
-ssl_reject_handshake | who asks for another name gets the first certificate
+ssl_reject_handshake | a client that asks for another name gets the first certificate
 ssl_crl | lists of revoked certificates are not read
 proxy_redirect | a Location passes as it is
 proxy_cookie_path proxy_cookie_domain | cookies pass as they are
 proxy_method | methods pass as they are
 proxy_set_body sub_filter | bodies pass as they are
-proxy_ignore_client_abort | who goes away cancels the request
+proxy_ignore_client_abort | a client that disconnects cancels its request
 proxy_bind | connections come from the system's choice of address
 expires | `headers_down` sets headers
 set split_clients | there are no variables of one's own
 mirror | requests are sent once
-valid_referers | what asks for `$invalid_referer` is closed
+valid_referers | the import closes routes that use `$invalid_referer`
 ";
 
 /// Beginnings of the names of directives that check access, or run programs that may check it.

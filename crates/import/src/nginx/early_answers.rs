@@ -76,9 +76,9 @@ fn translate_if(
     let Some(action) = conditional_action(one, around, &condition, draft) else {
         let sets = |one: &Directive| matches!(one.name.as_str(), "set" | "break");
         one.lost(match one.inner().iter().all(sets) {
-            true => "what it sets counts where an `if` that answers asks for it, and nowhere else",
+            true => "its variable has an effect only in the condition of an `if` that answers",
             false => {
-                "nothing depends on conditions but what is answered; routes have `methods` and \
+                "a condition can only select a response here; routes have `methods` and \
                  `headers`"
             }
         });

@@ -122,8 +122,8 @@ fn read_rate(zone: &Directive, one: &Directive) -> Result<Rate, String> {
     if burst > 0 {
         let window = values::time_text(rate.window_us / 1000);
         let why = format!(
-            "{rate}: as many at once and as many in the long run; but units come back {} after \
-             they were used, where nginx gave one back at a time",
+            "{rate}: as many at once and in the long run. But units come back {} after their use; \
+             nginx returned one at a time",
             window.trim_matches('"')
         );
         one.differs(why);

@@ -163,7 +163,7 @@ impl<'p> ProxyPass<'p> {
             self.add_tls(name, entries);
             if self.last_arg("ssl_verify") != Some("on") {
                 let why = "tidegate verifies certificates, nginx did not: `tls = { ca = .. }` of \
-                           the upstream says whom to trust";
+                           the upstream names the authority to trust";
                 self.one.differs(why);
             }
         }

@@ -160,8 +160,8 @@ fn translate_key_variable(
         "ssl_client_fingerprint" => ImportedKey::optional_part("tls:fingerprint"),
         "http_x_forwarded_for" | "proxy_add_x_forwarded_for" | "http_x_real_ip" => {
             let differs = format!(
-                "counts by the client's address: `trusted_proxies` says who may tell it, and \
-                 ${name} could be made up by anybody"
+                "counts by the client's address: name your proxies in `trusted_proxies`; any \
+                 client can invent ${name}"
             );
             ImportedKey::part("ip", Some(differs))
         }
@@ -196,7 +196,7 @@ fn translate_mapped_key(
     if let Some(geo) = scope.map(source).filter(|source| source.name == "geo") {
         let Some(mut all) = key_of_value(value_of_group(map, geo.map_default()))? else {
             return Err(format!(
-                "${name} limits only some networks; `exempt` says whom a limit leaves out"
+                "${name} limits only some networks; `exempt` names the clients without a limit"
             ));
         };
         exempt_networks(map, geo, &mut all.key)?;

@@ -58,8 +58,8 @@ fn read_trusted(item: &TreeItem, file: &mut TraefikFile<'_>) {
             });
         }
         if section.is_true("insecure") {
-            let why = "whoever may connect could say any address; `trusted_proxies` names whom to \
-                       believe";
+            let why = "every peer could then send any address; name your proxies in \
+                       `trusted_proxies`";
             section.lost(&format!("{key}.insecure"), why);
         }
     }

@@ -29,7 +29,7 @@ const CLOSING: [(&str, &str); 9] = [
     ("ipWhiteList", "tidegate keeps no addresses out"),
     ("basicAuth", "tidegate asks for no credentials"),
     ("digestAuth", "tidegate asks for no credentials"),
-    ("forwardAuth", "tidegate asks nobody else"),
+    ("forwardAuth", "tidegate asks no other service"),
     ("stripPrefixRegex", "no route can say this path"),
     ("replacePath", "no route can say this path"),
     ("replacePathRegex", "no route can say this path"),
@@ -113,7 +113,9 @@ impl MiddlewareReader<'_, '_> {
                 let known = "maxRequestBodyBytes memRequestBodyBytes memResponseBodyBytes";
                 options.note_unknown(&format!("{what}."), known);
             }
-            "contenttype" => options.needless(&what, "what upstreams say is passed on"),
+            "contenttype" => {
+                options.needless(&what, "the Content-Type of upstreams passes unchanged")
+            }
             "circuitbreaker" => options.lost(&what, "`eject` of the upstream is like it"),
             "errors" | "passtlsclientcert" | "grpcweb" => {
                 options.lost(&what, "tidegate has nothing like it");
@@ -145,8 +147,8 @@ impl MiddlewareReader<'_, '_> {
         };
         if burst > 1 {
             let why = format!(
-                "{rate}: as many at once and as many in the long run; but units come back when the \
-                 window has passed, where Traefik gave one back at a time"
+                "{rate}: as many at once and in the long run. But units come back when the window \
+                 has passed; Traefik returned one at a time"
             );
             options.differs(&what, why);
         }

@@ -58,7 +58,7 @@ fn rates_in_other_ways_of_writing() {
         ("1000/month", Some("write `1000/30d`")),
         ("100/m", Some("write `100/min`")),
         ("min/100", Some("write `100/min`")),
-        ("100", Some("say in how long: `100/min` or `100/s`")),
+        ("100", Some("add the window: `100/min` or `100/s`")),
         (
             "10/s, 9/h",
             Some("write several rates as a list: `[\"10/s\", \"9/h\"]`"),
@@ -85,7 +85,7 @@ fn keys_in_other_ways_of_writing() {
         ),
         (
             "ip and path",
-            "what is counted together is a list: `[\"ip\", \"path\"]`",
+            "write parts that are counted together as a list: `[\"ip\", \"path\"]`",
         ),
     ] {
         assert_eq!(key(text).as_deref(), Some(expected), "{text}");

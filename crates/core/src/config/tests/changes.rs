@@ -73,7 +73,7 @@ fn a_rate_is_told_by_its_limit() {
         &[("\"100/min\"", "\"100/h\"")],
         &[
             "limit search: 100/min -> 100/h",
-            "limit search: its counts begin anew: a window of another length or kind",
+            "limit search: counts start at zero: a window of another length or kind",
         ],
     );
     told(
@@ -88,7 +88,7 @@ fn a_key_is_told_with_what_it_does() {
         &[("[\"ip\", \"path\"]", "\"ip\"")],
         &[
             "limit login: key ip, path -> ip",
-            "limit login: its counts begin anew: its key is another",
+            "limit login: counts start at zero: its key is another",
         ],
     );
 }
@@ -165,7 +165,7 @@ fn a_secret_is_not_told() {
         )],
         &[
             "store: url redis://***@redis.local -> redis://***@other.local",
-            "store: counts are those of another place now",
+            "store: counts are now those of the new store",
         ],
     );
 }

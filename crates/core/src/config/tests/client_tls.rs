@@ -90,8 +90,8 @@ fn not_verifying_is_warned_of() {
  --> proxy.toml:7:9
   |
 7 | tls = { verify = false }
-  |         ^^^^^^ anybody on the way can pretend to be its servers
-help: name who signs it: `tls = { ca = "/etc/tidegate/ca.pem" }`
+  |         ^^^^^^ an attacker in the network can pose as its servers
+help: name the authority that signs it: `tls = { ca = "/etc/tidegate/ca.pem" }`
 "#,
     );
 }

@@ -142,7 +142,7 @@ fn tiers_have_rates_of_their_own() {
  --> proxy.toml:4:1
   |
 4 | tiers = { pro = "20/s" }
-  | ^^^^^ nothing says which tier a client has
+  | ^^^^^ no setting gives the tier of a client
 help: write for example `[tier]` with `from = "jwt:plan"`
 "#,
     );

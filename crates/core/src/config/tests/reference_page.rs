@@ -18,21 +18,23 @@ const RATES: [&str; 2] = ["rate", "candidate"];
 const HEAD: &str = "\
 # Every setting
 
-What a `proxy.toml` may say, made of the schema that `tidegate schema` prints. Every setting is
-there since 0.1.0 unless it says otherwise. `tidegate init --full` writes a file that has all.
+This page is the reference for every setting of `proxy.toml`. It is for operators who look one up.
+A program writes it from the schema, which `tidegate schema` prints. `tidegate init --full` writes a
+file with all settings. All settings exist since 0.1.0, unless one has another version.
 
 - Lengths of time are texts with a unit of `ms`, `s`, `min`, `h` or `d`: `\"250ms\"`, `\"1h\"`.
 - Sizes are numbers of bytes, or texts with a unit: `\"32KiB\"`, `\"1MB\"`.
 - Rates are texts `COUNT/WINDOW`: `\"10/s\"`, `\"1000/h\"`, `\"50_000/15min\"`.
-- Any text may hold `${VAR}` or `${VAR:-default}`, filled in from the environment.
-- Keys that begin with `x-` are notes and mean nothing.
-- A list of one may be written as its only element.
+- Any text may contain `${VAR}` or `${VAR:-default}`. The environment gives the value.
+- Keys that begin with `x-` are notes and have no effect.
+- A list of one element may be written as this element.
 - Paths of files are relative to the folder of this file.
 - `NAME` is a name of your own.
 ";
 
 /// Where more is said about a section.
-const PAGES: [(&str, &str); 15] = [
+const PAGES: [(&str, &str); 16] = [
+    ("log", "[Logs](logs.md)"),
     ("tracing", "[Traces](tracing.md)"),
     ("client_ip", "[Behind a CDN](howto/cdn.md)"),
     ("store", "[The store](store.md)"),
@@ -98,7 +100,7 @@ fn kind(schema: &Value, known: &Setting) -> String {
             && let Some(same) = list.strip_prefix("a list of ")
             && same == one
         {
-            *list = "a list of such".to_owned();
+            *list = "a list of these".to_owned();
         }
         return kinds.join(", or ");
     }

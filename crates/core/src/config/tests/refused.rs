@@ -425,8 +425,8 @@ fn a_proxy_protocol_needs_somebody_to_believe() {
  --> proxy.toml:2:1
   |
 2 | proxy_protocol = \"required\"
-  | ^^^^^^^^^^^^^^ nobody may say whom a connection is from
-help: name who may: `trusted_proxies = [\"10.0.0.0/8\"]`
+  | ^^^^^^^^^^^^^^ no proxy is trusted to send the PROXY header
+help: name the proxies that send it: `trusted_proxies = [\"10.0.0.0/8\"]`
 ",
     );
     let trusted = "upstream = \"http://a\"\ntrusted_proxies = \"10.0.0.1\"\n";

@@ -67,8 +67,7 @@ workers = 2
 decisions = "decisions.jsonl"
 access = "off"
 "#;
-    let note =
-        "note: these limits stand before a service that listens, answers and logs by itself\n";
+    let note = "note: the library only limits: the program around it listens, answers and logs\n";
     let said = said(text);
     for (key, line) in [
         ("listen", 1),

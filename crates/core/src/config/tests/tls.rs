@@ -142,7 +142,7 @@ fn what_cannot_be_used_is_said_where_it_stands() {
         ("[tls]\nGOODlisten = \":8080\"\n", "the same address twice"),
         (
             "[tls]\nGOODlisten = \":0\"\nredirect = true\n",
-            "must say the port",
+            "must name the port",
         ),
         ("[tls]\nGOODredirect = \"443\"\n", "true, false or a port"),
         ("[tls]\nGOODredirect = 70000\n", "out of range"),

@@ -72,7 +72,7 @@ fn the_whole_internet_is_trusted() {
  --> proxy.toml:2:1
   |
 2 | trusted_proxies = ["10.0.0.0/8", "::/0"]
-  | ^^^^^^^^^^^^^^^ anybody may say which address a request comes from
+  | ^^^^^^^^^^^^^^^ every client could then choose the address that it counts as
 help: name the proxies in front of this one, or leave it out
 "#,
     );
@@ -86,7 +86,7 @@ fn clients_choose_their_key() {
  --> proxy.toml:4:7
   |
 4 | key = "header:X-Forwarded-For"
-  |       ^^^^^^^^^^^^^^^^^^^^^^^^ `header:x-forwarded-for` is whatever the client writes there
+  |       ^^^^^^^^^^^^^^^^^^^^^^^^ the client chooses the value of `header:x-forwarded-for`
 help: use `key = "ip"`, and name your proxies in `trusted_proxies`
 "#,
     );
@@ -102,7 +102,7 @@ fn the_upstream_is_the_proxy() {
 1 | listen = ":8080"
   |          ------- the proxy listens here
 2 | upstream = "http://127.0.0.1:8080"
-  |            ^^^^^^^^^^^^^^^^^^^^^^^ requests would go round in a circle
+  |            ^^^^^^^^^^^^^^^^^^^^^^^ every request would come back in a loop
 help: give the upstream another port
 "#,
     );
@@ -129,11 +129,11 @@ on_error = "allow"
 path = "/login"
 limits = ["guesses"]
 "#,
-        r#"warning[T205]: `limit.guesses` guards a login, and not while the store is away
+        r#"warning[T205]: `limit.guesses` does not protect a login while the store is away
  --> proxy.toml:4:12
   |
 4 | on_error = "allow"
-  |            ^^^^^^^ an outage lets every guess pass
+  |            ^^^^^^^ during an outage every guess passes
 help: use `on_error = "local"` or `"deny"`
 "#,
     );

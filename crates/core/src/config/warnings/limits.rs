@@ -78,7 +78,7 @@ fn check_client_chosen_key(reader: &ConfigReader<'_>, defined: &DefinedLimit) {
     Diagnostic::new(Code::ClientChosenKey, message)
         .at(
             &defined.key.span,
-            format!("`{part}` is whatever the client writes there"),
+            format!("the client chooses the value of `{part}`"),
         )
         .help("use `key = \"ip\"`, and name your proxies in `trusted_proxies`")
         .report_to(reader);
@@ -95,10 +95,7 @@ fn check_large_log(reader: &ConfigReader<'_>, defined: &DefinedLimit) {
         return;
     };
     let size = entries(&rule.value) * 8 / 1_000_000;
-    let message = format!(
-        "`limit.{}` remembers every request of its window",
-        limit.name
-    );
+    let message = format!("`limit.{}` stores every request of its window", limit.name);
     Diagnostic::new(Code::LargeLog, message)
         .at(&rule.span, format!("up to {size} MB for each key"))
         .help("without `algorithm` and `precision` a key takes 8 KB, and units count 0.1 % longer")
@@ -169,7 +166,7 @@ fn check_exempts_everyone(reader: &ConfigReader<'_>, defined: &DefinedLimit) {
         format!("`limit.{}` exempts everybody", limit.name),
     )
     .at(&defined.name.span, "it limits nobody")
-    .help("name the networks that it should leave alone: `exempt = [\"10.0.0.0/8\"]`")
+    .help("name the networks to exempt: `exempt = [\"10.0.0.0/8\"]`")
     .report_to(reader);
 }
 
@@ -225,11 +222,14 @@ fn check_open_login(reader: &ConfigReader<'_>, defined: &DefinedLimit, routes: &
         return;
     }
     let message = format!(
-        "`limit.{}` guards a login, and not while the store is away",
+        "`limit.{}` does not protect a login while the store is away",
         limit.name
     );
     Diagnostic::new(Code::OpenLogin, message)
-        .at(&defined.on_error_span, "an outage lets every guess pass")
+        .at(
+            &defined.on_error_span,
+            "during an outage every guess passes",
+        )
         .help("use `on_error = \"local\"` or `\"deny\"`")
         .report_to(reader);
 }
@@ -268,11 +268,11 @@ fn check_known_keys(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     };
     let what = match compiled.config.api_key.unknown {
         UnknownKey::Deny => "every request with a key is refused",
-        _ => "every key counts as none: by its client's address, or as `missing` says",
+        _ => "every key counts as no key: by the client's address, or by `missing`",
     };
     Diagnostic::new(
         Code::UntoldKeys,
-        "API keys are not told apart: nothing says which are known",
+        "no API key is known: the file has no source of known keys",
     )
     .at(&limit.key.span, what)
     .help(
@@ -331,7 +331,7 @@ fn report_inventable(
     limits: Vec<(&DefinedLimit, &Part)>,
 ) {
     let message = format!(
-        "route `{}` is limited only by what clients can invent",
+        "route `{}` has only limits by keys that clients can invent",
         route.name
     );
     let mut diagnostic = Diagnostic::new(Code::InventableKey, message);
@@ -342,10 +342,10 @@ fn report_inventable(
     if limits.iter().any(|(_, part)| **part == Part::ApiKey)
         && let Some(span) = &compiled.places.unknown_keys
     {
-        diagnostic = diagnostic.at(span, "keys that nothing knows are believed");
+        diagnostic = diagnostic.at(span, "unknown API keys are accepted");
     }
-    let help = "add a limit by `ip` to the route; or count by what clients cannot invent: `ip`, \
-                `jwt:CLAIM`, `tls:subject`, or `api_key` with `known = \"keys.txt\"`";
+    let help = "add a limit by `ip` to the route; or count by a key that clients cannot invent: \
+                `ip`, `jwt:CLAIM`, `tls:subject`, or `api_key` with `known = \"keys.txt\"`";
     diagnostic = diagnostic.help(help);
     let is_header = |(_, part): &(_, &Part)| matches!(part, Part::Header(_));
     if limits.iter().any(is_header) {

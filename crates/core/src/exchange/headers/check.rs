@@ -58,7 +58,7 @@ impl RequestFault {
             Self::ConnectionOptions => (BAD, "the Connection header has too many options"),
             Self::Loop => (
                 StatusCode::LOOP_DETECTED,
-                "the request has come back to this proxy",
+                "the request came back to this proxy: requests go in a loop",
             ),
         }
     }

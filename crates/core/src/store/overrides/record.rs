@@ -302,7 +302,10 @@ pub fn rules(text: &str, limit: &Limit) -> Result<Vec<Rule>, RulesError> {
             "each request costs {} in `{}`: {} would never let one pass",
             limit.cost, limit.name, tight.units
         );
-        return Err(RulesError::new(message).help("to keep a client out, use `limits block`"));
+        return Err(RulesError::new(message).help(
+            "to deny every request of a client, use `limits \
+         block`",
+        ));
     }
     Ok(rules)
 }

@@ -101,7 +101,7 @@ impl ServerHealth {
             tracing::warn!(
                 seconds = format_args!("{seconds:.3}"),
                 node = self.node.as_ref().map(tracing::field::display),
-                "redis: its clock has stepped"
+                "redis: the clock of Redis jumped"
             );
         }
     }

@@ -341,7 +341,7 @@ pub(super) async fn learn_key(
                     if shared.keys.learn(bytes) {
                         shared.journal.clear();
                         shared.recovery.ledger.clear();
-                        tracing::debug!("redis: the hash key is learned");
+                        tracing::debug!("redis: the hash key is read");
                     }
                     return Ok(was_there);
                 }

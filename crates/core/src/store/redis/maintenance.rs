@@ -91,7 +91,7 @@ pub(super) async fn beat(
         }
         // A server that refuses writes still answers denials: the last count holds.
         Err(error) if error.code().is_some() => {
-            tracing::debug!(%error, "redis: the fleet cannot be counted");
+            tracing::debug!(%error, "redis: cannot count the proxies that share the store");
         }
         Err(error) => return Err(error.into()),
     }
@@ -162,7 +162,10 @@ pub(super) async fn pay_back(
             Some(trouble) => return Err(StoreError::Server(trouble)),
         }
         let keys = owed.len();
-        tracing::debug!(keys, "redis: charged what was admitted meanwhile");
+        tracing::debug!(
+            keys,
+            "redis: charged the units that were admitted during the outage"
+        );
         debts.paid();
     }
     Ok(true)

@@ -351,7 +351,7 @@ impl RedisShared {
         if !admitted.is_empty() {
             tracing::warn!(
                 keys = admitted.len(),
-                "redis: it has lost its memory; what was admitted here is charged again"
+                "redis: Redis lost its data; this proxy charges its admitted units again"
             );
         }
         for item in admitted {
@@ -368,7 +368,7 @@ impl RedisShared {
         if fleet.is_larger_than_configured() && !self.warned_of_more.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 proxies = fleet.size(),
-                "redis: more proxies share the store than `fleet` says; their number counts"
+                "redis: more proxies share the store than `fleet`; shares follow the larger number"
             );
         }
     }
@@ -414,7 +414,7 @@ impl RedisShared {
             .fetch_add(u64::from(keys), Ordering::Relaxed);
         tracing::warn!(
             keys,
-            "redis: keys of ours held something else and were begun anew"
+            "redis: keys of tidegate had foreign data; they were deleted and start at zero"
         );
     }
 }

@@ -86,8 +86,8 @@ impl SharedOverrides {
         for (limit, tag) in table.ended(now_us).take(MAX_LOGGED) {
             let key = abbreviate(tag);
             match limit {
-                Some(limit) => tracing::info!(limit, key, "people: override ended"),
-                None => tracing::info!(key, "people: block ended"),
+                Some(limit) => tracing::info!(limit, key, "overrides: an override ended"),
+                None => tracing::info!(key, "overrides: a block ended"),
             }
         }
         self.swap(table.without_ended(now_us));
@@ -383,7 +383,7 @@ fn log_read(known: u64, stored: &StoredOverrides, in_force: usize) {
     if known != UNREAD && stored.version < known {
         tracing::warn!(
             in_force,
-            "overrides and blocks are not what they were: the store was emptied or replaced"
+            "overrides and blocks are lost: the store was emptied or replaced"
         );
     }
 }
@@ -403,7 +403,7 @@ fn log_changes(new: &[Record], in_force: usize) {
             until = terms.until(),
             by = terms.by,
             note = (!terms.note.is_empty()).then_some(&terms.note),
-            "people: {}",
+            "overrides: {}",
             change.what()
         );
     }

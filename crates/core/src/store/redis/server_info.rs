@@ -33,8 +33,8 @@ impl ServerInfo {
         let policy = self.maxmemory_policy.as_deref()?;
         (policy != "noeviction").then(|| {
             format!(
-                "its `maxmemory-policy` is `{policy}`: when memory is short it forgets counts, and \
-                 limited clients begin anew; use `noeviction`"
+                "`maxmemory-policy` is `{policy}`. When Redis is full it evicts counts, and \
+                 limited clients get a new budget. Set `noeviction`"
             )
         })
     }
@@ -126,7 +126,7 @@ mod tests {
             "volatile-ttl",
         ] {
             let why = said(policy).expect(policy);
-            assert!(why.contains(policy) && why.ends_with("use `noeviction`"));
+            assert!(why.contains(policy) && why.ends_with("Set `noeviction`"));
         }
     }
 

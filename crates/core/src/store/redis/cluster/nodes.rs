@@ -149,7 +149,11 @@ impl ClusterTask {
         let ranges = match map {
             Ok(ranges) => ranges,
             Err(kind) => {
-                tracing::debug!(kind = kind.label(), "redis: no node says who holds what");
+                tracing::debug!(
+                    kind = kind.label(),
+                    "redis: no node of the cluster sends the \
+                 slot map"
+                );
                 self.read_map_soon(MAP_IN_TROUBLE);
                 if self.nodes.is_empty() {
                     self.ready.send_replace(true);
