@@ -9,6 +9,7 @@ mod config;
 mod display;
 mod explain;
 mod generate;
+mod help;
 mod limits;
 mod output;
 mod proxy_snapshot;
@@ -25,10 +26,9 @@ mod top;
 
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
-use crate::config::diagnostic::Code;
-use output::{CommandError, print, say};
+use output::say;
 use run::{DemoArgs, RunArgs};
 
 const DID_NOT_WORK: u8 = 1;
@@ -88,28 +88,8 @@ enum CliCommand {
     Completions(generate::CompletionsArgs),
     /// Print the man page, or write one for each command.
     Man(generate::ManArgs),
-    /// Explain a diagnostic by its code, for example T101; without one, this text.
-    Help(HelpArgs),
-}
-
-#[derive(Debug, Args)]
-struct HelpArgs {
-    /// The code that `check` printed.
-    code: Option<String>,
-}
-
-/// `tidegate help T101`
-fn print_help(args: &HelpArgs) -> Result<u8, CommandError> {
-    let Some(text) = &args.code else {
-        // Nothing to do if standard output is closed.
-        let _ = Cli::command().print_long_help();
-        return Ok(0);
-    };
-    let code = text.parse::<Code>().map_err(|_| {
-        CommandError::signed(format!("there is no diagnostic `{text}`")).with_code(WRONG_USE)
-    })?;
-    print(format!("{}\n", code.explain().trim_end()));
-    Ok(0)
+    /// Explain a command, or a diagnostic by its code, for example T101; list them all.
+    Help(help::HelpArgs),
 }
 
 /// Reads the command line and runs the command.
@@ -137,7 +117,7 @@ pub fn main() -> ExitCode {
         CliCommand::Schema => generate::print_schema(),
         CliCommand::Completions(args) => generate::print_completions(&args),
         CliCommand::Man(args) => generate::write_man_pages(&args),
-        CliCommand::Help(args) => print_help(&args),
+        CliCommand::Help(args) => help::help(&args),
     };
     let code = done.unwrap_or_else(|error| {
         say(&error.text);

@@ -1,5 +1,5 @@
 //! The commands that come before and beside serving: `init`, `completions`, `man`, `try`,
-//! `check --online`, `demo`.
+//! `check --online`, `demo`, `help`.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -248,4 +248,31 @@ fn a_demo_counts_alone_or_says_who_is_in_its_way() {
     let (third, said) = demo(folder.path());
     assert!(said.len() > 1, "{said:?}");
     end(third);
+}
+
+#[test]
+fn help_knows_commands_and_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    let help = |words: &[&str]| run(folder.path(), &[&["help"], words].concat());
+    for words in [&["check"][..], &["limits", "show"]] {
+        let shown = run(folder.path(), &[words, &["--help"]].concat());
+        assert_eq!(stdout(&help(words)), stdout(&shown));
+        assert!(help(words).status.success());
+    }
+    assert!(stdout(&help(&["t101"])).starts_with("## T101: unknown key\n"));
+    let all = stdout(&help(&[]));
+    for line in ["\n  explain ", "\n  T101  unknown key\n", "\n  T302  "] {
+        assert!(all.contains(line), "no `{line}` in\n{all}");
+    }
+    for (word, near) in [("chekc", "check"), ("T191", "T101"), ("relaod", "reload")] {
+        let output = help(&[word]);
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            said.contains(&format!("did you mean `tidegate help {near}`?")),
+            "{said}"
+        );
+    }
+    let said = help(&["nonsense"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("`tidegate help` lists"));
 }
