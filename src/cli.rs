@@ -6,6 +6,7 @@
 mod admin_client;
 mod check;
 mod config;
+mod demo;
 mod display;
 mod explain;
 mod generate;
@@ -23,13 +24,15 @@ mod tap;
 #[cfg(test)]
 mod tests;
 mod top;
+mod traffic;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use demo::DemoArgs;
 use output::say;
-use run::{DemoArgs, RunArgs};
+use run::RunArgs;
 
 const DID_NOT_WORK: u8 = 1;
 const WRONG_USE: u8 = 2;
@@ -54,7 +57,7 @@ struct Cli {
 enum CliCommand {
     /// Run the proxy (the default).
     Run(RunArgs),
-    /// See limiting work: proxy.toml with a built-in echo upstream and the embedded store.
+    /// See limiting work: proxy.toml with a built-in echo upstream, clients and a dashboard.
     Demo(DemoArgs),
     /// Find mistakes in a configuration.
     Check(check::CheckArgs),
@@ -97,7 +100,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse_from(limits::with_hashes(std::env::args_os()));
     let done = match cli.command.unwrap_or(CliCommand::Run(cli.run)) {
         CliCommand::Run(args) => run::run(&args),
-        CliCommand::Demo(args) => run::demo(&args),
+        CliCommand::Demo(args) => demo::demo(&args),
         CliCommand::Check(args) => match check::check(&args) {
             0 if args.online => check::check_online(&args),
             code => Ok(code),

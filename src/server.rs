@@ -50,6 +50,7 @@ use acceptors::Acceptors;
 use claim::Claim;
 use control::{Reload, Requests};
 use drain::{ConnectionsPerIp, Deadlines};
+use echo::DemoSettings;
 use introspection::Introspection;
 use listen::{Listeners, WorkerSocket};
 use reload::{ReloadOrder, Reloader};
@@ -233,6 +234,7 @@ pub struct Reloads {
     pub watch: bool,
     /// The claim to the file. If absent, the server takes it when it binds the control socket.
     pub claim: Option<Arc<Claim>>,
+    pub demo: Option<DemoSettings>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! `tidegate run` and `tidegate demo`: bind, report the start, and serve until a signal ends it.
+//! `tidegate run`: binds, reports the start, and serves until a signal ends it.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -13,18 +13,18 @@ use super::output::{CommandError, print_warnings, say};
 use super::signals::{self, SignalTargets};
 use super::single_instance::{self, ProcessRole};
 use crate::admin::{self, Admin};
-use crate::config::{Config, FlagConfig, Listen, ServerAddress, StoreKind, UpstreamServer};
-use crate::server::claim::PidFile;
+use crate::config::{Config, FlagConfig, Listen, StoreKind, UpstreamServer};
+use crate::server::claim::{Claim, PidFile};
+use crate::server::echo::DemoSettings;
 use crate::server::handover::Inherited;
 use crate::server::listen::{ListenLines, Listeners, bind_alone};
 use crate::server::listener::OpenedSocket;
-use crate::server::{Reloads, ServerHandles, echo};
+use crate::server::{Reloads, ServerHandles};
 use crate::store::redis::{ServerInfo, fetch_server_info};
 use crate::{config, diagnostics, server, upstream};
 
 /// How long the start report waits for the store, and for each upstream server.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
-const BUILT_IN: &str = include_str!("../../proxy.toml");
 
 /// Either a file, or everything on the command line.
 #[derive(Debug, Args)]
@@ -56,22 +56,25 @@ pub(super) struct RunArgs {
     redis: Option<String>,
 }
 
-#[derive(Debug, Args)]
-pub(super) struct DemoArgs {
-    /// The configuration whose routes and limits to show.
-    #[arg(short, long, value_name = "FILE")]
-    config: Option<PathBuf>,
+pub(super) struct StartOptions {
+    /// The file that reloads read.
+    pub(super) path: Option<PathBuf>,
+    pub(super) watch: bool,
+    /// Other processes may run the same file or listen on the same addresses.
+    pub(super) alongside: bool,
+    pub(super) demo: Option<DemoOptions>,
 }
 
-#[derive(Default)]
-struct StartOptions {
-    /// The file that reloads read.
-    path: Option<PathBuf>,
-    watch: bool,
-    /// Other processes may run the same file or listen on the same addresses.
-    alongside: bool,
-    /// Refuse to start if another process listens on an address; this says what to do then.
-    taken_advice: Option<String>,
+pub(super) struct DemoOptions {
+    pub(super) settings: DemoSettings,
+    /// What to do if another process listens on an address of `listen`.
+    pub(super) taken_advice: String,
+}
+
+/// A server whose sockets are open.
+pub(super) struct Started<'s> {
+    pub(super) server: &'s ServerHandles,
+    pub(super) admin: Option<SocketAddr>,
 }
 
 /// Runs until a signal ends it (`signals.rs`).
@@ -92,65 +95,27 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, CommandError> {
         path: args.to.is_none().then(|| file.to_owned()),
         watch: args.watch,
         alongside: args.alongside,
-        taken_advice: None,
+        demo: None,
     };
     serve(config, options, |_| {})
 }
 
-/// Serves the routes and limits of a file in front of a built-in echo server, with the embedded
-/// store. Refuses to share a port: each of two processes would count only a part of the requests.
-pub(super) fn demo(args: &DemoArgs) -> Result<u8, CommandError> {
-    let file = args.config.as_deref().unwrap_or(Path::new("proxy.toml"));
-    let has_file = args.config.is_some() || file.exists();
-    let (loaded, advice) = match has_file {
-        true => (
-            config::load(file),
-            format!("end it, or change `listen` in {}", file.display()),
-        ),
-        false => (
-            config::parse("proxy.toml", BUILT_IN, &|_| None),
-            "end it, or have `tidegate init` write a proxy.toml, and change `listen` there"
-                .to_owned(),
-        ),
-    };
-    let mut config = print_warnings(loaded)?;
-    let upstream = echo::start()
-        .map_err(|error| CommandError::signed(format!("cannot start the echo server: {error}")))?;
-    config.store.kind = StoreKind::Memory;
-    for settings in &mut config.upstreams {
-        let server = ServerAddress::Http(upstream.ip().to_string(), upstream.port());
-        settings.servers = vec![server.into()];
-    }
-    let options = StartOptions {
-        taken_advice: Some(advice),
-        ..StartOptions::default()
-    };
-    serve(config, options, |address| {
-        let port = address.port();
-        say(&format!(
-            "\nTry it, until it says 429:\n\n    \
-             for i in $(seq 12); do curl -i http://localhost:{port}/; done\n\n\
-             Then change a rate in proxy.toml, and start again. Ctrl-C stops.\n"
-        ));
-    })
-}
-
-/// Binds and serves. Calls `listening` with the first address once the socket is open.
-fn serve(
+/// Binds and serves. Calls `started` once the sockets are open.
+pub(super) fn serve(
     config: Config,
     options: StartOptions,
-    listening: impl FnOnce(SocketAddr),
+    started: impl FnOnce(&Started<'_>),
 ) -> Result<u8, CommandError> {
     diagnostics::init(config::environment("RUST_LOG").as_deref());
     raise_descriptor_limit();
-    serve_until_stopped(config, options, listening).map_err(CommandError::signed)?;
+    serve_until_stopped(config, options, started).map_err(CommandError::signed)?;
     Ok(0)
 }
 
 fn serve_until_stopped(
     config: Config,
     options: StartOptions,
-    listening: impl FnOnce(SocketAddr),
+    started: impl FnOnce(&Started<'_>),
 ) -> std::io::Result<()> {
     let inherited = Inherited::take()?;
     let from = inherited.predecessor.as_ref().map(|one| one.pid);
@@ -159,16 +124,15 @@ fn serve_until_stopped(
         None if options.alongside => ProcessRole::Alongside,
         None => ProcessRole::Alone,
     };
-    let claim = match &options.path {
-        Some(file) => Some(single_instance::claim(file, &config, role)?),
-        None => None,
-    };
+    let demo = options.demo.as_ref();
+    let claim = claim_file(&options, &config, role)?;
     let Inherited {
         sockets,
         predecessor,
     } = inherited;
-    let listeners = listen(&config, sockets, role, options.taken_advice.as_deref())?;
-    if let Some(claim) = &claim {
+    let taken_advice = demo.map(|demo| demo.taken_advice.as_str());
+    let listeners = listen(&config, sockets, role, taken_advice)?;
+    if let Some(claim) = claim.as_ref().filter(|claim| claim.is_held()) {
         claim.write_addresses(&listeners.places());
     }
     let pid_file = config.server.pid_file.clone();
@@ -197,13 +161,15 @@ fn serve_until_stopped(
         let address = local_address(admin.address);
         say(&format!("dashboard  http://{address}/"));
     }
-    if let Some(&address) = server.listeners.addresses().first() {
-        listening(address);
-    }
+    started(&Started {
+        server: &server,
+        admin: admin.as_ref().map(|admin| local_address(admin.address)),
+    });
     let reloads = Reloads {
         requests: controls.requests,
         watch: options.watch,
         claim,
+        demo: options.demo.map(|demo| demo.settings),
     };
     let served = server::run(config, server, reloads);
     if let Some(admin) = admin {
@@ -213,6 +179,23 @@ fn serve_until_stopped(
         file.remove();
     }
     served
+}
+
+fn claim_file(
+    options: &StartOptions,
+    config: &Config,
+    role: ProcessRole,
+) -> std::io::Result<Option<Arc<Claim>>> {
+    let Some(file) = &options.path else {
+        return Ok(None);
+    };
+    if options.demo.is_none() {
+        return single_instance::claim(file, config, role).map(Some);
+    }
+    // The addresses alone decide whether a demo starts.
+    let replaces = matches!(role, ProcessRole::Successor(_));
+    let claim = Claim::new(file, &config.server.control, replaces);
+    Ok(Some(Arc::new(claim)))
 }
 
 fn start_admin(

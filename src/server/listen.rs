@@ -255,6 +255,15 @@ impl Listeners {
         lock(&self.lines).iter().filter_map(tcp).collect()
     }
 
+    /// The first TCP address without TLS.
+    pub fn plain_address(&self) -> Option<SocketAddr> {
+        let lines = lock(&self.lines);
+        lines.iter().find_map(|line| match line.place {
+            Listen::Tcp(address) if !line.is_tls => Some(address),
+            _ => None,
+        })
+    }
+
     /// All addresses by their names, TCP first: `http://127.0.0.1:8080`, `unix:/run/proxy.sock`.
     pub fn places(&self) -> Vec<String> {
         let lines = lock(&self.lines);

@@ -24,6 +24,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::claim::Claim;
 use super::control::{self, ControlSettings, ReloadError, Reloaded, Requests};
+use super::echo::DemoSettings;
 use super::listen::{ListenChange, ListenLines, WorkerSocket};
 use super::watcher::Watcher;
 use super::worker::ActiveConfig;
@@ -58,6 +59,7 @@ pub(super) struct Reloader {
     retired: Vec<Arc<AccessLog>>,
     watcher: Watcher,
     watches: bool,
+    demo: Option<DemoSettings>,
     certificates: JoinSet<()>,
 }
 
@@ -77,6 +79,7 @@ impl Reloader {
             retired: Vec::new(),
             watcher: Watcher::default(),
             watches: false,
+            demo: None,
             certificates: JoinSet::new(),
         }
     }
@@ -86,6 +89,7 @@ impl Reloader {
     }
 
     async fn run(mut self, mut reloads: Reloads) {
+        self.demo = reloads.demo.take();
         // The end of this task removes the socket's file.
         let mut control_task = JoinSet::new();
         if let Some(path) = &self.handles.file {
@@ -216,12 +220,15 @@ impl Reloader {
     /// Reads the file. The watcher remembers the content, with or without mistakes.
     fn read(&mut self, path: &Path) -> Result<(Config, Diagnostics), Diagnostics> {
         let mut files = Vec::new();
-        let loaded = config::load_noting(path, &mut files);
+        let mut loaded = config::load_noting(path, &mut files);
         let text = match &loaded {
             Ok((config, _)) => Some(&*config.sources.text),
             Err(found) => Some(&*found.source.text).filter(|text| !text.is_empty()),
         };
         self.watcher.watch(path, text, &files);
+        if let (Some(demo), Ok((config, _))) = (&self.demo, &mut loaded) {
+            demo.apply(config);
+        }
         loaded
     }
 
