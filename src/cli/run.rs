@@ -7,13 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::admin_client::local_address;
+use super::check::explain_store_error;
 use super::output::{CommandError, print_warnings, say};
 use super::signals::{self, SignalTargets};
 use super::single_instance::{self, ProcessRole};
 use crate::admin::{self, Admin};
-use crate::config::{Config, FlagConfig, Listen, StoreKind, UpstreamServer};
+use crate::config::{
+    Config, FlagConfig, Listen, ServerSettings, SettingError, StoreKind, UpstreamServer,
+};
 use crate::server::claim::{Claim, PidFile};
 use crate::server::echo::DemoSettings;
 use crate::server::handover::Inherited;
@@ -25,6 +29,8 @@ use crate::{config, diagnostics, server, upstream};
 
 /// How long the start report waits for the store, and for each upstream server.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+const OWN_DESCRIPTORS: u64 = 32;
+const WORKER_DESCRIPTORS: u64 = 12;
 
 /// Either a file, or everything on the command line.
 #[derive(Debug, Args)]
@@ -97,7 +103,8 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, CommandError> {
         alongside: args.alongside,
         demo: None,
     };
-    serve(config, options, |_| {})
+    let settings = config.server.clone();
+    serve(config, options, |_| report_descriptors(&settings))
 }
 
 /// Binds and serves. Calls `started` once the sockets are open.
@@ -107,8 +114,12 @@ pub(super) fn serve(
     started: impl FnOnce(&Started<'_>),
 ) -> Result<u8, CommandError> {
     diagnostics::init(config::environment("RUST_LOG").as_deref());
-    raise_descriptor_limit();
-    serve_until_stopped(config, options, started).map_err(CommandError::signed)?;
+    raise_descriptor_limit(config.server.workers)?;
+    let (file, sources) = (options.path.clone(), Arc::clone(&config.sources));
+    let served = serve_until_stopped(config, options, started);
+    served.map_err(|error| {
+        CommandError::signed(SettingError::locate(error, file.as_deref(), &sources))
+    })?;
     Ok(0)
 }
 
@@ -156,7 +167,7 @@ fn serve_until_stopped(
         claim: claim.clone(),
     })?;
     let admin = start_admin(&config, server.clone(), role != ProcessRole::Alone)?;
-    report_start(&config, &server.listeners, from);
+    report_start(&config, &server, from);
     if let Some(admin) = &admin {
         let address = local_address(admin.address);
         say(&format!("dashboard  http://{address}/"));
@@ -226,9 +237,9 @@ fn listen(
 ) -> std::io::Result<Listeners> {
     let lines = ListenLines::of(config);
     if let Some(advice) = taken_advice {
-        listen_alone(lines.all(), advice, &mut sockets)?;
+        listen_alone(lines, advice, &mut sockets)?;
     }
-    single_instance::bind(lines.all(), config, role, &mut sockets)?;
+    single_instance::bind(lines, config, role, &mut sockets)?;
     let mut listeners = Listeners::open(lines, config.server.workers, &mut sockets)?;
     listeners.joins = role == ProcessRole::Alongside;
     // A socket of an older process is closed if `listen` no longer names it. The service manager's
@@ -242,19 +253,20 @@ fn listen(
 }
 
 /// Opens the missing sockets. If another process listens on an address, fails with `advice`.
-fn listen_alone<'l>(
-    lines: impl Iterator<Item = &'l Listen>,
+fn listen_alone(
+    lines: ListenLines<'_>,
     advice: &str,
     sockets: &mut Vec<OpenedSocket>,
 ) -> std::io::Result<()> {
     let mut opened = Vec::new();
-    for line in lines.filter(|line| !sockets.iter().any(|one| one.is_for(line))) {
+    let is_missing = |line: &&Listen| !sockets.iter().any(|one| one.is_for(line));
+    for line in lines.all().filter(is_missing) {
         opened.extend(bind_alone(line).map_err(|error| match error.kind() {
             ErrorKind::AddrInUse => {
                 let text = format!("another process listens on {line} already: {advice}");
                 std::io::Error::new(ErrorKind::AddrInUse, text)
             }
-            _ => error,
+            _ => lines.name_error(line, &error),
         })?);
     }
     sockets.append(&mut opened);
@@ -262,7 +274,8 @@ fn listen_alone<'l>(
 }
 
 /// Prints where the proxy listens, and whether the upstream servers and the store answer.
-fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
+fn report_start(config: &Config, server: &ServerHandles, from: Option<u32>) {
+    let (listeners, file) = (&server.listeners, server.file.as_deref());
     say(&format!(
         "listening  {}  ({} workers)",
         listeners.places().join(", "),
@@ -271,12 +284,12 @@ fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
     if let Some(pid) = from {
         say(&format!("upgrade    from process {pid}"));
     }
-    let probe = |server: &UpstreamServer| match upstream::accepts_connections(
-        &server.address,
-        PROBE_TIMEOUT,
-    ) {
-        true => format!("{server} up"),
-        false => format!("{server} down"),
+    let probe = |server: &UpstreamServer| {
+        let state = match upstream::try_connect(&server.address, PROBE_TIMEOUT) {
+            Ok(()) => "up".to_owned(),
+            Err(error) => format!("down ({error})"),
+        };
+        format!("{server} {state}")
     };
     for upstream in &config.upstreams {
         let servers: Vec<String> = upstream.servers.iter().map(probe).collect();
@@ -295,7 +308,16 @@ fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
             }
             let state = match info.map(|info| info.round_trip.unwrap_or_default()) {
                 Ok(round_trip) => format!("up, {:.1} ms", round_trip.as_secs_f64() * 1e3),
-                Err(error) => format!("away ({error}); trying again in the background"),
+                Err(error) => {
+                    let url = file.map_or("`--redis`".to_owned(), |file| {
+                        config::place_of("store.url", file, &config.sources)
+                    });
+                    let reason = explain_store_error(error, &redis.topology);
+                    format!(
+                        "away ({reason}): start it, or correct {url}; trying again in the \
+                         background"
+                    )
+                }
             };
             say(&format!("store      {}: {state}", redis.topology));
         }
@@ -309,11 +331,42 @@ fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
 }
 
 /// Raises the limit on open files to the maximum: each request in progress takes two.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
+///
+/// # Errors
+/// The maximum is too low for this number of workers.
+fn raise_descriptor_limit(workers: usize) -> Result<(), CommandError> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!(%error, "cannot raise the limit on open files");
     }
+    let needed = descriptors_needed(workers);
+    match getrlimit(Resource::Nofile).current {
+        Some(allowed) if allowed < needed => Err(CommandError::signed(format!(
+            "the limit on open files is {allowed}, and {workers} workers need {needed} before the \
+             first connection. Raise it: `ulimit -n 65536`, or `LimitNOFILE=65536` in a unit"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Says how many clients fit, if those are fewer than the configuration allows.
+fn report_descriptors(settings: &ServerSettings) {
+    let wanted = 2 * settings.max_connections as u64;
+    if let Some(allowed) = getrlimit(Resource::Nofile)
+        .current
+        .filter(|one| *one < wanted)
+    {
+        say(&format!(
+            "files      {allowed} may be open: room for about {} clients at once, and \
+             `server.max_connections` is {}",
+            allowed.saturating_sub(descriptors_needed(settings.workers)) / 2,
+            settings.max_connections
+        ));
+    }
+}
+
+/// What is open before the first connection, rounded up.
+fn descriptors_needed(workers: usize) -> u64 {
+    OWN_DESCRIPTORS + workers as u64 * WORKER_DESCRIPTORS
 }

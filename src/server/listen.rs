@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use socket2::Socket;
 
-use super::listener::{OpenedSocket, bind_tcp, bind_unix, name_address, place};
+use super::listener::{OpenedSocket, bind_tcp, bind_unix, place};
 pub use super::listener::{bind_alone, bind_first};
 use super::port_sharing;
 pub use super::port_sharing::PortSharer;
 use super::socket_file::SocketFileId;
-use crate::config::{Config, Listen};
+use crate::config::{Config, Listen, SettingError};
 use crate::telemetry::panics::lock;
 
 /// The copy of a listening socket that one worker has.
@@ -218,6 +218,15 @@ impl<'c> ListenLines<'c> {
         self.with_tls().map(|(line, _)| line)
     }
 
+    /// Names the address and the setting of a line in an error about it.
+    pub fn name_error(self, line: &Listen, error: &io::Error) -> io::Error {
+        let setting = match self.plain.contains(line) {
+            true => "listen",
+            false => "tls.listen",
+        };
+        SettingError::address(setting, line, error)
+    }
+
     fn with_tls(self) -> impl Iterator<Item = (&'c Listen, bool)> {
         let plain = self.plain.iter().map(|line| (line, false));
         plain.chain(self.secure.iter().map(|line| (line, true)))
@@ -238,7 +247,7 @@ impl Listeners {
         let mut opened = Vec::new();
         for (wanted, is_tls) in lines.with_tls() {
             let line = BoundLine::open(wanted, is_tls, workers, inherited);
-            opened.push(line.map_err(|error| name_address(wanted, &error))?);
+            opened.push(line.map_err(|error| lines.name_error(wanted, &error))?);
         }
         Ok(Listeners {
             workers,
@@ -307,11 +316,11 @@ impl Listeners {
     ///
     /// # Errors
     /// The first address that cannot be bound. The error names it, and nothing has changed.
-    pub(crate) fn prepare(&self, wanted: ListenLines<'_>) -> io::Result<ListenChange> {
+    pub(crate) fn prepare(&self, all: ListenLines<'_>) -> io::Result<ListenChange> {
         let lines = lock(&self.lines);
         let mut left: Vec<&BoundLine> = lines.iter().collect();
         let mut new_lines = Vec::new();
-        for (wanted, is_tls) in wanted.with_tls() {
+        for (wanted, is_tls) in all.with_tls() {
             let is_bound = |line: &&BoundLine| line.wanted == *wanted && line.is_tls == is_tls;
             if let Some(place) = left.iter().position(is_bound) {
                 left.remove(place);
@@ -321,11 +330,11 @@ impl Listeners {
                 let own: Vec<&Socket> = lines.iter().flat_map(|line| &line.sockets).collect();
                 if let Some(other) = port_sharing::find_at(*address, &own) {
                     let why = io::Error::new(io::ErrorKind::AddrInUse, other.to_string());
-                    return Err(name_address(wanted, &why));
+                    return Err(all.name_error(wanted, &why));
                 }
             }
             let line = BoundLine::open(wanted, is_tls, self.workers, &mut Vec::new());
-            new_lines.push(line.map_err(|error| name_address(wanted, &error))?);
+            new_lines.push(line.map_err(|error| all.name_error(wanted, &error))?);
         }
         Ok(ListenChange {
             opened: copy_for_workers(&new_lines, self.workers)?,

@@ -30,7 +30,7 @@ use super::watcher::Watcher;
 use super::worker::ActiveConfig;
 use super::{Lifecycle, Reloads, ServerHandles, ServerState, socket_file, systemd, tls};
 use crate::config::diagnostic::Diagnostics;
-use crate::config::{self, Config, Control};
+use crate::config::{self, Config, Control, SettingError};
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::panics::{contained, endure, spawn_thread};
 use tidegate_core::failpoint;
@@ -190,9 +190,11 @@ impl Reloader {
         let restarts = config::restarts(&self.config, &config);
         config.keep_until_restart(&self.config);
         let listeners = &self.handles.listeners;
+        let unusable =
+            |error| ReloadError::Unusable(SettingError::locate(error, Some(path), &config.sources));
         let change = listeners.prepare(ListenLines::of(&config));
-        let mut change = change.map_err(ReloadError::Unusable)?;
-        let state = self.state.renewed(&config).map_err(ReloadError::Unusable)?;
+        let mut change = change.map_err(unusable)?;
+        let state = self.state.renewed(&config).map_err(unusable)?;
         let state = Arc::new(state);
         listeners.commit(&mut change);
         self.reload_workers(&config, &state, change).await;

@@ -343,3 +343,77 @@ fn help_knows_commands_and_codes() {
     let said = help(&["nonsense"]);
     assert!(String::from_utf8_lossy(&said.stderr).contains("`tidegate help` lists"));
 }
+
+#[test]
+fn a_failed_start_names_setting_line_reason_and_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |listen: &str, rest: &str| {
+        let text = format!(
+            "listen = \"{listen}\"\nupstream = \"http://127.0.0.1:1\"\n{rest}\
+             [limit.default]\nrate = \"5/s\"\nkey = \"ip\"\n"
+        );
+        std::fs::write(folder.path().join("proxy.toml"), text).unwrap();
+        let output = run(folder.path(), &["run"]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        said.lines().last().unwrap().to_owned()
+    };
+    let any = "127.0.0.1:0";
+    let taken = std::net::TcpListener::bind(any).unwrap();
+    let taken = taken.local_addr().unwrap();
+    let missing = "No such file or directory (os error 2). Create the folder /nowhere";
+    for (listen, rest, wanted) in [
+        (
+            "unix:/nowhere/a",
+            "",
+            format!("listen (proxy.toml:1): cannot listen on unix:/nowhere/a: {missing}"),
+        ),
+        (
+            "unix:proxy.toml",
+            "",
+            "listen (proxy.toml:1): cannot listen on unix:proxy.toml: what is there is no socket. \
+             Remove it, or name another path"
+                .to_owned(),
+        ),
+        (
+            any,
+            "[log]\naccess = \"/nowhere/a\"\n",
+            format!("log.access (proxy.toml:4): cannot open /nowhere/a: {missing}"),
+        ),
+        (
+            any,
+            "[log]\ndecisions = \"/nowhere/a\"\n",
+            format!("log.decisions (proxy.toml:4): cannot open /nowhere/a: {missing}"),
+        ),
+        (
+            any,
+            "[server]\npid_file = \"/nowhere/a\"\n",
+            format!("server.pid_file (proxy.toml:4): cannot write /nowhere/a: {missing}"),
+        ),
+        (
+            &taken.to_string(),
+            "",
+            format!(
+                "listen (proxy.toml:1): cannot listen on {taken}: process {} listens on {taken}. \
+                 End the other process, or name another address",
+                std::process::id()
+            ),
+        ),
+        (
+            any,
+            &format!("admin = \"{taken}\"\n"),
+            format!(
+                "admin (proxy.toml:3): cannot listen on {taken}: Address already in use (os error \
+                 98). End the other process, or name another address"
+            ),
+        ),
+    ] {
+        assert_eq!(start(listen, rest), format!("tidegate: {wanted}"));
+    }
+    let mut command = mortal("prlimit");
+    let program = env!("CARGO_BIN_EXE_tidegate");
+    command.args(["--nofile=20", program, "run"]);
+    let output = command.current_dir(folder.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("the limit on open files is 20"), "{said}");
+}
