@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: release profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults
+.PHONY: release install uninstall static static-check profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # What is fetched is asked for again where a registry does not answer.
@@ -9,15 +9,16 @@ export CARGO_NET_RETRY ?= 10
 # A release is compiled by which way requests went when that was counted (docs/performance/method.md), if the
 # compiler is the one that counted: another may not read it. What has changed since goes without. Flags
 # are told apart by spaces, so a folder with one in its name goes without as well.
-COUNTED := $(if $(word 2,$(CURDIR)),,$(findstring rustc 1.95.,$(shell rustc --version)))
+COUNTED := $(if $(word 2,$(CURDIR)),,$(findstring rustc 1.95.,$(shell rustc --version 2>/dev/null)))
 WAYS := $(if $(COUNTED),-Cprofile-use=$(CURDIR)/bench/release.profdata -Cllvm-args=-no-pgo-warn-mismatch)
-release bench bench-streams bench-growth bench-soak: export RUSTFLAGS ?= $(WAYS)
+release static static-check bench bench-streams bench-growth bench-soak: export RUSTFLAGS ?= $(WAYS)
 deb deb-check: export RUSTFLAGS ?= $(if $(filter dev,$(PROFILE)),,$(WAYS))
 
 # Where cargo builds: a relative folder begins at this one.
 TARGET := $(if $(CARGO_TARGET_DIR),$(if $(filter /%,$(CARGO_TARGET_DIR)),,$(CURDIR)/)$(CARGO_TARGET_DIR),$(CURDIR)/target)
 
-# Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
+# Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, clients of
+# its own, no Redis.
 # Compiled without optimization and with the system's allocator: `make release` builds what ships.
 run:
 	cargo build --profile demo --locked --bin tidegate --no-default-features
@@ -25,6 +26,19 @@ run:
 
 release:
 	cargo build --release --locked
+
+# The release build below PREFIX, /usr/local without one; DESTDIR is put before it. Nothing is built:
+# `make release && sudo make install`.
+install uninstall:
+	./deploy/install.sh $@
+
+# A release build that needs no library: one file for a scratch image or a bare machine.
+static:
+	./deploy/static.sh
+
+# Builds it, and as root runs it on a root without any other file.
+static-check: static
+	./tests/deploy/static.sh
 
 # Counts anew which way requests go.
 profile:

@@ -6,9 +6,11 @@
 mod admin_client;
 mod check;
 mod config;
+mod demo;
 mod display;
 mod explain;
 mod generate;
+mod help;
 mod limits;
 mod output;
 mod proxy_snapshot;
@@ -22,14 +24,15 @@ mod tap;
 #[cfg(test)]
 mod tests;
 mod top;
+mod traffic;
 
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
-use crate::config::diagnostic::Code;
-use output::{CommandError, print, say};
-use run::{DemoArgs, RunArgs};
+use demo::DemoArgs;
+use output::say;
+use run::RunArgs;
 
 const DID_NOT_WORK: u8 = 1;
 const WRONG_USE: u8 = 2;
@@ -54,7 +57,7 @@ struct Cli {
 enum CliCommand {
     /// Run the proxy (the default).
     Run(RunArgs),
-    /// Try the limits of proxy.toml with a built-in echo upstream and the embedded store.
+    /// See limiting work: proxy.toml with a built-in echo upstream, clients and a dashboard.
     Demo(DemoArgs),
     /// Find mistakes in a configuration.
     Check(check::CheckArgs),
@@ -88,28 +91,8 @@ enum CliCommand {
     Completions(generate::CompletionsArgs),
     /// Print the man page, or write one for each command.
     Man(generate::ManArgs),
-    /// Explain a diagnostic by its code, for example T101; without a code, print this text.
-    Help(HelpArgs),
-}
-
-#[derive(Debug, Args)]
-struct HelpArgs {
-    /// The code that `check` printed.
-    code: Option<String>,
-}
-
-/// `tidegate help T101`
-fn print_help(args: &HelpArgs) -> Result<u8, CommandError> {
-    let Some(text) = &args.code else {
-        // Nothing to do if standard output is closed.
-        let _ = Cli::command().print_long_help();
-        return Ok(0);
-    };
-    let code = text.parse::<Code>().map_err(|_| {
-        CommandError::signed(format!("there is no diagnostic `{text}`")).with_code(WRONG_USE)
-    })?;
-    print(format!("{}\n", code.explain().trim_end()));
-    Ok(0)
+    /// Explain a command, or a diagnostic by its code, for example T101; list them all.
+    Help(help::HelpArgs),
 }
 
 /// Reads the command line and runs the command.
@@ -117,7 +100,7 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse_from(limits::with_hashes(std::env::args_os()));
     let done = match cli.command.unwrap_or(CliCommand::Run(cli.run)) {
         CliCommand::Run(args) => run::run(&args),
-        CliCommand::Demo(args) => run::demo(&args),
+        CliCommand::Demo(args) => demo::demo(&args),
         CliCommand::Check(args) => match check::check(&args) {
             0 if args.online => check::check_online(&args),
             code => Ok(code),
@@ -137,7 +120,7 @@ pub fn main() -> ExitCode {
         CliCommand::Schema => generate::print_schema(),
         CliCommand::Completions(args) => generate::print_completions(&args),
         CliCommand::Man(args) => generate::write_man_pages(&args),
-        CliCommand::Help(args) => print_help(&args),
+        CliCommand::Help(args) => help::help(&args),
     };
     let code = done.unwrap_or_else(|error| {
         say(&error.text);

@@ -40,7 +40,9 @@ use futures_util::FutureExt;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::clock::{self, Sweep};
-use crate::config::{Config, LogFormat, LogSettings, LogTarget, ServerSettings, UpstreamSettings};
+use crate::config::{
+    Config, LogFormat, LogSettings, LogTarget, ServerSettings, SettingError, UpstreamSettings,
+};
 use crate::otlp::Exports;
 use crate::proxy::limiter::StoreHandle;
 use crate::telemetry::access::AccessLog;
@@ -50,6 +52,7 @@ use acceptors::Acceptors;
 use claim::Claim;
 use control::{Reload, Requests};
 use drain::{ConnectionsPerIp, Deadlines};
+use echo::DemoSettings;
 use introspection::Introspection;
 use listen::{Listeners, WorkerSocket};
 use reload::{ReloadOrder, Reloader};
@@ -233,6 +236,7 @@ pub struct Reloads {
     pub watch: bool,
     /// The claim to the file. If absent, the server takes it when it binds the control socket.
     pub claim: Option<Arc<Claim>>,
+    pub demo: Option<DemoSettings>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -403,10 +407,7 @@ fn deadlines(lifecycle: Lifecycle, settings: &ServerSettings) -> Deadlines {
 fn open_access_log(log: &LogSettings) -> io::Result<AccessLog> {
     let opened = AccessLog::open(&log.access, format_of(log), log.sample_allowed);
     opened.map_err(|error| match &log.access {
-        LogTarget::File(path) => {
-            let text = format!("log.access: cannot open {}: {error}", path.display());
-            io::Error::new(error.kind(), text)
-        }
+        LogTarget::File(path) => SettingError::file("log.access", "open", path, &error),
         _ => error,
     })
 }

@@ -41,7 +41,7 @@ use crate::clock::Sweep;
 use crate::config::UpstreamSettings;
 use crate::telemetry::metrics::UpstreamSum;
 use body::UpstreamBody;
-pub use connect::{TolerantStream, accepts_connections};
+pub use connect::{TolerantStream, try_connect};
 pub use error::{Cause, HeadFault, UpstreamError};
 pub use permit::ServerPermit;
 use pool::Upstream;

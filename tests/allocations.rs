@@ -58,6 +58,7 @@ impl House {
             requests: controls.requests,
             watch: false,
             claim: None,
+            demo: None,
         };
         let thread = std::thread::spawn(move || run(config, handles, reloads).unwrap());
         House {

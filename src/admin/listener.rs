@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::answer::answer;
 use super::state::{AdminState, check_store};
+use crate::config::{Listen, SettingError};
 use crate::server::listener::bind_tcp;
 use crate::server::{Lifecycle, Shutdown};
 use tidegate_core::failpoint;
@@ -35,10 +36,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Listens at `address`. The socket lets the next process listen there too. It is an error if
 /// another process listens there already, unless this process `replaces` one.
 pub(super) fn bind(address: SocketAddr, replaces: bool) -> io::Result<std::net::TcpListener> {
-    let named = |error: io::Error| {
-        let text = format!("admin: cannot listen on {address}: {error}");
-        io::Error::new(error.kind(), text)
-    };
+    let named = |error: io::Error| SettingError::address("admin", &Listen::Tcp(address), &error);
     if !replaces && address.port() != 0 {
         // A socket that shares its port with no other can be bound only if the address is free.
         bind_tcp(address, false).map_err(named)?;

@@ -14,7 +14,11 @@ use rustix::fs::{Access, access};
 use super::output::{CommandError, load, print, use_colour};
 use super::{BAD_CONFIGURATION, DID_NOT_WORK};
 use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, Severity};
-use crate::config::{self, Config, Control, Listen, LogTarget, StoreKind, render};
+use crate::config::{
+    self, Config, Control, Listen, LogTarget, RedisAddress, RedisTopology, ServerAddress,
+    StoreKind, render,
+};
+use crate::store::StoreError;
 use crate::store::redis::{ServerInfo, fetch_server_info};
 use crate::upstream;
 
@@ -177,6 +181,7 @@ fn folder_error(path: &Path) -> Option<String> {
 }
 
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 #[derive(Debug, PartialEq, Eq)]
 enum Probe {
@@ -224,8 +229,35 @@ fn probe_store(config: &Config) -> Vec<Probe> {
     };
     let place = redis.topology.to_string();
     match fetch_server_info(redis, PROBE_TIMEOUT) {
-        Err(error) => vec![Probe::Wrong(format!("store {place}: {error}"))],
+        Err(error) => {
+            let error = explain_store_error(error, &redis.topology);
+            vec![Probe::Wrong(format!("store {place}: {error}"))]
+        }
         Ok(info) => judge_store(&place, &info),
+    }
+}
+
+/// Adds the operating system's reason if the store cannot be connected to.
+pub(super) fn explain_store_error(error: StoreError, topology: &RedisTopology) -> String {
+    let reason = |address: &RedisAddress| {
+        let server = match address {
+            RedisAddress::Tcp(host, port) => ServerAddress::Http(host.clone(), *port),
+            RedisAddress::Unix(path) => ServerAddress::Unix(path.clone()),
+        };
+        let error = upstream::try_connect(&server, CONNECT_TIMEOUT).err()?;
+        Some(match topology {
+            RedisTopology::Single(_) => error.to_string(),
+            _ => format!("{address}: {error}"),
+        })
+    };
+    let mut addresses = topology.addresses().iter();
+    let reason = match error {
+        StoreError::Refused => addresses.find_map(reason),
+        _ => None,
+    };
+    match reason {
+        Some(reason) => format!("{error}: {reason}"),
+        None => error.to_string(),
     }
 }
 
@@ -264,9 +296,9 @@ fn probe_servers(config: &Config) -> Vec<Probe> {
                 text => format!("upstream {name}: {text}"),
             };
             probes.push(
-                match upstream::accepts_connections(&server.address, PROBE_TIMEOUT) {
-                    true => Probe::Fine(format!("{named} can be reached")),
-                    false => Probe::Wrong(format!("{named} cannot be reached")),
+                match upstream::try_connect(&server.address, PROBE_TIMEOUT) {
+                    Ok(()) => Probe::Fine(format!("{named} can be reached")),
+                    Err(error) => Probe::Wrong(format!("{named} cannot be reached: {error}")),
                 },
             );
         }

@@ -1,4 +1,4 @@
-//! `tidegate run` and `tidegate demo`: bind, report the start, and serve until a signal ends it.
+//! `tidegate run`: binds, reports the start, and serves until a signal ends it.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -7,24 +7,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::admin_client::local_address;
+use super::check::explain_store_error;
 use super::output::{CommandError, print_warnings, say};
 use super::signals::{self, SignalTargets};
 use super::single_instance::{self, ProcessRole};
 use crate::admin::{self, Admin};
-use crate::config::{Config, FlagConfig, Listen, ServerAddress, StoreKind, UpstreamServer};
-use crate::server::claim::PidFile;
+use crate::config::{
+    Config, FlagConfig, Listen, ServerSettings, SettingError, StoreKind, UpstreamServer,
+};
+use crate::server::claim::{Claim, PidFile};
+use crate::server::echo::DemoSettings;
 use crate::server::handover::Inherited;
 use crate::server::listen::{ListenLines, Listeners, bind_alone};
 use crate::server::listener::OpenedSocket;
-use crate::server::{Reloads, ServerHandles, echo};
+use crate::server::{Reloads, ServerHandles};
 use crate::store::redis::{ServerInfo, fetch_server_info};
 use crate::{config, diagnostics, server, upstream};
 
 /// How long the start report waits for the store, and for each upstream server.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
-const BUILT_IN: &str = include_str!("../../proxy.toml");
+const OWN_DESCRIPTORS: u64 = 32;
+const WORKER_DESCRIPTORS: u64 = 12;
 
 /// Either a file, or everything on the command line.
 #[derive(Debug, Args)]
@@ -57,22 +63,25 @@ pub(super) struct RunArgs {
     redis: Option<String>,
 }
 
-#[derive(Debug, Args)]
-pub(super) struct DemoArgs {
-    /// The configuration with the routes and limits to try.
-    #[arg(short, long, value_name = "FILE")]
-    config: Option<PathBuf>,
+pub(super) struct StartOptions {
+    /// The file that reloads read.
+    pub(super) path: Option<PathBuf>,
+    pub(super) watch: bool,
+    /// Other processes may run the same file or listen on the same addresses.
+    pub(super) alongside: bool,
+    pub(super) demo: Option<DemoOptions>,
 }
 
-#[derive(Default)]
-struct StartOptions {
-    /// The file that reloads read.
-    path: Option<PathBuf>,
-    watch: bool,
-    /// Other processes may run the same file or listen on the same addresses.
-    alongside: bool,
-    /// Refuse to start if another process listens on an address; this says what to do then.
-    taken_advice: Option<String>,
+pub(super) struct DemoOptions {
+    pub(super) settings: DemoSettings,
+    /// What to do if another process listens on an address of `listen`.
+    pub(super) taken_advice: String,
+}
+
+/// A server whose sockets are open.
+pub(super) struct Started<'s> {
+    pub(super) server: &'s ServerHandles,
+    pub(super) admin: Option<SocketAddr>,
 }
 
 /// Runs until a signal ends it (`signals.rs`).
@@ -93,65 +102,32 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, CommandError> {
         path: args.to.is_none().then(|| file.to_owned()),
         watch: args.watch,
         alongside: args.alongside,
-        taken_advice: None,
+        demo: None,
     };
-    serve(config, options, |_| {})
+    let settings = config.server.clone();
+    serve(config, options, |_| report_descriptors(&settings))
 }
 
-/// Serves the routes and limits of a file in front of a built-in echo server, with the embedded
-/// store. Refuses to share a port: each of two processes would count only a part of the requests.
-pub(super) fn demo(args: &DemoArgs) -> Result<u8, CommandError> {
-    let file = args.config.as_deref().unwrap_or(Path::new("proxy.toml"));
-    let has_file = args.config.is_some() || file.exists();
-    let (loaded, advice) = match has_file {
-        true => (
-            config::load(file),
-            format!("end it, or change `listen` in {}", file.display()),
-        ),
-        false => (
-            config::parse("proxy.toml", BUILT_IN, &|_| None),
-            "end it, or have `tidegate init` write a proxy.toml, and change `listen` there"
-                .to_owned(),
-        ),
-    };
-    let mut config = print_warnings(loaded)?;
-    let upstream = echo::start()
-        .map_err(|error| CommandError::signed(format!("cannot start the echo server: {error}")))?;
-    config.store.kind = StoreKind::Memory;
-    for settings in &mut config.upstreams {
-        let server = ServerAddress::Http(upstream.ip().to_string(), upstream.port());
-        settings.servers = vec![server.into()];
-    }
-    let options = StartOptions {
-        taken_advice: Some(advice),
-        ..StartOptions::default()
-    };
-    serve(config, options, |address| {
-        let port = address.port();
-        say(&format!(
-            "\nTry it, until it says 429:\n\n    \
-             for i in $(seq 12); do curl -i http://localhost:{port}/; done\n\n\
-             Then change a rate in proxy.toml, and start again. Ctrl-C stops.\n"
-        ));
-    })
-}
-
-/// Binds and serves. Calls `listening` with the first address once the socket is open.
-fn serve(
+/// Binds and serves. Calls `started` once the sockets are open.
+pub(super) fn serve(
     config: Config,
     options: StartOptions,
-    listening: impl FnOnce(SocketAddr),
+    started: impl FnOnce(&Started<'_>),
 ) -> Result<u8, CommandError> {
     diagnostics::init(config::environment("RUST_LOG").as_deref());
-    raise_descriptor_limit();
-    serve_until_stopped(config, options, listening).map_err(CommandError::signed)?;
+    raise_descriptor_limit(config.server.workers)?;
+    let (file, sources) = (options.path.clone(), Arc::clone(&config.sources));
+    let served = serve_until_stopped(config, options, started);
+    served.map_err(|error| {
+        CommandError::signed(SettingError::locate(error, file.as_deref(), &sources))
+    })?;
     Ok(0)
 }
 
 fn serve_until_stopped(
     config: Config,
     options: StartOptions,
-    listening: impl FnOnce(SocketAddr),
+    started: impl FnOnce(&Started<'_>),
 ) -> std::io::Result<()> {
     let inherited = Inherited::take()?;
     let from = inherited.predecessor.as_ref().map(|one| one.pid);
@@ -160,16 +136,15 @@ fn serve_until_stopped(
         None if options.alongside => ProcessRole::Alongside,
         None => ProcessRole::Alone,
     };
-    let claim = match &options.path {
-        Some(file) => Some(single_instance::claim(file, &config, role)?),
-        None => None,
-    };
+    let demo = options.demo.as_ref();
+    let claim = claim_file(&options, &config, role)?;
     let Inherited {
         sockets,
         predecessor,
     } = inherited;
-    let listeners = listen(&config, sockets, role, options.taken_advice.as_deref())?;
-    if let Some(claim) = &claim {
+    let taken_advice = demo.map(|demo| demo.taken_advice.as_str());
+    let listeners = listen(&config, sockets, role, taken_advice)?;
+    if let Some(claim) = claim.as_ref().filter(|claim| claim.is_held()) {
         claim.write_addresses(&listeners.places());
     }
     let pid_file = config.server.pid_file.clone();
@@ -193,18 +168,20 @@ fn serve_until_stopped(
         claim: claim.clone(),
     })?;
     let admin = start_admin(&config, server.clone(), role != ProcessRole::Alone)?;
-    report_start(&config, &server.listeners, from);
+    report_start(&config, &server, from);
     if let Some(admin) = &admin {
         let address = local_address(admin.address);
         say(&format!("dashboard  http://{address}/"));
     }
-    if let Some(&address) = server.listeners.addresses().first() {
-        listening(address);
-    }
+    started(&Started {
+        server: &server,
+        admin: admin.as_ref().map(|admin| local_address(admin.address)),
+    });
     let reloads = Reloads {
         requests: controls.requests,
         watch: options.watch,
         claim,
+        demo: options.demo.map(|demo| demo.settings),
     };
     let served = server::run(config, server, reloads);
     if let Some(admin) = admin {
@@ -214,6 +191,23 @@ fn serve_until_stopped(
         file.remove();
     }
     served
+}
+
+fn claim_file(
+    options: &StartOptions,
+    config: &Config,
+    role: ProcessRole,
+) -> std::io::Result<Option<Arc<Claim>>> {
+    let Some(file) = &options.path else {
+        return Ok(None);
+    };
+    if options.demo.is_none() {
+        return single_instance::claim(file, config, role).map(Some);
+    }
+    // The addresses alone decide whether a demo starts.
+    let replaces = matches!(role, ProcessRole::Successor(_));
+    let claim = Claim::new(file, &config.server.control, replaces);
+    Ok(Some(Arc::new(claim)))
 }
 
 fn start_admin(
@@ -245,9 +239,9 @@ fn listen(
 ) -> std::io::Result<Listeners> {
     let lines = ListenLines::of(config);
     if let Some(advice) = taken_advice {
-        listen_alone(lines.all(), advice, &mut sockets)?;
+        listen_alone(lines, advice, &mut sockets)?;
     }
-    single_instance::bind(lines.all(), config, role, &mut sockets)?;
+    single_instance::bind(lines, config, role, &mut sockets)?;
     let mut listeners = Listeners::open(lines, config.server.workers, &mut sockets)?;
     listeners.joins = role == ProcessRole::Alongside;
     // A socket of an older process is closed if `listen` no longer names it. The service manager's
@@ -261,19 +255,20 @@ fn listen(
 }
 
 /// Opens the missing sockets. If another process listens on an address, fails with `advice`.
-fn listen_alone<'l>(
-    lines: impl Iterator<Item = &'l Listen>,
+fn listen_alone(
+    lines: ListenLines<'_>,
     advice: &str,
     sockets: &mut Vec<OpenedSocket>,
 ) -> std::io::Result<()> {
     let mut opened = Vec::new();
-    for line in lines.filter(|line| !sockets.iter().any(|one| one.is_for(line))) {
+    let is_missing = |line: &&Listen| !sockets.iter().any(|one| one.is_for(line));
+    for line in lines.all().filter(is_missing) {
         opened.extend(bind_alone(line).map_err(|error| match error.kind() {
             ErrorKind::AddrInUse => {
                 let text = format!("another process listens on {line} already: {advice}");
                 std::io::Error::new(ErrorKind::AddrInUse, text)
             }
-            _ => error,
+            _ => lines.name_error(line, &error),
         })?);
     }
     sockets.append(&mut opened);
@@ -281,7 +276,8 @@ fn listen_alone<'l>(
 }
 
 /// Prints where the proxy listens, and whether the upstream servers and the store answer.
-fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
+fn report_start(config: &Config, server: &ServerHandles, from: Option<u32>) {
+    let (listeners, file) = (&server.listeners, server.file.as_deref());
     say(&format!(
         "listening  {}  ({} workers)",
         listeners.places().join(", "),
@@ -290,12 +286,12 @@ fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
     if let Some(pid) = from {
         say(&format!("upgrade    from process {pid}"));
     }
-    let probe = |server: &UpstreamServer| match upstream::accepts_connections(
-        &server.address,
-        PROBE_TIMEOUT,
-    ) {
-        true => format!("{server} up"),
-        false => format!("{server} down"),
+    let probe = |server: &UpstreamServer| {
+        let state = match upstream::try_connect(&server.address, PROBE_TIMEOUT) {
+            Ok(()) => "up".to_owned(),
+            Err(error) => format!("down ({error})"),
+        };
+        format!("{server} {state}")
     };
     for upstream in &config.upstreams {
         let servers: Vec<String> = upstream.servers.iter().map(probe).collect();
@@ -314,7 +310,16 @@ fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
             }
             let state = match info.map(|info| info.round_trip.unwrap_or_default()) {
                 Ok(round_trip) => format!("up, {:.1} ms", round_trip.as_secs_f64() * 1e3),
-                Err(error) => format!("away ({error}); trying again in the background"),
+                Err(error) => {
+                    let url = file.map_or("`--redis`".to_owned(), |file| {
+                        config::place_of("store.url", file, &config.sources)
+                    });
+                    let reason = explain_store_error(error, &redis.topology);
+                    format!(
+                        "away ({reason}): start it, or correct {url}; trying again in the \
+                         background"
+                    )
+                }
             };
             say(&format!("store      {}: {state}", redis.topology));
         }
@@ -325,11 +330,42 @@ fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
 }
 
 /// Raises the limit on open files to the maximum: each request in progress takes two.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
+///
+/// # Errors
+/// The maximum is too low for this number of workers.
+fn raise_descriptor_limit(workers: usize) -> Result<(), CommandError> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!(%error, "cannot raise the limit on open files");
     }
+    let needed = descriptors_needed(workers);
+    match getrlimit(Resource::Nofile).current {
+        Some(allowed) if allowed < needed => Err(CommandError::signed(format!(
+            "the limit on open files is {allowed}, and {workers} workers need {needed} before the \
+             first connection. Raise it: `ulimit -n 65536`, or `LimitNOFILE=65536` in a unit"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Says how many clients fit, if those are fewer than the configuration allows.
+fn report_descriptors(settings: &ServerSettings) {
+    let wanted = 2 * settings.max_connections as u64;
+    if let Some(allowed) = getrlimit(Resource::Nofile)
+        .current
+        .filter(|one| *one < wanted)
+    {
+        say(&format!(
+            "files      {allowed} may be open: room for about {} clients at once, and \
+             `server.max_connections` is {}",
+            allowed.saturating_sub(descriptors_needed(settings.workers)) / 2,
+            settings.max_connections
+        ));
+    }
+}
+
+/// What is open before the first connection, rounded up.
+fn descriptors_needed(workers: usize) -> u64 {
+    OWN_DESCRIPTORS + workers as u64 * WORKER_DESCRIPTORS
 }

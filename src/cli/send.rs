@@ -188,7 +188,7 @@ async fn send_all(target: &TryTarget, args: &TryArgs) -> io::Result<Vec<TryAnswe
     Ok(answers.into_inner())
 }
 
-type RequestSender = SendRequest<Empty<Bytes>>;
+pub(super) type RequestSender = SendRequest<Empty<Bytes>>;
 
 /// Sends one request over the open connection, or over a new one.
 async fn send_one(
@@ -231,7 +231,7 @@ async fn connect(target: &TryTarget) -> io::Result<RequestSender> {
     }
 }
 
-async fn open_http1(
+pub(super) async fn open_http1(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) -> io::Result<RequestSender> {
     let opened = handshake(TokioIo::new(stream)).await;

@@ -10,9 +10,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::clock;
-use crate::config::{Config, Listen, StoreKind};
+use crate::config::{Config, StoreKind};
 use crate::server::claim::{Claim, PidFile};
-use crate::server::listen::{PortSharer, bind_first, neighbour_at};
+use crate::server::listen::{ListenLines, PortSharer, bind_first, neighbour_at};
 use crate::server::listener::OpenedSocket;
 
 /// How long to wait for a stopped process to release its sockets.
@@ -64,8 +64,8 @@ fn own_process_advice(pid: Option<u32>) -> String {
 }
 
 /// Opens each line of `listen` that has no socket yet, if no other process listens there.
-pub(super) fn bind<'l>(
-    lines: impl Iterator<Item = &'l Listen>,
+pub(super) fn bind(
+    lines: ListenLines<'_>,
     config: &Config,
     role: ProcessRole,
     sockets: &mut Vec<OpenedSocket>,
@@ -73,7 +73,7 @@ pub(super) fn bind<'l>(
     if role == ProcessRole::Alongside {
         return Ok(());
     }
-    for line in lines {
+    for line in lines.all() {
         if sockets.iter().any(|one| one.is_for(line)) {
             continue;
         }
@@ -85,16 +85,17 @@ pub(super) fn bind<'l>(
         });
         match bound {
             Ok(first) => sockets.extend(first),
-            Err(Some(error)) => return Err(error),
+            Err(Some(error)) => return Err(lines.name_error(line, &error)),
             // The address may belong to another line, or to the process that this one replaces.
             Err(None) => match neighbour_at(line, sockets) {
                 Some(PortSharer { pid, .. }) if is_ours(pid, role) => {}
+                // No process of ours, so it counts nothing.
+                Some(other) if other.pid.is_some_and(|pid| !runs_this_program(pid)) => {
+                    let found = Error::new(ErrorKind::AddrInUse, other.to_string());
+                    return Err(lines.name_error(line, &found));
+                }
                 Some(other) => {
-                    let advice = match other.pid {
-                        Some(pid) if runs_this_program(pid) => own_process_advice(Some(pid)),
-                        Some(pid) => format!("End it (`kill {pid}`)"),
-                        None => "End it".to_owned(),
-                    };
+                    let advice = own_process_advice(other.pid);
                     return Err(refusal(&other.to_string(), config, &advice));
                 }
                 None => {}

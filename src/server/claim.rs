@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::socket_file::{SocketFileId, SocketState, control_paths, make_private, socket_state};
-use crate::config::Control;
+use crate::config::{Control, SettingError};
 use crate::telemetry::panics::lock;
 
 /// Bytes that are read of a lock's file, at most.
@@ -247,11 +247,8 @@ impl PidFile {
         if !matches!(*state, PidFileState::Unwritten) {
             return Ok(());
         }
-        let name_file = |error: io::Error| {
-            let path = self.path.display();
-            let text = format!("server.pid_file: cannot write {path}: {error}");
-            io::Error::new(error.kind(), text)
-        };
+        let name_file =
+            |error: io::Error| SettingError::file("server.pid_file", "write", &self.path, &error);
         if let (false, Some(holder)) = (replaces, find_holder(&self.path)) {
             let text = format!("it names {holder}, which serves");
             return Err(name_file(io::Error::new(io::ErrorKind::AddrInUse, text)));

@@ -218,8 +218,11 @@ pub(super) async fn serve(settings: ControlSettings) {
             Ok(bound) => bound,
             Err(error) => {
                 if !std::mem::replace(&mut is_logged, true) {
-                    tracing::warn!(%error, "no control socket: `tidegate reload` cannot reach \
-                     this process");
+                    tracing::warn!(
+                        %error,
+                        "server.control: no control socket: `tidegate reload` cannot reach this \
+                         process; name a path that the user of the proxy may write"
+                    );
                 }
                 tokio::time::sleep(CHECK_EVERY).await;
                 continue;

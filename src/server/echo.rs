@@ -1,4 +1,5 @@
-//! A small HTTP server that answers with the request: the upstream of `tidegate demo`.
+//! A small HTTP server that answers with the request: the upstream of `tidegate demo`, and the
+//! settings that put it in place.
 //!
 //! So a demo needs no other program. It must not be used for anything else, because it has no
 //! limits beyond those of hyper.
@@ -6,6 +7,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Request, Response};
@@ -15,10 +17,41 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 
+use crate::config::{AdminSettings, Config, LogTarget, ServerAddress, StoreKind};
 use crate::telemetry::panics::spawn_thread;
 
 /// Bytes that are read of a request's body, at most.
 const BODY_BYTES: usize = 1 << 20;
+
+/// What a demo changes in each configuration that it loads.
+#[derive(Clone, Debug)]
+pub struct DemoSettings {
+    /// The echo server, in place of every server.
+    pub upstream: SocketAddr,
+    /// The address of the admin, unless the configuration names one.
+    pub admin: SocketAddr,
+    /// The access log, unless the configuration names a file or switches it off.
+    pub access_log: Option<PathBuf>,
+}
+
+impl DemoSettings {
+    pub fn apply(&self, config: &mut Config) {
+        config.store.kind = StoreKind::Memory;
+        for settings in &mut config.upstreams {
+            let server = ServerAddress::Http(self.upstream.ip().to_string(), self.upstream.port());
+            settings.servers = vec![server.into()];
+        }
+        config.admin.get_or_insert_with(|| AdminSettings {
+            address: self.admin,
+            token: None,
+            hosts: Vec::new(),
+        });
+        let on_terminal = matches!(config.log.access, LogTarget::Stdout | LogTarget::Stderr);
+        if let (Some(file), true) = (&self.access_log, on_terminal) {
+            config.log.access = LogTarget::File(file.clone());
+        }
+    }
+}
 
 /// Starts the echo server on a free loopback port, on a thread of its own.
 ///

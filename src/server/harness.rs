@@ -60,6 +60,7 @@ impl Harness {
             requests: controls.requests,
             watch: false,
             claim: None,
+            demo: None,
         };
         let run = handles.clone();
         Harness {

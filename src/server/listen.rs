@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use socket2::Socket;
 
-use super::listener::{OpenedSocket, bind_tcp, bind_unix, name_address, place};
+use super::listener::{OpenedSocket, bind_tcp, bind_unix, place};
 pub use super::listener::{bind_alone, bind_first};
 use super::port_sharing;
 pub use super::port_sharing::PortSharer;
 use super::socket_file::SocketFileId;
-use crate::config::{Config, Listen};
+use crate::config::{Config, Listen, SettingError};
 use crate::telemetry::panics::lock;
 
 /// The copy of a listening socket that one worker has.
@@ -235,6 +235,16 @@ impl<'c> ListenLines<'c> {
         self.with_kinds().map(|(line, _)| line)
     }
 
+    /// Names the address and the setting of a line in an error about it.
+    pub fn name_error(self, line: &Listen, error: &io::Error) -> io::Error {
+        let setting = match self.with_kinds().find(|(one, _)| *one == line) {
+            Some((_, ListenerKind::Tls)) => "tls.listen",
+            Some((_, ListenerKind::Decide)) => "decide.listen",
+            Some((_, ListenerKind::Plain)) | None => "listen",
+        };
+        SettingError::address(setting, line, error)
+    }
+
     fn with_kinds(self) -> impl Iterator<Item = (&'c Listen, ListenerKind)> {
         let of = |lines: &'c [Listen], kind| lines.iter().map(move |line| (line, kind));
         of(self.plain, ListenerKind::Plain)
@@ -257,7 +267,7 @@ impl Listeners {
         let mut opened = Vec::new();
         for (wanted, kind) in lines.with_kinds() {
             let line = BoundLine::open(wanted, kind, workers, inherited);
-            opened.push(line.map_err(|error| name_address(wanted, &error))?);
+            opened.push(line.map_err(|error| lines.name_error(wanted, &error))?);
         }
         Ok(Listeners {
             workers,
@@ -272,6 +282,15 @@ impl Listeners {
             Listen::Unix(_) => None,
         };
         lock(&self.lines).iter().filter_map(tcp).collect()
+    }
+
+    /// The first TCP address without TLS.
+    pub fn plain_address(&self) -> Option<SocketAddr> {
+        let lines = lock(&self.lines);
+        lines.iter().find_map(|line| match line.place {
+            Listen::Tcp(address) if !line.is_tls => Some(address),
+            _ => None,
+        })
     }
 
     /// All addresses by their names, TCP first: `http://127.0.0.1:8080`, `unix:/run/proxy.sock`.
@@ -317,11 +336,11 @@ impl Listeners {
     ///
     /// # Errors
     /// The first address that cannot be bound. The error names it, and nothing has changed.
-    pub(crate) fn prepare(&self, wanted: ListenLines<'_>) -> io::Result<ListenChange> {
+    pub(crate) fn prepare(&self, all: ListenLines<'_>) -> io::Result<ListenChange> {
         let lines = lock(&self.lines);
         let mut left: Vec<&BoundLine> = lines.iter().collect();
         let mut new_lines = Vec::new();
-        for (wanted, kind) in wanted.with_kinds() {
+        for (wanted, kind) in all.with_kinds() {
             let is_bound = |line: &&BoundLine| line.wanted == *wanted && line.kind == kind;
             if let Some(place) = left.iter().position(is_bound) {
                 left.remove(place);
@@ -331,11 +350,11 @@ impl Listeners {
                 let own: Vec<&Socket> = lines.iter().flat_map(|line| &line.sockets).collect();
                 if let Some(other) = port_sharing::find_at(*address, &own) {
                     let why = io::Error::new(io::ErrorKind::AddrInUse, other.to_string());
-                    return Err(name_address(wanted, &why));
+                    return Err(all.name_error(wanted, &why));
                 }
             }
             let line = BoundLine::open(wanted, kind, self.workers, &mut Vec::new());
-            new_lines.push(line.map_err(|error| name_address(wanted, &error))?);
+            new_lines.push(line.map_err(|error| all.name_error(wanted, &error))?);
         }
         Ok(ListenChange {
             opened: copy_for_workers(&new_lines, self.workers)?,

@@ -122,12 +122,13 @@ impl fmt::Display for OpenedSocket {
 /// unix socket, which never has two processes.
 ///
 /// # Errors
-/// It cannot be bound; [`io::ErrorKind::AddrInUse`] if another socket listens there.
+/// It cannot be bound; [`io::ErrorKind::AddrInUse`] if another socket listens there. The error does
+/// not name the address.
 pub fn bind_alone(wanted: &Listen) -> io::Result<Option<OpenedSocket>> {
     let &Listen::Tcp(address) = wanted else {
         return Ok(None);
     };
-    let socket = bind_tcp(address, false).map_err(|error| name_address(wanted, &error))?;
+    let socket = bind_tcp(address, false)?;
     Ok(Some(OpenedSocket::new(wanted, socket)))
 }
 
@@ -135,13 +136,14 @@ pub fn bind_alone(wanted: &Listen) -> io::Result<Option<OpenedSocket>> {
 /// several processes try at once, one succeeds. Returns `None` for port 0 and for a unix socket.
 ///
 /// # Errors
-/// It cannot be bound; [`io::ErrorKind::AddrInUse`] if another socket listens there.
+/// It cannot be bound; [`io::ErrorKind::AddrInUse`] if another socket listens there. The error does
+/// not name the address.
 pub fn bind_first(wanted: &Listen) -> io::Result<Option<OpenedSocket>> {
     let address = match wanted {
         Listen::Tcp(address) if address.port() != 0 => *address,
         _ => return Ok(None),
     };
-    let socket = bind_tcp(address, false).map_err(|error| name_address(wanted, &error))?;
+    let socket = bind_tcp(address, false)?;
     // If the option were set before, the kernel would accept other sockets at once.
     socket.set_reuse_port(true)?;
     Ok(Some(OpenedSocket::new(wanted, socket)))
@@ -184,10 +186,14 @@ pub(super) fn bind_unix(path: &Path) -> io::Result<Socket> {
     match socket_state(path) {
         SocketState::Absent => {}
         SocketState::Stale => std::fs::remove_file(path)?,
+        SocketState::Served(None) if path.is_dir() || path.is_file() => {
+            let text = "what is there is no socket";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+        }
         SocketState::Served(pid) => {
             let text = match pid {
                 Some(pid) => format!("process {pid} listens there"),
-                None => "another process listens there, or it is no socket".to_owned(),
+                None => "another process listens there".to_owned(),
             };
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
@@ -213,8 +219,4 @@ fn lock_directory(path: &Path) -> Option<File> {
     }
     // A process that holds the lock for so long uses the directory for something else.
     None
-}
-
-pub(super) fn name_address(wanted: &Listen, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("cannot listen on {wanted}: {error}"))
 }

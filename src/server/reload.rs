@@ -24,12 +24,13 @@ use tokio::time::MissedTickBehavior;
 
 use super::claim::Claim;
 use super::control::{self, ControlSettings, ReloadError, Reloaded, Requests};
+use super::echo::DemoSettings;
 use super::listen::{ListenChange, ListenLines, WorkerSocket};
 use super::watcher::Watcher;
 use super::worker::ActiveConfig;
 use super::{Lifecycle, Reloads, ServerHandles, ServerState, socket_file, systemd, tls};
 use crate::config::diagnostic::Diagnostics;
-use crate::config::{self, Config, Control};
+use crate::config::{self, Config, Control, SettingError};
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::panics::{contained, endure, spawn_thread};
 use tidegate_core::failpoint;
@@ -58,6 +59,7 @@ pub(super) struct Reloader {
     retired: Vec<Arc<AccessLog>>,
     watcher: Watcher,
     watches: bool,
+    demo: Option<DemoSettings>,
     certificates: JoinSet<()>,
 }
 
@@ -77,6 +79,7 @@ impl Reloader {
             retired: Vec::new(),
             watcher: Watcher::default(),
             watches: false,
+            demo: None,
             certificates: JoinSet::new(),
         }
     }
@@ -86,6 +89,7 @@ impl Reloader {
     }
 
     async fn run(mut self, mut reloads: Reloads) {
+        self.demo = reloads.demo.take();
         // The end of this task removes the socket's file.
         let mut control_task = JoinSet::new();
         if let Some(path) = &self.handles.file {
@@ -186,9 +190,11 @@ impl Reloader {
         let restarts = config::restarts(&self.config, &config);
         config.keep_until_restart(&self.config);
         let listeners = &self.handles.listeners;
+        let unusable =
+            |error| ReloadError::Unusable(SettingError::locate(error, Some(path), &config.sources));
         let change = listeners.prepare(ListenLines::of(&config));
-        let mut change = change.map_err(ReloadError::Unusable)?;
-        let state = self.state.renewed(&config).map_err(ReloadError::Unusable)?;
+        let mut change = change.map_err(unusable)?;
+        let state = self.state.renewed(&config).map_err(unusable)?;
         let state = Arc::new(state);
         listeners.commit(&mut change);
         self.reload_workers(&config, &state, change).await;
@@ -216,12 +222,15 @@ impl Reloader {
     /// Reads the file. The watcher remembers the content, with or without mistakes.
     fn read(&mut self, path: &Path) -> Result<(Config, Diagnostics), Diagnostics> {
         let mut files = Vec::new();
-        let loaded = config::load_noting(path, &mut files);
+        let mut loaded = config::load_noting(path, &mut files);
         let text = match &loaded {
             Ok((config, _)) => Some(&*config.sources.text),
             Err(found) => Some(&*found.source.text).filter(|text| !text.is_empty()),
         };
         self.watcher.watch(path, text, &files);
+        if let (Some(demo), Ok((config, _))) = (&self.demo, &mut loaded) {
+            demo.apply(config);
+        }
         loaded
     }
 

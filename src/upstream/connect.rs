@@ -126,16 +126,26 @@ fn has_route(address: SocketAddr) -> bool {
     UdpSocket::bind((any, 0)).is_ok_and(|socket| socket.connect(address).is_ok())
 }
 
-/// Whether a server accepts connections. Blocks for up to `within` per address: only the startup
-/// report and offline commands may call it.
-pub fn accepts_connections(server: &ServerAddress, within: Duration) -> bool {
-    let accepts = |address| std::net::TcpStream::connect_timeout(&address, within).is_ok();
+/// Connects to a server once. Blocks for up to `within` per address: only the startup report and
+/// offline commands may call it.
+///
+/// # Errors
+/// Why the last address cannot be connected to.
+pub fn try_connect(server: &ServerAddress, within: Duration) -> io::Result<()> {
+    let connect_any = |addresses: &mut dyn Iterator<Item = SocketAddr>| {
+        let mut result = Err(io::Error::other("the name has no address"));
+        for address in addresses {
+            result = std::net::TcpStream::connect_timeout(&address, within).map(drop);
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
+    };
     match Address::new(server, &Addresses::new()) {
-        Address::Unix(path) => std::os::unix::net::UnixStream::connect(path).is_ok(),
-        Address::Known(addresses) => addresses.into_iter().any(accepts),
-        Address::Name(name, port) => (name.as_str(), port)
-            .to_socket_addrs()
-            .is_ok_and(|mut addresses| addresses.any(accepts)),
+        Address::Unix(path) => std::os::unix::net::UnixStream::connect(path).map(drop),
+        Address::Known(addresses) => connect_any(&mut addresses.into_iter()),
+        Address::Name(name, port) => connect_any(&mut (name.as_str(), port).to_socket_addrs()?),
     }
 }
 

@@ -39,6 +39,21 @@ sed -n 's/^!//p' "$root/.dockerignore" | while read -r kept; do
 done
 (cd "$context" && CARGO_TARGET_DIR=$target cargo check --quiet --locked --bin tidegate)
 
+# `make install` makes a whole installation below DESTDIR and PREFIX, and `make uninstall` leaves none.
+export DESTDIR=$work/place PREFIX=/usr BINARY=$TIDEGATE
+make -s -C "$root" install >/dev/null
+[ -x "$DESTDIR/usr/bin/tidegate" ]
+[ -z "$(find "$DESTDIR" -type f -not -path "$DESTDIR/usr/*")" ]
+for kept in share/man/man1/tidegate-explain.1 share/bash-completion/completions/tidegate \
+  share/doc/tidegate/examples/proxy.toml; do
+  [ -s "$DESTDIR/usr/$kept" ] || { echo "make install: no $kept" >&2; exit 1; }
+done
+"$DESTDIR/usr/bin/tidegate" check -c "$DESTDIR/usr/share/doc/tidegate/examples/proxy.toml" >/dev/null
+make -s -C "$root" uninstall >/dev/null
+left=$(find "$DESTDIR" -type f)
+[ -z "$left" ] || { echo "make uninstall leaves $left" >&2; exit 1; }
+unset DESTDIR PREFIX BINARY
+
 "$venv/bin/kubernetes-validate" --strict --quiet "$root"/deploy/kubernetes/*.yaml
 if command -v docker >/dev/null 2>&1 && docker compose version >/dev/null 2>&1; then
   docker compose -f "$root/deploy/compose.yaml" config --quiet

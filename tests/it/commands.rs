@@ -1,11 +1,12 @@
 //! The commands that come before and beside serving: `init`, `completions`, `man`, `try`,
-//! `check --online`, `demo`.
+//! `check --online`, `demo`, `help`.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use crate::house::{Client, Tidegate, Upstream};
+use crate::probe::eventually;
 use crate::support::{RedisServer, free_port, mortal};
 
 fn run(folder: &Path, words: &[&str]) -> Output {
@@ -187,9 +188,10 @@ fn check_online_asks_the_store_and_the_servers() {
 }
 
 /// A demo in a folder, and what it says until it has said all.
-fn demo(folder: &Path) -> (Child, Vec<String>) {
+fn demo(folder: &Path, words: &[&str]) -> (Child, Vec<String>) {
     let mut command = mortal(env!("CARGO_BIN_EXE_tidegate"));
-    command.env_clear().current_dir(folder).arg("demo");
+    command.env_clear().current_dir(folder);
+    command.arg("demo").args(words);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let said = BufReader::new(child.stderr.take().unwrap());
@@ -215,24 +217,34 @@ fn end(demo: Child) {
     assert_eq!(code(demo), Some(0));
 }
 
+/// Writes the quick start with a free port, which it returns. Its admin has one too: two demos that
+/// start at once could both find 9180 free.
+fn quick_start(folder: &Path) -> u16 {
+    let (port, admin) = (free_port(), free_port());
+    let quick = include_str!("../../proxy.toml");
+    let own = format!("\":{port}\"\nadmin = \"127.0.0.1:{admin}\"");
+    let file = quick.replace("\":8080\"", &own);
+    std::fs::write(folder.join("proxy.toml"), file).unwrap();
+    port
+}
+
 #[test]
 fn a_demo_counts_alone_or_says_who_is_in_its_way() {
-    let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
-    let quick = include_str!("../../proxy.toml");
-    let file = quick.replace("\":8080\"", &format!("\":{port}\""));
-    std::fs::write(folder.path().join("proxy.toml"), file).unwrap();
-    let (first, said) = demo(folder.path());
+    let folder = tempfile::tempdir().unwrap();
+    let port = quick_start(folder.path());
+    let (first, said) = demo(folder.path(), &["--no-traffic"]);
     assert!(
         said.iter()
             .any(|line| line.contains(&format!("localhost:{port}/"))),
         "{said:?}"
     );
+    assert!(!said.iter().any(|line| line.starts_with("traffic")));
 
     let in_the_way = format!(
         "tidegate: another process listens on [::]:{port} already: end it, or change `listen` in \
          proxy.toml"
     );
-    let (second, said) = demo(folder.path());
+    let (second, said) = demo(folder.path(), &["--no-traffic"]);
     assert_eq!(said, [in_the_way.as_str()]);
     assert_eq!(code(second), Some(1));
     // Nor does a proxy come between it and whoever counts its denials.
@@ -245,7 +257,163 @@ fn a_demo_counts_alone_or_says_who_is_in_its_way() {
 
     // Connections of one that has ended are in nobody's way.
     end(first);
-    let (third, said) = demo(folder.path());
+    let (third, said) = demo(folder.path(), &["--no-traffic"]);
     assert!(said.len() > 1, "{said:?}");
     end(third);
+}
+
+/// The command that a demo prints after its program's name, in words.
+fn printed<'s>(said: &'s [String], command: &str) -> Vec<&'s str> {
+    let line = said.iter().map(|line| line.trim());
+    let mut found = line.filter_map(|line| line.split_once(&format!("tidegate {command}")));
+    let (_, rest) = found
+        .next()
+        .unwrap_or_else(|| panic!("no {command}: {said:?}"));
+    rest.split_whitespace().collect()
+}
+
+#[test]
+fn a_demo_has_clients_of_its_own_and_follows_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = quick_start(folder.path());
+    let (running, said) = demo(folder.path(), &[]);
+    let own = said.iter().find(|line| line.starts_with("traffic"));
+    let own = own.unwrap();
+    assert!(own.contains("16 clients, about 22 requests/s"), "{own}");
+
+    // They leave the budget of 127.0.0.1 alone.
+    let mut client = Client::to(([127, 0, 0, 1], port).into());
+    let mut ask = || client.ask("GET / HTTP/1.1\r\nHost: test\r\n\r\n").status;
+    let statuses: Vec<u16> = (0..11).map(|_| ask()).collect();
+    assert_eq!(statuses, [[200; 10].as_slice(), &[429]].concat());
+
+    // Every printed command works as it stands.
+    let command = |name: &str| {
+        let mut words = vec![name];
+        words.extend(printed(&said, name));
+        run(folder.path(), &words)
+    };
+    eventually("a client is denied", || {
+        stdout(&command("explain")).contains("429")
+    });
+    assert!(stdout(&command("check")).contains("fine"));
+    let replayed = command("replay");
+    assert!(replayed.status.success(), "{replayed:?}");
+    let mut tap = printed(&said, "tap");
+    tap.splice(..0, ["tap"]);
+    tap.extend(["-n", "1"]);
+    assert!(stdout(&run(folder.path(), &tap)).contains("default"));
+
+    // A changed rate holds without a restart, and the clients go on.
+    let file = folder.path().join("proxy.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace("10/10s", "1000/10s")).unwrap();
+    eventually("the changed rate holds", || ask() == 200);
+    let log = printed(&said, "replay").pop().unwrap();
+    let lines = || std::fs::read_to_string(log).unwrap().lines().count();
+    let before = lines();
+    eventually("the clients go on", || lines() > before + 10);
+    end(running);
+    assert!(!Path::new(log).exists(), "{log}");
+}
+
+#[test]
+fn help_knows_commands_and_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    let help = |words: &[&str]| run(folder.path(), &[&["help"], words].concat());
+    for words in [&["check"][..], &["limits", "show"]] {
+        let shown = run(folder.path(), &[words, &["--help"]].concat());
+        assert_eq!(stdout(&help(words)), stdout(&shown));
+        assert!(help(words).status.success());
+    }
+    assert!(stdout(&help(&["t101"])).starts_with("## T101: unknown key\n"));
+    let all = stdout(&help(&[]));
+    for line in ["\n  explain ", "\n  T101  unknown key\n", "\n  T302  "] {
+        assert!(all.contains(line), "no `{line}` in\n{all}");
+    }
+    for (word, near) in [("chekc", "check"), ("T191", "T101"), ("relaod", "reload")] {
+        let output = help(&[word]);
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            said.contains(&format!("did you mean `tidegate help {near}`?")),
+            "{said}"
+        );
+    }
+    let said = help(&["nonsense"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("`tidegate help` lists"));
+}
+
+#[test]
+fn a_failed_start_names_setting_line_reason_and_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = |listen: &str, rest: &str| {
+        let text = format!(
+            "listen = \"{listen}\"\nupstream = \"http://127.0.0.1:1\"\n{rest}\
+             [limit.default]\nrate = \"5/s\"\nkey = \"ip\"\n"
+        );
+        std::fs::write(folder.path().join("proxy.toml"), text).unwrap();
+        let output = run(folder.path(), &["run"]);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        said.lines().last().unwrap().to_owned()
+    };
+    let any = "127.0.0.1:0";
+    let taken = std::net::TcpListener::bind(any).unwrap();
+    let taken = taken.local_addr().unwrap();
+    let missing = "No such file or directory (os error 2). Create the folder /nowhere";
+    for (listen, rest, wanted) in [
+        (
+            "unix:/nowhere/a",
+            "",
+            format!("listen (proxy.toml:1): cannot listen on unix:/nowhere/a: {missing}"),
+        ),
+        (
+            "unix:proxy.toml",
+            "",
+            "listen (proxy.toml:1): cannot listen on unix:proxy.toml: what is there is no socket. \
+             Remove it, or name another path"
+                .to_owned(),
+        ),
+        (
+            any,
+            "[log]\naccess = \"/nowhere/a\"\n",
+            format!("log.access (proxy.toml:4): cannot open /nowhere/a: {missing}"),
+        ),
+        (
+            any,
+            "[log]\ndecisions = \"/nowhere/a\"\n",
+            format!("log.decisions (proxy.toml:4): cannot open /nowhere/a: {missing}"),
+        ),
+        (
+            any,
+            "[server]\npid_file = \"/nowhere/a\"\n",
+            format!("server.pid_file (proxy.toml:4): cannot write /nowhere/a: {missing}"),
+        ),
+        (
+            &taken.to_string(),
+            "",
+            format!(
+                "listen (proxy.toml:1): cannot listen on {taken}: process {} listens on {taken}. \
+                 End the other process, or name another address",
+                std::process::id()
+            ),
+        ),
+        (
+            any,
+            &format!("admin = \"{taken}\"\n"),
+            format!(
+                "admin (proxy.toml:3): cannot listen on {taken}: Address already in use (os error \
+                 98). End the other process, or name another address"
+            ),
+        ),
+    ] {
+        assert_eq!(start(listen, rest), format!("tidegate: {wanted}"));
+    }
+    let mut command = mortal("prlimit");
+    let program = env!("CARGO_BIN_EXE_tidegate");
+    command.args(["--nofile=20", program, "run"]);
+    let output = command.current_dir(folder.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("the limit on open files is 20"), "{said}");
 }

@@ -316,7 +316,8 @@ fn the_tutorial() {
     let quick = include_str!("../../proxy.toml");
     page.write("proxy.toml", &own(quick));
     let mut demo = page.begins("make run", Some("tidegate demo"));
-    demo.says(5, &["(2", "33503", &at.upstream.url()]);
+    let dashboard = format!("127.0.0.1:{admin}");
+    demo.says(7, &["(2", "33503", &at.upstream.url(), &dashboard]);
     demo.says(2, &["localhost", "127.0.0.1"]);
     let asked = format!(
         "for i in $(seq 12); do curl -so /dev/null -w '%{{http_code}} ' 127.0.0.1:{}; done",

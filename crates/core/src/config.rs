@@ -32,6 +32,7 @@ mod routes;
 pub mod schema;
 mod section;
 mod server;
+mod setting_error;
 mod store;
 mod syntax;
 #[cfg(test)]
@@ -81,6 +82,7 @@ pub use server::{
     AdminSettings, Control, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget, ProxyProtocol,
     ServerSettings,
 };
+pub use setting_error::{SettingError, place_of};
 pub use store::{Fleet, StoreKind, StoreSettings};
 pub use tls::{
     AcmeChallenge, AcmeSettings, ClientCertificates, ClientTls, TlsSettings, TlsVersion,

@@ -164,10 +164,14 @@ impl Section<'_> {
 
     fn usable<T>(&self, key: &str, path: &str, content: Result<T, String>) -> Option<T> {
         let report = |why: &String| {
-            let is_relative = Path::new(path).is_relative();
-            let help = match why.starts_with("No such file") && is_relative {
-                true => "; paths are relative to the folder of the file that names them",
-                false => "",
+            let help = match why.as_str() {
+                why if why.starts_with("Permission denied") => {
+                    "; let the user of the proxy read it"
+                }
+                why if why.starts_with("No such file") && Path::new(path).is_relative() => {
+                    "; paths are relative to the folder of the file that names them"
+                }
+                _ => "",
             };
             self.unusable_file(key, &format!("{why}{help}"));
         };

@@ -260,6 +260,7 @@ pub(super) fn read_text(
     let (findings, declared) = reader.into_parts();
     let mut list = syntax::errors(text, &errors);
     list.extend(findings.into_iter().filter(|one| !follows(one, &broken)));
+    list.iter_mut().for_each(|one| note_variable(one, text));
     list.sort_by_key(Diagnostic::start);
     list.dedup();
     let diagnostics = Diagnostics {
@@ -272,6 +273,18 @@ pub(super) fn read_text(
         _ => Err(diagnostics),
     };
     (loaded, declared)
+}
+
+/// Says that a value comes from a variable, whose name alone is in the file.
+fn note_variable(finding: &mut Diagnostic, text: &str) {
+    let place = finding
+        .labels
+        .first()
+        .and_then(|label| text.get(label.span.clone()));
+    let variable = place.and_then(|place| place.split_once("${")?.1.split([':', '}']).next());
+    if let (Some(name), None, true) = (variable, &finding.note, finding.code != Code::Variable) {
+        finding.note = Some(format!("the variable `{name}` sets this value"));
+    }
 }
 
 /// Whether a finding may only follow from a part that is not TOML.

@@ -66,11 +66,14 @@ pub fn identity(cert: &[u8], key: &[u8]) -> Result<CertifiedKey, IdentityError> 
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
         (
             "key",
-            "no private key in it; an encrypted one cannot be used",
+            "no private key in it; name a PEM file with a private key that is not encrypted",
         )
     })?;
     CertifiedKey::from_der(chain, key, &default_provider()).map_err(|error| match error {
-        rustls::Error::InconsistentKeys(_) => ("key", "not the key of `cert`"),
+        rustls::Error::InconsistentKeys(_) => (
+            "key",
+            "not the key of `cert`; name the key that this certificate was made with",
+        ),
         // A certificate without extensions, as `openssl x509 -req` makes it by default.
         rustls::Error::InvalidCertificate(rustls::CertificateError::Other(_)) => (
             "cert",

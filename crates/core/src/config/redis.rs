@@ -52,7 +52,7 @@ pub enum RedisAddress {
 }
 
 impl RedisTopology {
-    pub(super) fn addresses(&self) -> &[RedisAddress] {
+    pub fn addresses(&self) -> &[RedisAddress] {
         match self {
             RedisTopology::Single(address) => std::slice::from_ref(address),
             RedisTopology::Sentinel(sentinels) => &sentinels.addresses,

@@ -28,13 +28,7 @@ pub struct StoreHandle {
 impl StoreHandle {
     /// Opens the decision log if `config` wants one. It does not connect to a server.
     pub fn new(config: &Config) -> io::Result<StoreHandle> {
-        let log = config.log.decisions.as_deref().map(|path| {
-            let named = |error: io::Error| {
-                let text = format!("log.decisions: cannot open {}: {error}", path.display());
-                io::Error::new(error.kind(), text)
-            };
-            DecisionLog::open(path).map_err(named)
-        });
+        let log = config.log.decisions.as_deref().map(DecisionLog::open);
         StoreHandle::open_store(&config.store, log.transpose()?.map(Arc::new))
     }
 
@@ -58,10 +52,7 @@ impl StoreHandle {
     /// log goes on, in a new file if its file was moved away.
     pub fn renewed(self: &Arc<Self>, store: &StoreSettings) -> io::Result<Arc<StoreHandle>> {
         if let Some(log) = &self.log {
-            log.reopen().map_err(|error| {
-                let text = format!("log.decisions cannot be opened: {error}");
-                io::Error::new(error.kind(), text)
-            })?;
+            log.reopen()?;
         }
         let bounded = StoreSettings {
             max_keys: store.max_keys,

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use super::log_writer::{LineWriter, WriterThread};
 use super::{FileId, json};
 use crate::clock;
-use crate::config::LogTarget;
+use crate::config::{LogTarget, SettingError};
 use crate::limit::{Charge, Decision, LimitCheck, Retry, Role};
 
 /// How long a line waits for an earlier decision to arrive.
@@ -71,10 +71,14 @@ pub struct DecisionLog {
     writer: WriterThread<DecisionLine>,
 }
 
+fn cannot_open(path: &Path, error: &io::Error) -> io::Error {
+    SettingError::file("log.decisions", "open", path, error)
+}
+
 impl DecisionLog {
     pub fn open(path: &Path) -> io::Result<DecisionLog> {
         let target = LogTarget::File(path.to_owned());
-        let file = super::open(&target)?;
+        let file = super::open(&target).map_err(|error| cannot_open(path, &error))?;
         let mut log = DecisionLog::start(file.unwrap_or(Box::new(io::sink())))?;
         log.path = Some(path.to_owned());
         log.file = Mutex::new(FileId::find(&target));
@@ -95,7 +99,7 @@ impl DecisionLog {
         if file.is_some() && FileId::find(&target) == *file {
             return Ok(());
         }
-        let opened = super::open(&target)?;
+        let opened = super::open(&target).map_err(|error| cannot_open(path, &error))?;
         *file = FileId::find(&target);
         *self.next.lock().unwrap_or_else(PoisonError::into_inner) = opened;
         Ok(())
