@@ -176,7 +176,7 @@ fn limit(engine: &Engine, number: usize, row: &WindowRow, options: &ReportOption
         key: parts
             .map(ToString::to_string)
             .collect::<Vec<_>>()
-            .join(" + "),
+            .join(", "),
         requests: stats.asked,
         denied: stats.denied,
         clients,
