@@ -10,7 +10,7 @@ use super::engine::Engine;
 use super::entry::Fault;
 use super::key_spaces;
 use super::logs::LogSummary;
-use super::meter::{KeyCounts, KeyName, Rates, SCALES};
+use super::meter::{KeyCounts, Rates, SCALES};
 use super::plan::WindowRow;
 use super::timeline::Minute;
 use crate::limit::key::{HashSecret, Part};
@@ -150,12 +150,12 @@ fn limit(engine: &Engine, number: usize, row: &WindowRow, options: &ReportOption
     let stats = &engine.counts.rows[number];
     let limit = &engine.plan.limits[row.limit].limit;
     let keys = &engine.counts.meters[row.meter].keys;
-    let is_own = |one: &(&KeyName, &KeyCounts)| usize::from(one.1.row) == number && one.1.asked > 0;
+    let is_own = |key: &&KeyCounts| usize::from(key.row) == number && key.asked > 0;
     let own = || keys.iter().filter(is_own);
-    let peaks = peaks(own().map(|(_, key)| key), stats);
+    let peaks = peaks(own(), stats);
     let clients = peaks.iter().map(|(_, count)| count).sum();
     let mut clients_hit = stats.forgotten_hit;
-    for (_, key) in own() {
+    for key in own() {
         for scale in SCALES {
             clients_hit[scale] += u64::from(key.hit[scale]);
         }
@@ -220,18 +220,23 @@ fn suggest(peaks: &[(u64, u64)], clients: u64, share: f64) -> Option<(u64, u64)>
     found
 }
 
-fn worst(
-    mut keys: Vec<(&KeyName, &KeyCounts)>,
-    engine: &Engine,
-    options: &ReportOptions,
-) -> Vec<ClientStats> {
-    let rank = |one: &KeyCounts| Reverse((one.denied, one.need, one.asked));
-    keys.sort_unstable_by(|one, other| rank(one.1).cmp(&rank(other.1)).then(one.0.cmp(other.0)));
-    keys.truncate(WORST);
-    let client = |(name, key): &(&KeyName, &KeyCounts)| ClientStats {
+fn worst(mut keys: Vec<&KeyCounts>, engine: &Engine, options: &ReportOptions) -> Vec<ClientStats> {
+    let rank = |key: &KeyCounts| Reverse((key.denied, key.need, key.asked));
+    let order = |one: &&KeyCounts, other: &&KeyCounts| {
+        rank(one)
+            .cmp(&rank(other))
+            .then_with(|| one.name.cmp(&other.name))
+    };
+    if keys.len() > WORST {
+        // Sorting a million clients takes longer than finding the few that are shown.
+        keys.select_nth_unstable_by(WORST, order);
+        keys.truncate(WORST);
+    }
+    keys.sort_unstable_by(order);
+    let client = |key: &&KeyCounts| ClientStats {
         key: match &options.hash_keys {
-            Some(secret) => hashed(name, secret),
-            None => key_spaces::display_name(name, &engine.config.client_ip),
+            Some(secret) => hashed(&key.name, secret),
+            None => key_spaces::display_name(&key.name, &engine.config.client_ip),
         },
         requests: u64::from(key.asked),
         denied: u64::from(key.denied),
