@@ -67,11 +67,11 @@ use values::{DAY, MS, SECOND, TextForm, UP_TO_A_DAY, header_name};
 pub use address::ServerAddress;
 pub use changes::{changes, restarts};
 pub use deny::{BodyKind, Bypass, DenySettings};
-pub use files::{NamedFile, SourceFiles};
+pub use files::{NamedFile, RatePlace, SourceFiles};
 pub use flags::{FlagConfig, from_flags, from_limit};
 pub use load::{
     AdminPlace, BuiltLimit, LimitsBuilder, admin_of, control_of, environment, load, load_limits,
-    load_noting, parse, parse_limits,
+    load_noting, load_text, parse, parse_limits,
 };
 pub use pem::{IdentityFiles, PemFile};
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, SentinelSettings};
