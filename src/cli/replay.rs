@@ -18,9 +18,12 @@ use crate::replay::entry::LineFormat;
 use crate::replay::export;
 use crate::replay::json::HeaderFrom;
 use crate::replay::logs::{LogOptions, Logs};
+use crate::replay::patch::RatePatch;
 use crate::replay::print::{Paint, report as render_report};
-use crate::replay::report::{Report, ReportOptions};
+use crate::replay::report::{Report, ReportOptions, counted};
 
+/// The exit code of `--suggest` if the configuration has the suggested rates already.
+const NOTHING_TO_CHANGE: u8 = 3;
 /// Requests between two reads of the clock.
 const REQUESTS_PER_TICK: u64 = 16_384;
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
@@ -51,7 +54,8 @@ pub(super) struct ReplayArgs {
     /// The host of requests, for logs without hosts.
     #[arg(long, value_name = "NAME", default_value = "")]
     host: String,
-    /// Find the smallest rates that hit at most this share of clients [default: 1%].
+    /// Find the smallest rates that hit at most this share of clients [default: 1%], and print a
+    /// patch of the configuration with them.
     #[arg(long, value_name = "SHARE", num_args = 0..=1, default_missing_value = "1%")]
     suggest: Option<String>,
     /// Print JSON.
@@ -92,7 +96,9 @@ pub(super) fn replay(mut args: ReplayArgs) -> Result<u8, CommandError> {
         Some(rate) => config::from_limit("tidegate replay", rate, args.key.as_deref()),
         None => config::load(&args.config),
     })?;
-    run(&args, config, forms, suggest).map_err(|message| error(DID_NOT_WORK, message))
+    let replayed = Replayed::new(&args, config, forms, suggest);
+    let replayed = replayed.map_err(|message| error(DID_NOT_WORK, message))?;
+    replayed.print(&args, suggest.is_some())
 }
 
 /// The share of `--suggest`. `--suggest access.log` names a log and means 1 %.
@@ -141,40 +147,82 @@ fn parse_share(text: &str) -> Option<f64> {
     (0.0..=1.0).contains(&share).then_some(share)
 }
 
-fn run(
-    args: &ReplayArgs,
-    config: Config,
-    forms: LogOptions,
-    suggest: Option<f64>,
-) -> Result<u8, String> {
-    let wanted = ReportOptions {
-        suggest,
-        hash_keys: args.hash_keys.then(|| hash_secret(&config)).transpose()?,
-    };
-    let mut engine = Engine::new(config, &args.host, args.max_keys);
-    let mut logs = Logs::open(&args.logs, &forms)
-        .map_err(|(path, error)| format!("cannot read `{}`: {error}", path.display()))?;
-    let mut progress = ReplayProgress::new(&args.logs, &logs);
-    logs.each(|entry| {
-        engine.take(entry);
-        progress.update(engine.counts.totals.requests);
-    });
-    progress.clear();
-    let failed = logs.summaries.iter().any(|log| log.error.is_some());
-    let report = Report::new(&engine, logs.summaries, &wanted);
-    if let Some(path) = &args.html {
-        std::fs::write(path, export::page(&report))
-            .map_err(|error| format!("cannot write `{}`: {error}", path.display()))?;
+struct Replayed {
+    engine: Engine,
+    report: Report,
+}
+
+impl Replayed {
+    fn new(
+        args: &ReplayArgs,
+        config: Config,
+        forms: LogOptions,
+        suggest: Option<f64>,
+    ) -> Result<Replayed, String> {
+        let wanted = ReportOptions {
+            suggest,
+            hash_keys: args.hash_keys.then(|| hash_secret(&config)).transpose()?,
+        };
+        let mut engine = Engine::new(config, &args.host, args.max_keys);
+        let mut logs = Logs::open(&args.logs, &forms)
+            .map_err(|(path, error)| format!("cannot read `{}`: {error}", path.display()))?;
+        let mut progress = ReplayProgress::new(&args.logs, &logs);
+        logs.each(|entry| {
+            engine.take(entry);
+            progress.update(engine.counts.totals.requests);
+        });
+        progress.clear();
+        let report = Report::new(&engine, logs.summaries, &wanted);
+        if let Some(path) = &args.html {
+            std::fs::write(path, export::page(&report))
+                .map_err(|error| format!("cannot write `{}`: {error}", path.display()))?;
+        }
+        Ok(Replayed { engine, report })
     }
-    print(match args.json {
-        true => format!("{}\n", export::json(&report)),
-        false => render_report(&report, Paint(use_colour(&std::io::stdout()))),
-    });
-    let nothing = report.requests == 0;
-    if nothing {
-        say("tidegate replay: no line could be read");
+
+    /// Prints the report. If it goes to standard error, a patch goes to standard output.
+    fn print(&self, args: &ReplayArgs, suggests: bool) -> Result<u8, CommandError> {
+        let Replayed { report, .. } = self;
+        let with_patch = suggests && !args.json && args.limit.is_none();
+        if args.json {
+            print(format!("{}\n", export::json(report)));
+        } else if with_patch {
+            say(render_report(report, Paint(use_colour(&std::io::stderr()))).trim_end());
+        } else {
+            print(render_report(report, Paint(use_colour(&std::io::stdout()))));
+        }
+        let nothing = report.requests == 0;
+        if nothing {
+            say("tidegate replay: no line could be read");
+        }
+        if nothing || report.logs.iter().any(|log| log.error.is_some()) {
+            return Ok(DID_NOT_WORK);
+        }
+        match with_patch {
+            true => self.print_patch(&args.config),
+            false => Ok(0),
+        }
     }
-    Ok(if failed || nothing { DID_NOT_WORK } else { 0 })
+
+    fn print_patch(&self, file: &Path) -> Result<u8, CommandError> {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let patch = RatePatch::new(&self.engine, &self.report, &name);
+        for note in &patch.notes {
+            say(&format!("note: {note}"));
+        }
+        let shown = file.display();
+        if patch.diff.is_empty() {
+            say(&format!("tidegate replay: nothing to change in {shown}"));
+            return Ok(NOTHING_TO_CHANGE);
+        }
+        config::load_text(file, &patch.text)?;
+        let changed = counted(patch.changed as u64, "rate");
+        say(&format!(
+            "tidegate replay: the patch changes {changed} of {shown}"
+        ));
+        print(patch.diff);
+        Ok(0)
+    }
 }
 
 /// Returns the configured secret that keys are hashed with, so that hashes are those of the logs.

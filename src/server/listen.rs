@@ -288,7 +288,7 @@ impl Listeners {
     pub fn plain_address(&self) -> Option<SocketAddr> {
         let lines = lock(&self.lines);
         lines.iter().find_map(|line| match line.place {
-            Listen::Tcp(address) if !line.is_tls => Some(address),
+            Listen::Tcp(address) if line.kind == ListenerKind::Plain => Some(address),
             _ => None,
         })
     }

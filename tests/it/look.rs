@@ -276,6 +276,7 @@ fn single_clients_of_the_embedded_store_are_dealt_with_through_the_admin() {
     let changes = listed["changes"].as_array().unwrap().iter();
     let whats: Vec<&str> = changes.map(|one| one["change"].as_str().unwrap()).collect();
     assert_eq!(whats, ["block removed", "block", "override", "reset"]);
+    assert_eq!(listed["limits"][0]["mode"], "enforced");
     assert_eq!(listed["changes"][3]["counts_by"], "ip");
     assert_eq!((code, &listed["changes"][3]["tag"]), (0, &shown["tag"]));
     // What makes no sense is told before anybody is asked.

@@ -160,7 +160,8 @@ pub fn address(hop: &[u8]) -> Option<IpAddr> {
         let (address, port) = bracketed.split_once(']')?;
         return is_port_or_nothing(port).then(|| ipv6(address)).flatten();
     }
-    if let Some(address) = ipv6(text) {
+    // Nearly every address stands alone.
+    if let Some(address) = text.parse().ok().or_else(|| ipv6(text)) {
         return Some(address);
     }
     let (address, port) = text.split_at(text.find(':').unwrap_or(text.len()));

@@ -70,11 +70,11 @@ pub use address::ServerAddress;
 pub use changes::{changes, restarts};
 pub use decide::DecideSettings;
 pub use deny::{BodyKind, Bypass, DenySettings};
-pub use files::{NamedFile, SourceFiles};
+pub use files::{NamedFile, RatePlace, SourceFiles};
 pub use flags::{FlagConfig, from_flags, from_limit};
 pub use load::{
     AdminPlace, BuiltLimit, LimitsBuilder, admin_of, control_of, environment, load, load_limits,
-    load_noting, parse, parse_limits,
+    load_noting, load_text, parse, parse_limits,
 };
 pub use pem::{IdentityFiles, PemFile};
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, SentinelSettings};

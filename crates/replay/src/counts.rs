@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use smallvec::SmallVec;
 
-use super::meter::{KeyName, MeterCharge, MeterLook, Rates, SCALES, Stamps, WindowMeter};
+use super::meter::{MeterCharge, MeterLook, Rates, SCALES, Stamps, WindowMeter};
 use super::plan::{ReplayPlan, WindowRow};
 use super::timeline::{BusiestMinutes, LogClock, Timeline};
 use crate::limit::Algorithm;
@@ -79,7 +79,7 @@ pub struct RowStats {
 }
 
 /// One request's charge in one window.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct WindowCharge {
     row: usize,
     meter: usize,
@@ -169,7 +169,7 @@ impl ReplayCounts {
             row,
             meter: window.meter,
             charge: MeterCharge {
-                key: KeyName::from_slice(key),
+                place: self.meters[window.meter].place(key),
                 cost,
                 units: window.units,
             },
@@ -178,12 +178,20 @@ impl ReplayCounts {
 
     fn forget_keys(&mut self, meter: usize) {
         let rows = &mut self.rows;
-        self.meters[meter].forget(self.now_us, |key| {
+        let places = self.meters[meter].forget(self.now_us, |key| {
             let row = &mut rows[usize::from(key.row)];
             *row.forgotten.entry(key.need).or_default() += 1;
             for scale in SCALES {
                 row.forgotten_hit[scale] += u64::from(key.hit[scale]);
             }
+        });
+        self.held.retain(|_, held| {
+            if held.meter != meter {
+                return true;
+            }
+            let place = places.get(held.charge.place as usize).copied().flatten();
+            held.charge.place = place.unwrap_or_default();
+            place.is_some()
         });
     }
 
@@ -230,14 +238,13 @@ impl ReplayCounts {
         allowed: &Rates<bool>,
         outcome: LoggedOutcome,
     ) {
-        let WindowCharge { row, meter, charge } = one;
-        let (row, meter) = (*row, *meter);
+        let WindowCharge { row, meter, charge } = *one;
         let counts = &mut self.meters[meter];
-        let stamps = counts.settle(charge, look, allowed, row);
+        let stamps = counts.settle(&charge, look, allowed, row);
         if counts.algorithm() == Algorithm::Slots {
             let held = SlotHold {
                 meter,
-                charge: charge.clone(),
+                charge,
                 stamps,
                 allowed: *allowed,
             };
@@ -245,7 +252,7 @@ impl ReplayCounts {
             let until_us = self.now_us + outcome.duration_us;
             self.held.insert((until_us, number), held);
         } else if outcome.is_refunded && charge.cost > 0 {
-            counts.give_back(charge, &stamps, allowed, self.now_us);
+            counts.give_back(&charge, &stamps, allowed, self.now_us);
         }
         let stats = &mut self.rows[row];
         stats.asked += 1;

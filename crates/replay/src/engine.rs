@@ -21,11 +21,21 @@ use crate::route::{Route, RouteQuery, host_of, is_preflight};
 
 #[derive(Debug)]
 pub struct Engine {
-    pub config: Arc<Config>,
+    pub config: Config,
     pub plan: ReplayPlan,
     pub counts: ReplayCounts,
     /// The host of requests whose log has none.
-    host: Arc<str>,
+    host: String,
+    /// The headers of the last request: the next one uses their memory.
+    headers: HeaderMap,
+}
+
+/// One request on its way to the decision.
+struct Charging<'e> {
+    config: &'e Config,
+    plan: &'e mut ReplayPlan,
+    counts: &'e mut ReplayCounts,
+    entry: &'e LogEntry<'e>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,22 +53,38 @@ impl Engine {
         Engine {
             counts: ReplayCounts::new(&plan, max_keys),
             plan,
-            config: Arc::new(config),
-            host: host.into(),
+            config,
+            host: host.to_owned(),
+            headers: HeaderMap::new(),
         }
     }
 
     pub fn take(&mut self, entry: &LogEntry<'_>) {
         let now_us = self.counts.begin_request(entry.at_us);
-        if let Err(outside) = self.charge(entry, now_us) {
+        read_headers(entry, &mut self.headers);
+        let mut charging = Charging {
+            config: &self.config,
+            plan: &mut self.plan,
+            counts: &mut self.counts,
+            entry,
+        };
+        if let Err(outside) = charging.charge(&self.headers, &self.host, now_us) {
             *self.counts.totals.outside.entry(outside).or_default() += 1;
         }
     }
 
+    /// Routes whose responses say what a request weighed, which no log does.
+    pub fn settling_routes(&self) -> Vec<String> {
+        let routes = self.config.routes.iter();
+        let settling = routes.filter(|route| route.settle.is_some());
+        settling.map(|route| format!("`{}`", route.name)).collect()
+    }
+}
+
+impl Charging<'_> {
     /// The stages of the proxy from the route to the decision.
-    fn charge(&mut self, entry: &LogEntry<'_>, now_us: u64) -> Result<(), Outside> {
-        let (config, own_host) = (Arc::clone(&self.config), Arc::clone(&self.host));
-        let headers = headers_of(entry);
+    fn charge(&mut self, headers: &HeaderMap, own_host: &str, now_us: u64) -> Result<(), Outside> {
+        let (config, entry) = (self.config, self.entry);
         let target = TargetParts::split(&entry.target);
         let method = Method::from_bytes(entry.method.as_bytes());
         let method = method.map_err(|_| Outside::Refused)?;
@@ -66,7 +92,7 @@ impl Engine {
             return Err(Outside::Refused);
         }
         let host = target.host.or(entry.host.as_deref());
-        let host = match host.unwrap_or(&own_host) {
+        let host = match host.unwrap_or(own_host) {
             "" => "".into(),
             host => host_of(host).map_err(|_| Outside::Refused)?,
         };
@@ -76,11 +102,11 @@ impl Engine {
             host: &host,
             path: &path,
             method: &method,
-            headers: &headers,
+            headers,
         };
         let found = config.routes.find(&query).ok_or(Outside::NoRoute)?;
         let route = found.route;
-        let client = find_client(&config, entry, &headers);
+        let client = find_client(config, entry, headers);
         let mut facts = Facts {
             ip: config.client_ip.group(client.address),
             api_key: &config.api_key,
@@ -89,7 +115,7 @@ impl Engine {
             host: &host,
             path: path.in_case(route.case),
             query: target.query,
-            headers: &headers,
+            headers,
             route: &route.name,
             params: &found.params,
             claims: None,
@@ -102,31 +128,30 @@ impl Engine {
         let verified = config.jwt.as_ref().and_then(verify);
         let claims = verified.map(|verified| verified.claims);
         facts.claims = claims.as_ref();
-        facts.standing = Some(facts.key_standing());
+        let mut limits = route.limits.iter();
+        if limits.any(|limit| limit.key.asks_api_key()) {
+            facts.standing = Some(facts.key_standing());
+        }
         let tiers = config.tier.as_ref();
         let tier = tiers.and_then(|tiers| tiers.tier_of(&facts, client.is_trusted));
         facts.tier = tier.as_deref();
-        if route.limits.is_empty() || is_preflight(&method, &headers) {
+        if route.limits.is_empty() || is_preflight(&method, headers) {
             return Err(Outside::Unlimited);
         }
         let mut bypass = config.bypass.iter();
         if bypass.any(|rule| rule.covers(&facts, client.address, route.case)) {
             return Err(Outside::Bypassed);
         }
-        self.charge_limits(entry, route, &facts, client)
+        self.charge_limits(route, &facts, client)
     }
 
     fn charge_limits(
         &mut self,
-        entry: &LogEntry<'_>,
         route: &Route,
         facts: &Facts<'_>,
         client: RequestClient,
     ) -> Result<(), Outside> {
-        let mut limits = route.limits.iter();
-        if facts.key_standing() == KeyStanding::Unknown
-            && limits.any(|limit| limit.key.asks_api_key())
-        {
+        if facts.standing == Some(KeyStanding::Unknown) {
             self.counts.totals.unknown_keys += 1;
         }
         let weight = route.cost.units(facts.headers, client.is_trusted);
@@ -148,15 +173,23 @@ impl Engine {
                 continue;
             }
             let cost = limit.units(weight);
-            let own = self.charge_windows(number, limit.windows_of(facts.tier), cost, entry);
-            match limit.shadow {
-                true => trials.push(own),
-                false => enforced.extend(own),
+            let windows = limit.windows_of(facts.tier);
+            let mut trial = |windows: &[Arc<Window>]| {
+                let mut charges = WindowCharges::new();
+                self.charge_windows(number, windows, cost, &mut charges);
+                trials.push(charges);
+            };
+            if limit.shadow {
+                trial(windows);
             }
             if !limit.candidate.is_empty() {
-                trials.push(self.charge_windows(number, &limit.candidate, cost, entry));
+                trial(&limit.candidate);
+            }
+            if !limit.shadow {
+                self.charge_windows(number, windows, cost, &mut enforced);
             }
         }
+        let entry = self.entry;
         let outcome = LoggedOutcome {
             is_refunded: is_refunded(route, entry.status),
             duration_us: entry.duration_us.unwrap_or(0),
@@ -165,40 +198,31 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns the charges of a limit's windows, for the key that was derived last.
+    /// Adds the charges of a limit's windows, for the key that was derived last.
     fn charge_windows(
         &mut self,
         limit: usize,
         windows: &[Arc<Window>],
         cost: u64,
-        entry: &LogEntry<'_>,
-    ) -> WindowCharges {
+        charges: &mut WindowCharges,
+    ) {
         let planned = &self.plan.limits[limit];
         let key = &self.plan.key_spaces[planned.key_space].name;
-        let mut charges = WindowCharges::new();
         for window in windows {
             let Some(row) = self.plan.row(limit, window) else {
                 continue;
             };
-            if window.rule.algorithm == Algorithm::Slots && entry.duration_us.is_none() {
+            if window.rule.algorithm == Algorithm::Slots && self.entry.duration_us.is_none() {
                 self.counts.totals.untimed += 1;
                 continue;
             }
             charges.push(self.counts.charge(row, &self.plan.rows[row], key, cost));
         }
-        charges
-    }
-
-    /// Routes whose responses say what a request weighed, which no log does.
-    pub fn settling_routes(&self) -> Vec<String> {
-        let routes = self.config.routes.iter();
-        let settling = routes.filter(|route| route.settle.is_some());
-        settling.map(|route| format!("`{}`", route.name)).collect()
     }
 }
 
-fn headers_of(entry: &LogEntry<'_>) -> HeaderMap {
-    let mut headers = HeaderMap::new();
+fn read_headers(entry: &LogEntry<'_>, headers: &mut HeaderMap) {
+    headers.clear();
     for (name, value) in &entry.headers {
         if let Ok(name) = HeaderName::from_bytes(name.as_bytes())
             && let Ok(value) = HeaderValue::from_bytes(value.as_bytes())
@@ -207,7 +231,6 @@ fn headers_of(entry: &LogEntry<'_>) -> HeaderMap {
             let _ = headers.try_append(name, value);
         }
     }
-    headers
 }
 
 /// Finds the client behind trusted proxies. A log without the proxies' header may name the client

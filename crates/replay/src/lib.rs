@@ -29,6 +29,8 @@ pub mod report;
 
 pub mod engine;
 
+pub mod patch;
+
 pub mod export;
 
 pub mod print;

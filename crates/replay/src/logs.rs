@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flate2::bufread::MultiGzDecoder;
+use memchr::memchr;
 
 use super::entry::{Fault, LineFormat, LogEntry};
 use super::json::{self, HeaderFrom};
-use super::text::{self, DayCount};
+use super::text::{self, DayCount, LastDate};
 
 /// Bytes of a line, at most.
 const MAX_LINE: usize = 1 << 20;
@@ -204,16 +205,29 @@ impl OpenLog {
             return false;
         }
         self.line.clear();
-        let mut bounded = self.from.by_ref().take(MAX_LINE as u64);
-        let mut result = bounded.read_until(b'\n', &mut self.line).map(drop);
-        if self.line.last() == Some(&b'\n') {
-            self.line.pop();
-            return true;
+        loop {
+            let buffer = match self.from.fill_buf() {
+                Ok(buffer) => buffer,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    self.error = Some(error);
+                    break;
+                }
+            };
+            if buffer.is_empty() {
+                break;
+            }
+            // `memchr` is faster than the search of `read_until`.
+            let end = memchr(b'\n', buffer);
+            let part = &buffer[..end.unwrap_or(buffer.len())];
+            let room = MAX_LINE - self.line.len();
+            self.line.extend_from_slice(&part[..part.len().min(room)]);
+            let read = part.len() + usize::from(end.is_some());
+            self.from.consume(read);
+            if end.is_some() {
+                return true;
+            }
         }
-        if self.line.len() == MAX_LINE {
-            result = self.from.skip_until(b'\n').map(drop);
-        }
-        self.error = result.err();
         !self.line.is_empty()
     }
 }
@@ -250,6 +264,7 @@ fn first_time(path: &Path, options: &LogOptions) -> io::Result<Option<u64>> {
 pub struct LineReader {
     options: LogOptions,
     days: DayCount,
+    last_date: LastDate,
 }
 
 impl LineReader {
@@ -257,6 +272,7 @@ impl LineReader {
         LineReader {
             options: options.clone(),
             days: DayCount::default(),
+            last_date: LastDate::default(),
         }
     }
 
@@ -277,7 +293,7 @@ impl LineReader {
             let entry = text::read_own(line, &mut self.days)?;
             Ok((entry, LineFormat::OwnText))
         } else {
-            text::read_common(line)
+            text::read_common(line, &mut self.last_date)
         }
     }
 }

@@ -6,9 +6,10 @@
 //! nothing is counted any more. So most requests take one look and one charge, and every count is
 //! the proxy's own (`limit::decide`).
 
-use std::collections::HashMap;
+use std::hash::BuildHasher;
 use std::ops::{Index, IndexMut};
 
+use hashbrown::{DefaultHashBuilder, HashTable};
 use serde::Serialize;
 use smallvec::SmallVec;
 
@@ -81,16 +82,18 @@ impl<T> IndexMut<Scale> for Rates<T> {
 pub struct WindowMeter {
     /// The window's rule, without a bound on its units.
     rule: Rule,
-    pub keys: HashMap<KeyName, KeyCounts>,
+    pub keys: Vec<KeyCounts>,
+    /// Indexes into `keys`, by name.
+    places: HashTable<u32>,
+    hasher: DefaultHashBuilder,
 }
-
-/// A key, as `key_spaces` names it. Short names need no heap.
-pub type KeyName = SmallVec<[u8; 24]>;
 
 #[derive(Debug)]
 pub struct KeyCounts {
     base: Count,
     forks: Option<Box<Rates<Option<Count>>>>,
+    /// The key, as `key_spaces` names it. Short names need no heap.
+    pub name: SmallVec<[u8; 24]>,
     pub asked: u32,
     /// Requests that the limit's own rate denies.
     pub denied: u32,
@@ -111,9 +114,10 @@ pub struct MeterLook {
     pub denies: Rates<bool>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct MeterCharge {
-    pub key: KeyName,
+    /// The key's index.
+    pub place: u32,
     pub cost: u64,
     /// The window's limit at each rate.
     pub units: Rates<u64>,
@@ -130,7 +134,9 @@ impl WindowMeter {
     pub fn new(rule: &Rule) -> WindowMeter {
         WindowMeter {
             rule: with_units(*rule, MAX_UNITS),
-            keys: HashMap::new(),
+            keys: Vec::new(),
+            places: HashTable::new(),
+            hasher: DefaultHashBuilder::default(),
         }
     }
 
@@ -138,18 +144,33 @@ impl WindowMeter {
         self.rule.algorithm
     }
 
-    /// First pass: the rates at which this window alone denies the request.
-    pub fn look(&mut self, charge: &MeterCharge, now_us: u64) -> MeterLook {
-        let key = self.keys.entry(charge.key.clone());
-        let key = key.or_insert_with(|| KeyCounts {
+    /// Finds or adds a key. Returns its index.
+    pub fn place(&mut self, name: &[u8]) -> u32 {
+        let hash = self.hasher.hash_one(name);
+        let is_key = |place: &u32| self.keys[*place as usize].name.as_slice() == name;
+        if let Some(place) = self.places.find(hash, is_key) {
+            return *place;
+        }
+        let place = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
+        self.keys.push(KeyCounts {
             base: Count::new(self.rule.algorithm),
             forks: None,
+            name: SmallVec::from_slice(name),
             asked: 0,
             denied: 0,
             hit: Rates::default(),
             need: 0,
             row: 0,
         });
+        let (keys, hasher) = (&self.keys, &self.hasher);
+        let hash_of = |place: &u32| hasher.hash_one(keys[*place as usize].name.as_slice());
+        self.places.insert_unique(hash, place, hash_of);
+        place
+    }
+
+    /// First pass: the rates at which this window alone denies the request.
+    pub fn look(&mut self, charge: &MeterCharge, now_us: u64) -> MeterLook {
+        let key = &mut self.keys[charge.place as usize];
         let base = key.base.look(&self.rule, charge.cost, now_us);
         let used = base.used();
         if used == 0 {
@@ -189,9 +210,7 @@ impl WindowMeter {
     ) -> Stamps {
         let mut stamps = Stamps::default();
         let all_allow = allowed.half && allowed.own && allowed.twice;
-        let Some(key) = self.keys.get_mut(&charge.key) else {
-            return stamps;
-        };
+        let key = &mut self.keys[charge.place as usize];
         key.row = u16::try_from(row).unwrap_or(0);
         key.denied = key.denied.saturating_add(u32::from(look.denies.own));
         for scale in SCALES {
@@ -213,9 +232,7 @@ impl WindowMeter {
         allowed: &Rates<bool>,
         now_us: u64,
     ) {
-        let Some(key) = self.keys.get_mut(&charge.key) else {
-            return;
-        };
+        let key = &mut self.keys[charge.place as usize];
         key.base
             .give_back(&self.rule, charge.cost, stamps.base, now_us);
         for scale in SCALES {
@@ -231,26 +248,39 @@ impl WindowMeter {
     }
 
     /// Forgets idle keys that no rate ever denied; where these are too few, also the keys that
-    /// needed least. Calls `each` with each forgotten key.
-    pub fn forget(&mut self, now_us: u64, mut each: impl FnMut(&KeyCounts)) {
+    /// needed least. Calls `each` with each forgotten key. Returns the new index of each old one.
+    pub fn forget(&mut self, now_us: u64, mut each: impl FnMut(&KeyCounts)) -> Vec<Option<u32>> {
         let half = self.keys.len() / 2;
         let rule = self.rule;
         let is_dull = |key: &KeyCounts| key.base.empty_at_us(&rule) <= now_us && !key.hit.half;
         let mut least = 0;
-        if self.keys.values().filter(|key| is_dull(key)).count() < half / 2 {
-            let mut needs: Vec<u32> = self.keys.values().map(|key| key.need).collect();
+        if self.keys.iter().filter(|key| is_dull(key)).count() < half / 2 {
+            let mut needs: Vec<u32> = self.keys.iter().map(|key| key.need).collect();
             let (_, median, _) = needs.select_nth_unstable(half);
             least = *median;
         }
-        self.keys.retain(|_, key| {
+        let mut places = Vec::with_capacity(self.keys.len());
+        let mut kept: u32 = 0;
+        self.keys.retain(|key| {
             // A key that holds slots is never forgotten.
             let is_forgotten =
                 is_dull(key) || key.need <= least && rule.algorithm != Algorithm::Slots;
             if is_forgotten {
                 each(key);
+                places.push(None);
+            } else {
+                places.push(Some(kept));
+                kept += 1;
             }
             !is_forgotten
         });
+        let (keys, hasher) = (&self.keys, &self.hasher);
+        let hash_of = |place: &u32| hasher.hash_one(keys[*place as usize].name.as_slice());
+        self.places.clear();
+        for place in 0..kept {
+            self.places.insert_unique(hash_of(&place), place, hash_of);
+        }
+        places
     }
 }
 

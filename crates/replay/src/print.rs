@@ -215,10 +215,10 @@ fn suggestion(out: &mut String, limit: &LimitReport, paint: Paint) {
     let Some(found) = &limit.suggested else {
         return;
     };
-    let setting = if limit.per == " at once" {
-        format!("concurrent = {}", found.units)
-    } else {
-        format!("rate = \"{}\"", found.rate)
+    let setting = match limit.role {
+        _ if limit.per == " at once" => format!("concurrent = {}", found.units),
+        Role::Candidate => format!("candidate = \"{}\"", found.rate),
+        Role::Enforced | Role::Shadow => format!("rate = \"{}\"", found.rate),
     };
     let of = format!(
         "{} of {}",

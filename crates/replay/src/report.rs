@@ -10,11 +10,12 @@ use super::engine::Engine;
 use super::entry::Fault;
 use super::key_spaces;
 use super::logs::LogSummary;
-use super::meter::{KeyCounts, KeyName, Rates, SCALES};
+use super::meter::{KeyCounts, Rates, SCALES};
 use super::plan::WindowRow;
 use super::timeline::Minute;
 use crate::limit::key::{HashSecret, Part};
-use crate::limit::{Algorithm, Missing, Rate, Role};
+use crate::limit::{Algorithm, Limit, Missing, Rate, Role};
+use crate::route::{CostSource, Route};
 
 /// Clients that are shown of each limit.
 const WORST: usize = 10;
@@ -150,12 +151,12 @@ fn limit(engine: &Engine, number: usize, row: &WindowRow, options: &ReportOption
     let stats = &engine.counts.rows[number];
     let limit = &engine.plan.limits[row.limit].limit;
     let keys = &engine.counts.meters[row.meter].keys;
-    let is_own = |one: &(&KeyName, &KeyCounts)| usize::from(one.1.row) == number && one.1.asked > 0;
+    let is_own = |key: &&KeyCounts| usize::from(key.row) == number && key.asked > 0;
     let own = || keys.iter().filter(is_own);
-    let peaks = peaks(own().map(|(_, key)| key), stats);
+    let peaks = peaks(own(), stats);
     let clients = peaks.iter().map(|(_, count)| count).sum();
     let mut clients_hit = stats.forgotten_hit;
-    for (_, key) in own() {
+    for key in own() {
         for scale in SCALES {
             clients_hit[scale] += u64::from(key.hit[scale]);
         }
@@ -163,7 +164,8 @@ fn limit(engine: &Engine, number: usize, row: &WindowRow, options: &ReportOption
     let per = per(row);
     let rate = |units: &u64| format!("{units}{per}");
     let share = options.suggest;
-    let suggested = share.and_then(|share| suggest(&peaks, clients, share));
+    let least = least_units(engine, limit);
+    let suggested = share.and_then(|share| suggest(&peaks, clients, share, least));
     let rates = row.units.map(rate);
     let parts = limit.key.parts.iter();
     LimitReport {
@@ -176,17 +178,17 @@ fn limit(engine: &Engine, number: usize, row: &WindowRow, options: &ReportOption
         key: parts
             .map(ToString::to_string)
             .collect::<Vec<_>>()
-            .join(" + "),
+            .join(", "),
         requests: stats.asked,
         denied: stats.denied,
         clients,
         clients_hit,
         worst_clients: worst(own().collect(), engine, options),
         worst_minutes: stats.minutes.clone().into_sorted(),
-        suggested: suggested.map(|(units, clients_hit)| Suggested {
+        suggested: suggested.map(|units| Suggested {
             units,
             rate: rate(&units),
-            clients_hit,
+            clients_hit: clients_above(&peaks, units),
         }),
         per,
         peaks,
@@ -204,9 +206,21 @@ fn peaks<'e>(keys: impl Iterator<Item = &'e KeyCounts>, stats: &RowStats) -> Vec
     peaks.into_iter().collect()
 }
 
-/// Finds the smallest limit that denies something to at most this share of clients, and the number
-/// of those clients. `peaks` is ascending.
-fn suggest(peaks: &[(u64, u64)], clients: u64, share: f64) -> Option<(u64, u64)> {
+/// The units that a rate needs so that each route of the limit can be allowed: a configuration with
+/// a smaller rate is refused.
+fn least_units(engine: &Engine, limit: &Limit) -> u64 {
+    let routes = engine.config.routes.iter();
+    let uses = |route: &&Route| route.limits.iter().any(|one| one.name == limit.name);
+    let costs = routes.filter(uses).map(|route| match route.cost {
+        CostSource::Fixed(units) => limit.units(units),
+        CostSource::Header(_) => 1,
+    });
+    costs.max().unwrap_or(1).max(limit.cost)
+}
+
+/// Finds the smallest limit of at least `least` units that denies something to at most this share
+/// of clients. `peaks` is ascending.
+fn suggest(peaks: &[(u64, u64)], clients: u64, share: f64, least: u64) -> Option<u64> {
     let most = (clients as f64 * share).floor() as u64;
     let mut above = 0;
     let mut found = None;
@@ -214,24 +228,35 @@ fn suggest(peaks: &[(u64, u64)], clients: u64, share: f64) -> Option<(u64, u64)>
         if above > most {
             break;
         }
-        found = Some(((*need).max(1), above));
+        found = Some((*need).max(least));
         above += count;
     }
     found
 }
 
-fn worst(
-    mut keys: Vec<(&KeyName, &KeyCounts)>,
-    engine: &Engine,
-    options: &ReportOptions,
-) -> Vec<ClientStats> {
-    let rank = |one: &KeyCounts| Reverse((one.denied, one.need, one.asked));
-    keys.sort_unstable_by(|one, other| rank(one.1).cmp(&rank(other.1)).then(one.0.cmp(other.0)));
-    keys.truncate(WORST);
-    let client = |(name, key): &(&KeyName, &KeyCounts)| ClientStats {
+/// The clients that need more than a limit of these units.
+fn clients_above(peaks: &[(u64, u64)], units: u64) -> u64 {
+    let above = peaks.iter().rev().take_while(|(need, _)| *need > units);
+    above.map(|(_, count)| count).sum()
+}
+
+fn worst(mut keys: Vec<&KeyCounts>, engine: &Engine, options: &ReportOptions) -> Vec<ClientStats> {
+    let rank = |key: &KeyCounts| Reverse((key.denied, key.need, key.asked));
+    let order = |one: &&KeyCounts, other: &&KeyCounts| {
+        rank(one)
+            .cmp(&rank(other))
+            .then_with(|| one.name.cmp(&other.name))
+    };
+    if keys.len() > WORST {
+        // Sorting a million clients takes longer than finding the few that are shown.
+        keys.select_nth_unstable_by(WORST, order);
+        keys.truncate(WORST);
+    }
+    keys.sort_unstable_by(order);
+    let client = |key: &&KeyCounts| ClientStats {
         key: match &options.hash_keys {
-            Some(secret) => hashed(name, secret),
-            None => key_spaces::display_name(name, &engine.config.client_ip),
+            Some(secret) => hashed(&key.name, secret),
+            None => key_spaces::display_name(&key.name, &engine.config.client_ip),
         },
         requests: u64::from(key.asked),
         denied: u64::from(key.denied),
@@ -398,18 +423,20 @@ mod tests {
     #[test]
     fn the_smallest_rate_for_a_share_of_clients() {
         let needs = [(1, 90), (5, 8), (40, 1), (900, 1)];
-        for (share, expected) in [
-            (0.0, (900, 0)),
-            (0.009, (900, 0)),
-            (0.01, (40, 1)),
-            (0.02, (5, 2)),
-            (0.099, (5, 2)),
-            (0.1, (1, 10)),
-            (1.0, (1, 10)),
+        for (share, units, hit) in [
+            (0.0, 900, 0),
+            (0.009, 900, 0),
+            (0.01, 40, 1),
+            (0.02, 5, 2),
+            (0.099, 5, 2),
+            (0.1, 1, 10),
+            (1.0, 1, 10),
         ] {
-            assert_eq!(suggest(&needs, 100, share), Some(expected), "{share}");
+            assert_eq!(suggest(&needs, 100, share, 1), Some(units), "{share}");
+            assert_eq!(clients_above(&needs, units), hit, "{share}");
         }
-        assert_eq!(suggest(&[], 0, 0.01), None);
-        assert_eq!(suggest(&[(0, 3)], 3, 0.0), Some((1, 0)));
+        assert_eq!(suggest(&[], 0, 0.01, 1), None);
+        assert_eq!(suggest(&[(0, 3)], 3, 0.0, 1), Some(1));
+        assert_eq!(suggest(&needs, 100, 1.0, 3), Some(3));
     }
 }

@@ -37,6 +37,24 @@ impl DayCount {
     }
 }
 
+/// The date of the line before, which most lines have too.
+#[derive(Debug, Default)]
+pub struct LastDate {
+    text: Vec<u8>,
+    /// `None` if the text is no date.
+    us: Option<u64>,
+}
+
+impl LastDate {
+    fn read(&mut self, text: &[u8]) -> Option<u64> {
+        if self.text != text {
+            self.us = date::read(text);
+            text.clone_into(&mut self.text);
+        }
+        self.us
+    }
+}
+
 /// Whether a line begins like tidegate's lines for people: `22:37:06.123 `.
 pub fn is_own(line: &[u8]) -> bool {
     line.len() > 13 && line[12] == b' ' && date::of_day(&line[..12]).is_some()
@@ -44,11 +62,14 @@ pub fn is_own(line: &[u8]) -> bool {
 
 /// Reads `HOST IDENT USER [DATE] "REQUEST" STATUS BYTES`. The combined format adds `"REFERER"
 /// "AGENT"`, servers may add more fields, and a virtual host may come first.
-pub fn read_common(line: &[u8]) -> Result<(LogEntry<'_>, LineFormat), Fault> {
+pub fn read_common<'l>(
+    line: &'l [u8],
+    last_date: &mut LastDate,
+) -> Result<(LogEntry<'l>, LineFormat), Fault> {
     let open = date_bracket(line).ok_or(Fault::Form)?;
     let (date, after) = split_once(&line[open + 1..], b']').ok_or(Fault::Form)?;
     let (peer, host) = read_peer(&line[..open])?;
-    let at_us = date::read(date).ok_or(Fault::Time)?;
+    let at_us = last_date.read(date).ok_or(Fault::Time)?;
     let (request, after) = quoted(after).ok_or(Fault::Form)?;
     let (method, target) = request_line(request)?;
     let (status, after) = word(after);
@@ -178,8 +199,11 @@ pub fn read_own<'l>(line: &'l [u8], days: &mut DayCount) -> Result<LogEntry<'l>,
 
 /// Reads a status; 0 if it is not a number.
 pub fn status_of(text: &[u8]) -> u16 {
-    let text = std::str::from_utf8(text).ok();
-    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+    let append = |status: u16, byte: &u8| {
+        let digit = byte.is_ascii_digit().then(|| byte - b'0')?;
+        status.checked_mul(10)?.checked_add(digit.into())
+    };
+    text.iter().try_fold(0, append).unwrap_or(0)
 }
 
 fn add_header<'l>(entry: &mut LogEntry<'l>, name: &'static str, value: &'l [u8]) {

@@ -67,8 +67,7 @@ struct LimitEntry<'r> {
     key: Vec<String>,
     tiers: Vec<TierEntry<'r>>,
     candidate: Vec<String>,
-    #[serde(skip)]
-    shadow: bool,
+    mode: &'static str,
 }
 
 #[derive(Serialize)]
@@ -144,7 +143,7 @@ impl<'r> ListReport<'r> {
             key: limit.key.parts.iter().map(ToString::to_string).collect(),
             tiers: limit.tiers.iter().map(tier).collect(),
             candidate: rates(&limit.candidate),
-            shadow: limit.shadow,
+            mode: if limit.shadow { "shadow" } else { "enforced" },
         });
         let records = overrides.iter().map(RecordEntry::new);
         let (overrides, blocks) = records.partition(|entry| entry.limit.is_some());
@@ -166,9 +165,14 @@ impl<'r> ListReport<'r> {
     pub(super) fn text(&self) -> String {
         let mut rows = Vec::new();
         for limit in &self.limits {
-            let mark = if limit.shadow { " (shadow)" } else { "" };
-            let name = format!("{}{mark}", limit.limit);
-            rows.push(vec![name, limit.rates.join(", "), limit.key.join(", ")]);
+            let mode = if limit.mode == "shadow" { "shadow" } else { "" };
+            let [name, mode] = [limit.limit, mode].map(str::to_owned);
+            rows.push(vec![
+                name,
+                limit.rates.join(", "),
+                limit.key.join(", "),
+                mode,
+            ]);
             for tier in &limit.tiers {
                 let rates = match tier.rates.is_empty() {
                     true => "unlimited".to_owned(),
@@ -180,7 +184,7 @@ impl<'r> ListReport<'r> {
                 rows.push(vec!["  candidate".to_owned(), limit.candidate.join(", ")]);
             }
         }
-        let mut text = table(&["LIMIT", "RATE", "KEY"], rows);
+        let mut text = table(&["LIMIT", "RATE", "KEY", ""], rows);
         let with_rate = |entry: &RecordEntry<'_>, none: &str| {
             let limit = entry.limit.unwrap_or(none).to_owned();
             let rate = entry.rate.unwrap_or(none).to_owned();

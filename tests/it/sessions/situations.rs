@@ -134,4 +134,5 @@ fn numbers() {
     page.write("proxy.toml", page.block("```toml\n# proxy.toml\n"));
     page.write("access.log", &yesterday());
     page.prints("tidegate replay", &[]);
+    page.prints("cat rates.patch", &[]);
 }

@@ -60,6 +60,7 @@ pub(super) fn compile<'r>(
     config.limits = limits.filter_map(|one| one.limit.clone()).collect();
     let upstreams = definitions.upstreams.iter();
     config.upstreams = upstreams.map(|one| one.settings.clone()).collect();
+    Arc::make_mut(&mut config.sources).rates = definitions.rate_places();
     Some(Compiled {
         config,
         definitions,

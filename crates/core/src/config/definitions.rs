@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::limits::DefinedLimit;
 use super::upstream::DefinedUpstream;
 use super::*;
-use crate::limit::{Key, OnError};
+use crate::limit::{Key, OnError, Rule};
 use crate::path::Case;
 use crate::route;
 
@@ -92,6 +92,37 @@ impl<'r> Definitions<'r> {
     pub(super) fn limit_named(&self, name: &str) -> Option<usize> {
         let index = self.limits_by_name.get(name).copied();
         index.filter(|index| *index < self.sections)
+    }
+
+    /// The places of all rates and of `concurrent`.
+    pub(super) fn rate_places(&self) -> Vec<RatePlace> {
+        let mut places = Vec::new();
+        for defined in &self.limits {
+            let Some(limit) = &defined.limit else {
+                continue;
+            };
+            let own = (None, limit.windows.len());
+            let tiers = limit.tiers.iter();
+            let tiers = tiers.map(|tier| (Some(&tier.name), tier.windows.len()));
+            let counts = std::iter::once(own).chain(tiers);
+            let tiers = counts.flat_map(|(tier, count)| std::iter::repeat_n(tier, count));
+            let mut add = |tier: Option<&Arc<str>>, is_candidate, rule: &Located<Rule>| {
+                places.push(RatePlace {
+                    limit: Arc::clone(&limit.name),
+                    tier: tier.cloned(),
+                    is_candidate,
+                    rule: rule.value,
+                    span: rule.span.clone(),
+                });
+            };
+            for (rule, tier) in defined.rules.iter().zip(tiers) {
+                add(tier, false, rule);
+            }
+            for rule in &defined.candidate {
+                add(None, true, rule);
+            }
+        }
+        places
     }
 
     /// Whether there is a limit for routes that name none.

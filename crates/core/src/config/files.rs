@@ -7,6 +7,7 @@ use rustls::sign::CertifiedKey;
 
 use super::pem::{self, IdentityFiles, PemFile};
 use super::*;
+use crate::limit::Rule;
 
 /// Bytes of a secret's file, at most.
 const MAX_SECRET: usize = 64 << 10;
@@ -27,6 +28,17 @@ pub struct SourceFiles {
     pub text: String,
     /// Every other file, in the order of reading.
     pub files: Vec<NamedFile>,
+    pub rates: Vec<RatePlace>,
+}
+
+/// The place of a rate, or of `concurrent`, in the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RatePlace {
+    pub limit: Arc<str>,
+    pub tier: Option<Arc<str>>,
+    pub is_candidate: bool,
+    pub rule: Rule,
+    pub span: TextSpan,
 }
 
 impl fmt::Debug for SourceFiles {

@@ -37,8 +37,9 @@ pub(super) struct DefinedLimit {
     pub(super) limit: Option<Arc<Limit>>,
     /// The place of its `rate` or `concurrent`.
     pub(super) rate_span: TextSpan,
-    /// Every rule that is enforced for some client, those of the limit's own windows first.
+    /// Every rule that is enforced for some client: the limit's own, then those of each tier.
     pub(super) rules: Vec<Located<Rule>>,
+    pub(super) candidate: Vec<Located<Rule>>,
     pub(super) key: Located<Key>,
     pub(super) missing: Missing,
     /// The place of `on_error`, or of the limit's name.
@@ -132,6 +133,7 @@ pub(super) fn read(
         missing: limit.missing,
         limit: has_rules.then(|| Arc::new(limit)),
         rules,
+        candidate,
         key,
         on_error_span: section.value_span("on_error"),
         is_used: false,
@@ -142,9 +144,8 @@ pub(super) fn read(
 
 fn slot(section: &mut Section<'_>) -> Option<Arc<str>> {
     let form = TextForm::new(Code::BadName, "a slot's name");
-    section.parse("slot", form, |text| match is_name(text) {
-        true => Ok(text.into()),
-        false => Err(NAME_FORM),
+    section.parse("slot", form, |text| {
+        is_name(text).then(|| text.into()).ok_or(NAME_FORM)
     })
 }
 

@@ -15,7 +15,7 @@ use toml::de::DeTable;
 
 use super::compile::compile;
 use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, SourceText, TextSpan};
-use super::files::{NamedFile, SourceFiles};
+use super::files::NamedFile;
 use super::reader::{ConfigReader, DeclaredSettings, Surroundings};
 use super::reference::document_as_json;
 use super::section::is_name;
@@ -100,11 +100,32 @@ fn parse_text(
         ..surroundings
     };
     let (mut config, warnings) = read_text(name, text, &surroundings).0?;
-    config.sources = Arc::new(SourceFiles {
-        text: text.to_owned(),
-        files: files.borrow().clone(),
-    });
+    let sources = Arc::make_mut(&mut config.sources);
+    text.clone_into(&mut sources.text);
+    sources.files.clone_from(&files.borrow());
     Ok((config, warnings))
+}
+
+/// Parses a text as if this file had it.
+///
+/// # Errors
+/// Every mistake.
+pub fn load_text(path: &Path, text: &str) -> Loaded {
+    parse_text_of(path, text, Surroundings::none(), &RefCell::default())
+}
+
+fn parse_text_of(
+    path: &Path,
+    text: &str,
+    surroundings: Surroundings<'_>,
+    files: &RefCell<Vec<NamedFile>>,
+) -> Loaded {
+    let surroundings = Surroundings {
+        env: &environment,
+        base: folder_of(path),
+        ..surroundings
+    };
+    parse_text(&path.display().to_string(), text, surroundings, files)
 }
 
 fn parse_file(
@@ -112,16 +133,11 @@ fn parse_file(
     surroundings: Surroundings<'_>,
     files: &RefCell<Vec<NamedFile>>,
 ) -> Loaded {
-    let name = path.display().to_string();
-    let surroundings = Surroundings {
-        env: &environment,
-        base: folder_of(path),
-        ..surroundings
-    };
     let error = match read_utf8(path) {
-        Ok(text) => return parse_text(&name, &text, surroundings, files),
+        Ok(text) => return parse_text_of(path, &text, surroundings, files),
         Err(error) => error,
     };
+    let name = path.display().to_string();
     let text = error.to_string();
     let (reason, help) = text.split_once("; ").unwrap_or((&text, ""));
     let help = match error.kind() {

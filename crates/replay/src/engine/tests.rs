@@ -290,8 +290,8 @@ proptest! {
             engine.take(&one);
             entries.push(one);
         }
-        for (name, known) in &engine.counts.meters[0].keys {
-            let octet = *name.last().unwrap();
+        for known in &engine.counts.meters[0].keys {
+            let octet = *known.name.last().unwrap();
             let denied = |units: u64| {
                 let mut model = Plain::new(&text(units));
                 let own = entries.iter().filter(|one| one.peer == IpAddr::from([192, 0, 2, octet]));
@@ -373,13 +373,26 @@ fn slots_are_held_for_as_long_as_requests_took() {
             twice: 0
         }
     );
-    let mut keys = engine.counts.meters[0].keys.values();
+    let mut keys = engine.counts.meters[0].keys.iter();
     assert_eq!(keys.next().unwrap().need, 3);
     let engine = replayed(SLOTS, &[(0, 1, "/", None)], 1000);
     assert_eq!(
         (engine.counts.totals.untimed, engine.counts.rows[0].asked),
         (1, 0)
     );
+}
+
+#[test]
+fn slots_are_released_after_other_keys_were_forgotten() {
+    let mut lines: Vec<_> = (0..100)
+        .map(|at| (u64::from(at), 10 + at, "/", Some(1)))
+        .collect();
+    let long = (50, 1, "/", Some(1_000_000));
+    lines.splice(50..50, [long, long]);
+    lines.extend([(200, 1, "/", Some(1)), (1_060, 1, "/", Some(1))]);
+    let engine = replayed(SLOTS, &lines, 16);
+    assert!(!engine.counts.rows[0].forgotten.is_empty());
+    assert_eq!(engine.counts.rows[0].denied.own, 1);
 }
 
 #[test]

@@ -141,6 +141,7 @@ fn rate_in_place(
         limit: (!rules.is_empty()).then(|| Arc::new(limit)),
         rate_span: text.span.clone(),
         rules,
+        candidate: Vec::new(),
         key,
         missing,
         on_error_span: text.span.clone(),
