@@ -83,7 +83,7 @@ enum CliCommand {
     /// Turn a configuration of nginx or Traefik into a proxy.toml, and list what is lost.
     Import(generate::ImportArgs),
     /// Print the JSON Schema of proxy.toml, with which an editor completes and checks it.
-    Schema,
+    Schema(generate::SchemaArgs),
     /// Print what a shell needs to complete commands.
     Completions(generate::CompletionsArgs),
     /// Print the man page, or write one for each command.
@@ -134,7 +134,7 @@ pub fn main() -> ExitCode {
         CliCommand::Try(args) => send::send(&args),
         CliCommand::Init(args) => generate::init(&args),
         CliCommand::Import(args) => generate::import(&args),
-        CliCommand::Schema => generate::print_schema(),
+        CliCommand::Schema(args) => generate::print_schema(&args),
         CliCommand::Completions(args) => generate::print_completions(&args),
         CliCommand::Man(args) => generate::write_man_pages(&args),
         CliCommand::Help(args) => print_help(&args),
