@@ -61,6 +61,7 @@ test:
 	cargo test --locked --workspace
 	./tests/clients/run.sh
 	./tests/admin/run.sh
+	./tests/editor/run.sh
 	./tests/otlp/run.sh
 	./tests/traefik/run.sh
 	./tests/decide/run.sh

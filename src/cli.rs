@@ -86,7 +86,7 @@ enum CliCommand {
     /// Translate a configuration of nginx or Traefik into a proxy.toml, and list all lost parts.
     Import(generate::ImportArgs),
     /// Print the JSON Schema of proxy.toml, for completion and checks in editors.
-    Schema,
+    Schema(generate::SchemaArgs),
     /// Print the completions of commands for a shell.
     Completions(generate::CompletionsArgs),
     /// Print the man page, or write one for each command.
@@ -117,7 +117,7 @@ pub fn main() -> ExitCode {
         CliCommand::Try(args) => send::send(&args),
         CliCommand::Init(args) => generate::init(&args),
         CliCommand::Import(args) => generate::import(&args),
-        CliCommand::Schema => generate::print_schema(),
+        CliCommand::Schema(args) => generate::print_schema(&args),
         CliCommand::Completions(args) => generate::print_completions(&args),
         CliCommand::Man(args) => generate::write_man_pages(&args),
         CliCommand::Help(args) => help::help(&args),

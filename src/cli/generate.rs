@@ -54,7 +54,7 @@ pub(super) fn init(args: &InitArgs) -> Result<u8, CommandError> {
     let written = write_new(&args.file, &format!("{line}{text}"), args.force);
     // An old schema is replaced: only the one of this version fits.
     let written = match args.schema {
-        true => written.and_then(|()| write_new(&schema_file, &schema_text(), true)),
+        true => written.and_then(|()| write_new(&schema_file, &schema_text(text), true)),
         false => written,
     };
     written.map_err(|error| match error.kind() {
@@ -85,13 +85,26 @@ fn already_there(path: &Path) -> CommandError {
     .with_code(WRONG_USE)
 }
 
-pub(super) fn print_schema() -> Result<u8, CommandError> {
-    print(schema_text());
+#[derive(Debug, Args)]
+pub(super) struct SchemaArgs {
+    /// A configuration: editors then complete the names of its limits, upstreams and tiers.
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+pub(super) fn print_schema(args: &SchemaArgs) -> Result<u8, CommandError> {
+    let text = match &args.file {
+        Some(path) => std::fs::read_to_string(path).map_err(|error| {
+            CommandError::signed(format!("cannot read {}: {error}", path.display()))
+        })?,
+        None => String::new(),
+    };
+    print(schema_text(&text));
     Ok(0)
 }
 
-fn schema_text() -> String {
-    format!("{:#}\n", schema::schema())
+fn schema_text(configuration: &str) -> String {
+    format!("{:#}\n", schema::schema_with_names(configuration))
 }
 
 #[derive(Debug, Args)]

@@ -52,7 +52,7 @@ fn init_writes_a_schema_beside_the_file_and_names_it() {
     assert!(read("proxy.toml").starts_with("#:schema ./proxy.schema.json\n"));
     assert_eq!(
         read("proxy.schema.json"),
-        stdout(&run(folder.path(), &["schema"]))
+        stdout(&run(folder.path(), &["schema", "proxy.toml"]))
     );
     let schema: serde_json::Value = serde_json::from_str(&read("proxy.schema.json")).unwrap();
     assert_eq!(schema["additionalProperties"], false);

@@ -81,6 +81,8 @@ pub(super) fn read(
         section.require("rate", "rate = \"100/min\"");
     }
     let form = RuleForm::read(&mut section);
+    section.declare("rate", || ValueKind::Rates);
+    section.declare("candidate", || ValueKind::Rate);
     let rates = section.texts("rate");
     let rates = rates.map_or_else(Vec::new, |texts| parse_rates(&section, "rate", texts));
     let mut rules = form.rules(&section, &rates);
@@ -272,7 +274,7 @@ struct RawTier {
 }
 
 fn read_tiers(section: &mut Section<'_>, present: SectionsPresent) -> Vec<RawTier> {
-    section.declare("tiers", || ValueKind::Map(Box::new(ValueKind::Texts)));
+    section.declare("tiers", || ValueKind::Map(Box::new(ValueKind::Rates)));
     let is_given = section.has("tiers");
     let span = section.key_span("tiers");
     let table = section.section("tiers");
@@ -451,6 +453,7 @@ fn looks_like_address(text: &str) -> bool {
 
 fn key(section: &mut Section<'_>, present: SectionsPresent) -> Option<Located<Key>> {
     let allowed = format!("1 to {MAX_CHOICES} parts");
+    section.declare("key", || ValueKind::Keys);
     let texts = section.counted_texts("key", 1..=MAX_CHOICES, &allowed)?;
     let form = TextForm::new(Code::BadKey, "a key");
     let mut parts: Vec<Alternatives> = Vec::new();

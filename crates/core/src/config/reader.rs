@@ -96,10 +96,17 @@ pub(super) struct Places {
 pub(super) enum ValueKind {
     Text,
     Texts,
+    Duration,
+    Rate,
+    Rates,
+    /// What a limit counts by.
+    Keys,
     Boolean,
     Integer,
     Fraction,
     IntegerOrText,
+    Size,
+    SizeOrUnlimited,
     Word(Vec<&'static str>),
     IntegerOrWord(Vec<&'static str>),
     Words(Vec<&'static str>),
@@ -107,6 +114,7 @@ pub(super) enum ValueKind {
     WordsOrStatuses(Vec<&'static str>),
     FalseOrText,
     BooleanOrText,
+    BooleanOrDuration,
     BooleanOrInteger,
     /// A table whose keys the file chooses, each with a value of this kind.
     Map(Box<ValueKind>),

@@ -170,6 +170,7 @@ fn settle_header(text: &str) -> Result<HeaderName, &'static str> {
 
 fn refund(section: &mut Section<'_>) -> Option<StatusSet> {
     let allowed = "one or more; leave `refund` out for none";
+    section.declare("refund", || ValueKind::WordsOrStatuses(Vec::new()));
     let texts = section.counted_texts("refund", 1..=usize::MAX, allowed)?;
     let mut set = StatusSet::default();
     section.parse_all("refund", Some(texts), TextForm::STATUS, |text| {

@@ -188,7 +188,7 @@ fn redirect(section: &mut Section<'_>, listen: &[Located<Listen>]) -> Option<u16
 }
 
 fn hsts(section: &mut Section<'_>) -> Option<Duration> {
-    let value = section.take("hsts", || ValueKind::BooleanOrText)?;
+    let value = section.take("hsts", || ValueKind::BooleanOrDuration)?;
     if let Some(wanted) = value.get_ref().as_bool() {
         return wanted.then_some(YEAR);
     }

@@ -295,6 +295,7 @@ impl Section<'_> {
         range: RangeInclusive<Duration>,
     ) -> Option<Duration> {
         const FORM: TextForm = TextForm::new(Code::BadQuantity, "a length of time");
+        self.declare(key, || ValueKind::Duration);
         let Some(value) = self.parse(key, FORM, rate::parse_duration) else {
             self.explain_missing_unit(key);
             return None;
@@ -321,7 +322,7 @@ impl Section<'_> {
 
     /// Bytes: a number, or a text such as `"64KiB"`; the default is the reference's.
     pub(super) fn size(&mut self, key: &'static str, range: RangeInclusive<u64>) -> usize {
-        self.declare(key, || ValueKind::IntegerOrText);
+        self.declare(key, || ValueKind::Size);
         let size = match self.has_integer(key) {
             true => self.optional_integer(key, range.clone()),
             false => self.parse(key, SIZE, rate::parse_size),
@@ -335,7 +336,7 @@ impl Section<'_> {
 
     /// The most bytes of something: a size, or the word `unlimited`, which is `Some(None)`.
     pub(super) fn size_or_unlimited(&mut self, key: &'static str) -> Option<Option<u64>> {
-        self.declare(key, || ValueKind::IntegerOrText);
+        self.declare(key, || ValueKind::SizeOrUnlimited);
         if self.has_integer(key) {
             return self.optional_integer(key, 0..=u64::MAX).map(Some);
         }

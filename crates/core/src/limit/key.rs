@@ -25,7 +25,7 @@ pub use jwt::Claims;
 use key_hash::Identity;
 pub use key_hash::{KeyHash, KeyHashPrefix, SHORTEST, SHOWN};
 pub use known::{ApiKeys, KeyDigest, KeyNote, KeyStanding, KnownKey, KnownKeys, UnknownKey};
-pub use parse::{KeyError, MAX_CHOICES};
+pub use parse::{KeyError, MAX_CHOICES, part_forms, part_pattern, part_words};
 pub use text::address;
 pub use text::{Given, PartText};
 pub use value::Credential;

@@ -209,6 +209,11 @@ const UNITS: [(&str, u64); 22] = [
     ("days", 86_400_000_000),
 ];
 
+/// Every spelling of a unit of time.
+pub fn time_units() -> Vec<&'static str> {
+    UNITS.iter().map(|(name, _)| *name).collect()
+}
+
 const SIZES: [(&str, u64); 8] = [
     ("B", 1),
     ("KB", 1_000),

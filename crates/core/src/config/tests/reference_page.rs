@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::reference::{self, Setting, value_as_json};
 use super::super::schema::schema;
@@ -76,50 +76,60 @@ fn part<'a>(schema: &'a Value, section: &str) -> &'a Value {
 
 /// What is a table of all that it may be.
 fn table(schema: &Value) -> Option<&Value> {
-    if schema["type"] == "object" {
-        return Some(schema);
+    match types(schema).contains(&"object") {
+        true => Some(schema),
+        false => schema.get("items").and_then(table),
     }
-    let any = schema["anyOf"].as_array().into_iter().flatten();
-    any.chain(schema.get("items")).find_map(table)
+}
+
+fn types(schema: &Value) -> Vec<&str> {
+    match &schema["type"] {
+        Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect(),
+        kind => kind.as_str().into_iter().collect(),
+    }
 }
 
 /// What a value may be, in words.
 fn kind(schema: &Value, known: &Setting) -> String {
-    if let Some(words) = schema["enum"].as_array() {
-        return words.iter().map(shown).collect::<Vec<_>>().join(", ");
-    }
-    if let Some(only) = schema.get("const") {
-        return shown(only);
-    }
-    if let Some(any) = schema["anyOf"].as_array() {
-        let any = any
-            .iter()
-            .filter(|one| one.get("pattern").is_none_or(is_status));
-        let mut kinds: Vec<String> = any.map(|one| kind(one, known)).collect();
-        if let [one, list] = &mut kinds[..]
-            && let Some(same) = list.strip_prefix("a list of ")
-            && same == one
-        {
-            *list = "a list of these".to_owned();
+    let types = types(schema);
+    let mut kinds = Vec::new();
+    for one in ["boolean", "integer", "number", "string", "object", "array"] {
+        if !types.contains(&one) {
+            continue;
         }
-        return kinds.join(", or ");
+        kinds.push(match one {
+            "boolean" if schema["then"]["const"] == false => "`false`".to_owned(),
+            "boolean" if types.contains(&"string") => "`true`, `false`".to_owned(),
+            "boolean" => "`true` or `false`".to_owned(),
+            "integer" => "a whole number".to_owned(),
+            "number" => "a number from 0 to 1".to_owned(),
+            "string" => texts(schema, known),
+            "object" => keys(schema),
+            _ if types.len() > 1 => "a list of these".to_owned(),
+            _ => format!("a list of {}", kind(&schema["items"], known)),
+        });
     }
-    match schema["type"].as_str() {
-        Some("string") if schema.get("pattern").is_some() => {
-            "a status such as `\"503\"`".to_owned()
-        }
-        Some("string") => text(known).to_owned(),
-        Some("boolean") => "`true` or `false`".to_owned(),
-        Some("integer") => "a whole number".to_owned(),
-        Some("number") => "a number from 0 to 1".to_owned(),
-        Some("array") => format!("a list of {}", kind(&schema["items"], known)),
-        Some("object") => keys(schema),
-        _ => "`true`, `false`, or a text".to_owned(),
-    }
+    assert!(!kinds.is_empty(), "{schema}");
+    kinds.join(", or ")
 }
 
-fn is_status(pattern: &Value) -> bool {
-    pattern.as_str().is_some_and(|text| text.starts_with('^'))
+/// What a text may be.
+fn texts(schema: &Value, known: &Setting) -> String {
+    let words = schema["anyOf"][0]["enum"].as_array();
+    let words = words.map(|words| words.iter().map(shown).collect::<Vec<_>>().join(", "));
+    let pattern = schema["if"]["pattern"].as_str().unwrap_or_default();
+    match words {
+        _ if pattern.contains("[1-5]") => {
+            let status = "a status such as `\"503\"`".to_owned();
+            words
+                .into_iter()
+                .chain([status])
+                .collect::<Vec<_>>()
+                .join(", or ")
+        }
+        Some(words) if schema["else"].get("enum").is_some() => words,
+        _ => text(known).to_owned(),
+    }
 }
 
 /// What its text is, by the example.
@@ -163,8 +173,9 @@ fn entry(page: &mut String, known: &Setting, schema: &Value) {
     };
     let setting = &part(schema, &known.section)["properties"][known.key];
     // `upstream` at the top is a text or tables, which have sections of their own.
+    let text = json!({"type": "string"});
     let setting = match (&*known.section, known.key) {
-        ("", "upstream") => &setting["anyOf"][0],
+        ("", "upstream") => &text,
         _ => setting,
     };
     let holds = match known.default() {

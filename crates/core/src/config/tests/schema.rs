@@ -1,12 +1,16 @@
 //! What the schema allows is what the readers take: each setting is tried with a value of each
 //! kind, and both must say the same. The files and the documentation's examples fit it.
 
-use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex};
+
+use regex::Regex;
+use serde_json::{Map, Value, json};
 use toml::de::DeTable;
 
 use super::super::diagnostic::{Code, Diagnostic};
 use super::super::reference::{self, Setting, as_json};
-use super::super::schema::schema;
+use super::super::schema::{schema, schema_with_names};
 use super::super::{load, reader::Surroundings};
 
 const FILES: [&str; 2] = [
@@ -27,10 +31,26 @@ fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
             },
             "enum" => rule.as_array().unwrap().contains(value),
             "const" => rule == value,
-            "pattern" => value.as_str().is_none_or(|text| match rule.as_str() {
-                Some("\\$\\{") => text.contains("${"),
-                _ => text.len() == 3 && text.starts_with(|c| ('1'..='5').contains(&c)),
-            }),
+            "pattern" => value
+                .as_str()
+                .is_none_or(|text| matches(rule.as_str().unwrap(), text)),
+            "if" => {
+                let branch = ["else", "then"][fitting(&json!([rule]), value, at)];
+                if let Some(rule) = schema.get(branch) {
+                    faults(rule, value, at, found);
+                }
+                true
+            }
+            "not" => fitting(&json!([rule]), value, at) == 0,
+            "dependencies" => {
+                for (_, one) in rule.as_object().unwrap().iter().filter(|(key, _)| {
+                    let table = value.as_object();
+                    table.is_some_and(|table| table.contains_key(*key))
+                }) {
+                    faults(one, value, at, found);
+                }
+                true
+            }
             "minimum" => value
                 .as_f64()
                 .is_none_or(|number| number >= rule.as_f64().unwrap()),
@@ -45,22 +65,16 @@ fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
                 }
                 true
             }
-            "properties" => {
-                for (key, one) in value.as_object().into_iter().flatten() {
-                    let known = rule.get(key).or_else(|| schema.get("additionalProperties"));
-                    match known.filter(|_| !key.starts_with("x-")) {
-                        Some(Value::Bool(false)) => found.push(format!("{at}: no `{key}`")),
-                        Some(inner) => faults(inner, one, &format!("{at}.{key}"), found),
-                        None => {}
-                    }
-                }
-                true
-            }
-            "additionalProperties" => {
-                let free = !schema.contains_key("properties");
-                for (key, one) in value.as_object().into_iter().flatten().filter(|_| free) {
-                    if !key.starts_with("x-") {
-                        faults(rule, one, &format!("{at}.{key}"), found);
+            // The keyword is about keys that no other one is about, and may be alone.
+            "properties" | "patternProperties" | "additionalProperties" => {
+                let table = value.as_object().into_iter().flatten();
+                for (key, one) in table {
+                    let at = format!("{at}.{key}");
+                    for rule in rules_of(schema, word, key) {
+                        match rule {
+                            Value::Bool(false) => found.push(format!("{at}: not a key")),
+                            rule => faults(rule, one, &at, found),
+                        }
                     }
                 }
                 true
@@ -70,13 +84,43 @@ fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
                     .as_object()
                     .is_none_or(|table| table.contains_key(key.as_str().unwrap()))
             }),
-            "$schema" | "title" | "description" | "default" | "examples" => true,
-            "patternProperties" => *rule == json!({"^x-": true}),
+            "$schema" | "title" | "description" | "default" | "examples" | "x-taplo" => true,
+            "then" | "else" => true,
             other => panic!("the test does not know `{other}`"),
         };
         if !fine {
             found.push(format!("{at}: {word} {rule}, and it is {value}"));
         }
+    }
+}
+
+/// What a keyword says of a key.
+fn rules_of<'s>(schema: &'s Map<String, Value>, word: &str, key: &str) -> Vec<&'s Value> {
+    let own = schema.get("properties").and_then(|all| all.get(key));
+    let patterns = schema.get("patternProperties").and_then(Value::as_object);
+    let patterns = patterns.into_iter().flatten();
+    let fitting = patterns.filter(|(pattern, _)| matches(pattern, key));
+    let fitting: Vec<&Value> = fitting.map(|(_, rule)| rule).collect();
+    match word {
+        "properties" => own.into_iter().collect(),
+        "patternProperties" => fitting,
+        _ if own.is_some() || !fitting.is_empty() => Vec::new(),
+        _ => schema.get(word).into_iter().collect(),
+    }
+}
+
+/// Whether a text fits a pattern. This crate of regular expressions has no `(?!..)`.
+fn matches(pattern: &str, text: &str) -> bool {
+    static COMPILED: LazyLock<Mutex<HashMap<String, Regex>>> = LazyLock::new(Mutex::default);
+    let found = |pattern: &str| {
+        let mut compiled = COMPILED.lock().unwrap();
+        let entry = compiled.entry(pattern.to_owned());
+        let regex = entry.or_insert_with(|| Regex::new(pattern).unwrap());
+        regex.is_match(text)
+    };
+    match pattern.strip_prefix("^(?!") {
+        Some(rest) => !found(&format!("^({rest}")),
+        None => found(pattern),
     }
 }
 
@@ -134,14 +178,20 @@ fn alone(known: &Setting, value: &str) -> String {
     format!("{header}\n{} = {value}\n", known.key)
 }
 
-/// As the readers say that a value is of the wrong kind, or no word of theirs.
-fn refused(text: &str) -> Option<Code> {
+/// What the readers say about a value.
+fn refused(text: &str) -> Vec<Code> {
     let start = text.find('=').unwrap() + 1;
-    let of_it = |one: &Diagnostic| one.start() > start;
-    let kinds = [Code::WrongType, Code::UnknownWord];
-    let mut found = said(text).into_iter().filter(of_it);
-    let found = found.find(|one| kinds.contains(&one.code));
-    found.map(|one| one.code)
+    let found = said(text).into_iter().filter(|one| one.start() > start);
+    found.map(|one| one.code).collect()
+}
+
+/// Whether the schema knows of such mistakes in all settings. It need not know of others.
+fn is_of_form(code: Code, known: &Setting) -> bool {
+    match code {
+        Code::WrongType | Code::UnknownWord | Code::BadRate | Code::BadQuantity => true,
+        Code::BadKey => (&*known.section, known.key) == ("limit.NAME", "key"),
+        _ => false,
+    }
 }
 
 #[test]
@@ -150,13 +200,37 @@ fn the_schema_allows_what_the_readers_take() {
     let schema = without_required(schema());
     for known in reference::settings() {
         let samples = ["\"zz-none-such\"", "\"${NOT_SET}\"", "1", "0.5", "true"];
-        let samples = samples
-            .into_iter()
-            .chain(["[\"zz-none-such\"]", "[1]", "{}", "[{}]"]);
+        let lists = ["[\"zz-none-such\"]", "[1]", "{}", "[{}]"];
+        let forms = [
+            "\"10\"",
+            "\"10 s\"",
+            "\"10secs\"",
+            "\"10m\"",
+            "\"5/min\"",
+            "\" 5_0 / 10 hours \"",
+            "\"5 per minute\"",
+            "\"unlimited\"",
+            "\" unlimited \"",
+            "\"64kib\"",
+            "\"10K\"",
+            "\"ip\"",
+            "\" header:x-a  or ip \"",
+            "\"ip:a\"",
+            "\"header:\"",
+            "\"5xx\"",
+            "\"6xx\"",
+            "[\"404\", \"5/s\"]",
+        ];
+        let samples = samples.into_iter().chain(lists).chain(forms);
         for value in samples.chain([known.value]) {
             let text = alone(known, value);
             let (read, allowed) = (refused(&text), faults_of(&text, &schema));
-            if read.is_none() != allowed.is_empty() {
+            let must = read.iter().any(|code| is_of_form(*code, known));
+            let may = must
+                || [Code::BadKey, Code::BadHttp]
+                    .iter()
+                    .any(|one| read.contains(one));
+            if must && allowed.is_empty() || !may && !allowed.is_empty() {
                 wrong.push_str(&format!("{text}read: {read:?}; allowed: {allowed:?}\n\n"));
             }
         }
@@ -189,7 +263,6 @@ fn without_required(mut schema: Value) -> Value {
     match &mut schema {
         Value::Object(table) => {
             table.remove("required");
-            table.remove("oneOf");
             table
                 .values_mut()
                 .for_each(|one| *one = without_required(one.take()));
@@ -255,6 +328,11 @@ fn mistakes_do_not_fit_it() {
         "[limit.a]\nrate = \"1/s\"\ntiers = { pro = 5 }",
         "[limit.a]\nkey = \"ip\"",
         "[limit.a]\nrate = \"1/s\"\nconcurrent = 5",
+        "[limit.a]\nrate = \"1/sek\"",
+        "[limit.a]\nrate = \"1/s\"\nkey = \"ip and path\"",
+        "[limit.\"A b\"]\nrate = \"1/s\"",
+        "[server]\nidle_timeout = \"10\"",
+        "[store]\nurl = \"memory:\"\nurls = [\"memory:\"]",
     ] {
         assert_ne!(faults_of(text, &schema()), [""; 0], "{text}");
     }
@@ -266,4 +344,26 @@ fn mistakes_do_not_fit_it() {
     ] {
         assert_eq!(faults_of(text, &schema()), [""; 0], "{text}");
     }
+}
+
+#[test]
+fn names_of_a_file_are_offered_and_others_are_allowed() {
+    let text = "[limit.login]\nrate = \"1/s\"\nx-a = 1\n[limit.x-note]\n[limit.b.tiers]\n\
+        pro = \"2/s\"\n[upstream.api]\nservers = \"http://a\"\nthis is not TOML\n";
+    let with_names = schema_with_names(text);
+    let offered = |place: &str| with_names.pointer(place).unwrap()["anyOf"][0]["enum"].clone();
+    let route = "/properties/route/items/properties";
+    assert_eq!(offered(&format!("{route}/limits")), json!(["b", "login"]));
+    assert_eq!(
+        offered(&format!("{route}/limits/items")),
+        json!(["b", "login"])
+    );
+    assert_eq!(offered(&format!("{route}/upstream")), json!(["api"]));
+    assert_eq!(
+        offered("/properties/tier/properties/default"),
+        json!(["pro"])
+    );
+    let other = "[[route]]\npath = \"/\"\nlimits = [\"other\"]\nupstream = \"other\"";
+    assert_eq!(faults_of(other, &with_names), [""; 0]);
+    assert_eq!(schema_with_names(""), schema());
 }

@@ -145,6 +145,7 @@ fn ejection(section: &mut Section<'_>) -> Ejection {
 }
 
 fn statuses(section: &mut Section<'_>) -> Option<StatusSet> {
+    section.declare("status", || ValueKind::WordsOrStatuses(Vec::new()));
     let texts = section.texts("status")?;
     let mut set = StatusSet::default();
     section.parse_all("status", Some(texts), TextForm::STATUS, |text| {

@@ -146,6 +146,39 @@ impl Part {
     }
 }
 
+/// A regular expression for one alternative of a key. It allows some names that are not possible.
+pub fn part_pattern() -> String {
+    each_part(|word, named| match named {
+        Name::Never => word.to_owned(),
+        Name::Optional => format!("{word}(:\\S+)?"),
+        Name::Required => format!("{word}:\\S+"),
+    })
+    .join("|")
+}
+
+/// Every form of an alternative, for messages: `ip, api_key, header:NAME`.
+pub fn part_forms() -> String {
+    each_part(|word, named| match named {
+        Name::Never => word.to_owned(),
+        Name::Optional => format!("{word}, {word}:NAME"),
+        Name::Required => format!("{word}:NAME"),
+    })
+    .join(", ")
+}
+
+/// The alternatives without a name.
+pub fn part_words() -> Vec<&'static str> {
+    let bare = PARTS.iter().filter(|(_, named)| *named != Name::Required);
+    bare.map(|(word, _)| *word).collect()
+}
+
+fn each_part(form: impl Fn(&str, Name) -> String) -> Vec<String> {
+    PARTS
+        .iter()
+        .map(|(word, named)| form(word, *named))
+        .collect()
+}
+
 impl ApiKeySource {
     /// Reads `header:x-api-key`, `bearer`, `query:api_key` or `cookie:key`.
     pub fn parse(text: &str) -> Result<Self, KeyError> {

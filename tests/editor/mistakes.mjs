@@ -1,0 +1,89 @@
+// Typical mistakes in a proxy.toml. Each has the line that is marked, and the message there.
+
+const LIMIT =
+  '"a key of `[limit.NAME]` (algorithm, candidate, concurrent, cost, counts, exempt, exempt_file, ' +
+  'hold, key, lease, missing, on_error, precision, rate, shadow, slot, tiers)" was expected';
+const ROUTE =
+  '"a key of `[[route]]` (add_prefix, body_limit, case, cost, headers, headers_down, headers_up, ' +
+  'host, limits, methods, name, path, redirect, refund, respond, settle, strip_prefix, timeout, ' +
+  'upstream)" was expected';
+const SERVER =
+  '"a key of `[server]` (body_timeout, control, drain_idle, drain_timeout, handover_timeout, ' +
+  'header_timeout, http2, https_port, idle_timeout, max_body, max_connections, ' +
+  'max_connections_per_ip, max_header_bytes, max_headers, max_streams, pid_file, workers)" was ' +
+  'expected';
+const TOP =
+  '"a key of the top (admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
+  'deny, headers, limit, listen, log, proxy_protocol, route, server, store, tier, tls, tracing, ' +
+  'trusted_proxies, upstream)" was expected';
+const RATE = '"COUNT/WINDOW in ms, s, min, h or d, such as 100/min; or unlimited" was expected';
+const KEY =
+  '"ip, api_key, header:NAME, query:NAME, cookie:NAME, path, path:NAME, method, host, route, global, ' +
+  'tier, jwt:NAME, tls:NAME, or several with ` or ` between them" was expected';
+const ON_ERROR = '"open" is not one of ["local","allow","deny"]';
+
+/** The text, the line, the message. */
+export const MISTAKES = [
+  // Misspelt names.
+  ['lisen = ":8080"', 1, TOP],
+  ['[limits.a]\nrate = "1/s"', 1, TOP],
+  ['[sever]\nhttp2 = true', 1, TOP],
+  ['[[bypas]]\npath = "/"', 1, TOP],
+  ['[limit.a]\nrate = "1/s"\nkye = "ip"', 3, LIMIT],
+  ['[[route]]\npath = "/*"\nlimtis = ["a"]', 3, ROUTE],
+  ['[server]\nheader_timeot = "1s"', 2, SERVER],
+  ['[[route]]\npath = "/"\nrespond = { status = 404, boddy = "x" }', 3,
+    '"a key of `route.respond` (body, content_type, status)" was expected'],
+  ['[upstream.a]\nservers = [{ url = "http://a", wieght = 2 }]', 2,
+    '"a key of `[[upstream.NAME.servers]]` (max_connections, url, weight)" was expected'],
+  ['[upstream.a]\nservers = "http://a"\n[upstream.a.health]\npath = "/"\nevry = "1s"', 5,
+    '"a key of `[upstream.NAME.health]` (every, healthy, host, path, status, timeout, unhealthy)" ' +
+      'was expected'],
+  ['[[tls.certificates]]\ncert = "a"\nkey = "b"\nkeyy = "c"', 4,
+    '"a key of `[[tls.certificates]]` (cert, key)" was expected'],
+  ['[limit."A b"]\nrate = "1/s"', 1,
+    '"a name of 1 to 64 of `a-z`, `0-9`, `_` and `-`" was expected'],
+  // Values of another type.
+  ['[limit.a]\nrate = "1/s"\nshadow = "yes"', 3, '"yes" is not of type "boolean"'],
+  ['[limit.a]\nrate = 100', 2, '100 is not of types "array", "string"'],
+  ['[limit.a]\nrate = ["1/s", 5]', 2, '5 is not of type "string"'],
+  ['[limit.a]\nrate = "1/s"\ntiers = { pro = 5 }', 3, '5 is not of types "array", "string"'],
+  ['[[route]]\npath = "/*"\nlimits = [5]', 3, '5 is not of type "string"'],
+  ['[server]\nheader_timeout = 10', 2, '10 is not of type "string"'],
+  ['upstream = 5', 1, '5 is not of types "object", "string"'],
+  ['[limit]\nrate = "1/s"', 2, '"1/s" is not of type "object"'],
+  ['[route]\npath = "/*"', 1, '{"path":"/*"} is not of type "array"'],
+  ['[upstream.a]\nservers = "http://a"\neject = true', 3, 'false was expected'],
+  // Texts of another form, and numbers.
+  ['[limit.a]\nrate = "100 per minute"', 2, RATE],
+  ['[limit.a]\nrate = "100/mintes"', 2, RATE],
+  ['[limit.a]\nrate = "1/s"\ntiers = { pro = ["5/s", "9"] }', 3, RATE],
+  ['[limit.a]\nrate = "1/s"\nkey = "ipp"', 3, KEY],
+  ['[limit.a]\nrate = "1/s"\nkey = ["ip", "header"]', 3, KEY],
+  ['[server]\nheader_timeout = "10"', 2,
+    '"a number and a unit of ms, s, min, h or d, such as 10s" was expected'],
+  ['[server]\nmax_body = "10 megs"', 2,
+    '"unlimited, or a number of bytes, or one with a unit, such as 64KiB or 10MB" was expected'],
+  ['[[route]]\npath = "/*"\nrefund = ["6xx"]', 3, '"a status such as 503 or 5xx" was expected'],
+  ['[server]\nworkers = -1', 2, '-1 is less than the minimum of 0'],
+  ['[log]\nsample_allowed = 5', 2, '5 is greater than the maximum of 1'],
+  // Words that are none.
+  ['[limit.a]\nrate = "1/s"\non_error = "open"', 3, ON_ERROR],
+  ['[store]\non_error = "open"', 2, ON_ERROR],
+  ['[store]\nfleet = "many"', 2, '"many" is not one of ["auto"]'],
+  ['[upstream.a]\nservers = "http://a"\n[upstream.a.retries]\non = ["closd"]', 4,
+    '"closed, or timeout, or a status such as 503 or 5xx" was expected'],
+  // Settings that lack, and settings that exclude each other.
+  ['[limit.a]\nkey = "ip"', 1, '"rate" is a required property'],
+  ['[[route]]\npath = "/a"\n[[route]]\nlimits = []', 3, '"path" is a required property'],
+  ['[upstream.a]\nbalance = "p2c"', 1, '"servers" is a required property'],
+  ['[[route]]\npath = "/*"\nredirect = { status = 301 }', 3, '"to" is a required property'],
+  ['[limit.a]\nrate = "1/s"\nconcurrent = 5', 2, '"`rate` without `concurrent`" was expected'],
+  ['[store]\nurl = "memory:"\nurls = ["memory:"]', 3, '"`urls` without `url`" was expected'],
+];
+
+/** Mistakes that only `tidegate check` finds. */
+export const NOT_MARKED = [
+  '[[route]]\npath = "/*"\nlimits = ["no-such-limit"]',
+  '[limit.a]\nrate = "0/s"',
+];
