@@ -12,6 +12,8 @@
 //! has the address. A panic costs one request, or one reading of the counters.
 
 mod answer;
+mod client_history;
+mod clients;
 mod crowd;
 pub(crate) mod denials;
 mod endpoints;

@@ -96,6 +96,13 @@ enum KeyWord<'w> {
 }
 
 impl KeySelector<'_> {
+    /// Whether the words are a hash. A word without `tag=` is one only if a known client has it.
+    pub fn is_hash(&self, words: &[String]) -> bool {
+        let is_marked = words.first().is_some_and(|word| word.starts_with("tag="));
+        let is_known = |prefix: KeyHashPrefix| !self.find_clients(&prefix).is_empty();
+        is_marked || hash_prefix(words).is_some_and(is_known)
+    }
+
     /// Reads the key of `limit`. Without a limit, reads a key to block: an address, an API key, or
     /// a key that one of `all_limits` counts by.
     pub fn select(
@@ -104,7 +111,6 @@ impl KeySelector<'_> {
         limit: Option<&Limit>,
         all_limits: &[Arc<Limit>],
     ) -> Result<SelectedKey, KeySelectionError> {
-        // A word without `tag=` is a hash only if a known client has it.
         if let Some(prefix) = hash_prefix(words).filter(|_| !words[0].starts_with("tag=")) {
             let found = self.find_clients(&prefix);
             if !found.is_empty() {

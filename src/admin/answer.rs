@@ -94,20 +94,28 @@ const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
 /// The name, media type and text of each file.
-const FILES: [(&str, &str, &str); 14] = [
+const FILES: [(&str, &str, &str); 22] = [
     ("", HTML, include_str!("dashboard/index.html")),
     ("style.css", CSS, include_str!("dashboard/style.css")),
+    ("client.css", CSS, include_str!("dashboard/client.css")),
+    ("print.css", CSS, include_str!("dashboard/print.css")),
     ("theme.js", JS, include_str!("dashboard/theme.js")),
     ("page.js", JS, include_str!("dashboard/page.js")),
     ("actions.js", JS, include_str!("dashboard/actions.js")),
+    ("address.js", JS, include_str!("dashboard/address.js")),
     ("api.js", JS, include_str!("dashboard/api.js")),
     ("charts.js", JS, include_str!("dashboard/charts.js")),
+    ("client.js", JS, include_str!("dashboard/client.js")),
+    ("commands.js", JS, include_str!("dashboard/commands.js")),
     ("denials.js", JS, include_str!("dashboard/denials.js")),
     ("dom.js", JS, include_str!("dashboard/dom.js")),
     ("explain.js", JS, include_str!("dashboard/explain.js")),
     ("limits.js", JS, include_str!("dashboard/limits.js")),
+    ("moment.js", JS, include_str!("dashboard/moment.js")),
+    ("promote.js", JS, include_str!("dashboard/promote.js")),
     ("routes.js", JS, include_str!("dashboard/routes.js")),
     ("table.js", JS, include_str!("dashboard/table.js")),
+    ("timeline.js", JS, include_str!("dashboard/timeline.js")),
     ("theming.js", JS, include_str!("dashboard/theming.js")),
 ];
 

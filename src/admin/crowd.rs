@@ -59,10 +59,7 @@ impl Crowd {
             sample: ClientSample::new(window_s(limit).clamp(SHORTEST, LONGEST)),
             fullest: TwoPeriods::default(),
         });
-        let used = match entry.units {
-            0 => 0.0,
-            units => 1.0 - entry.remaining.min(units) as f32 / units as f32,
-        };
+        let used = used_share(entry);
         if !entry.again {
             let sketch = clients.busiest.current(now);
             sketch.record(KeyHash(entry.tag), entry.denied);
@@ -75,9 +72,11 @@ impl Crowd {
         *fullest = fullest.max(used);
     }
 
-    /// Forgets limits that do not exist any more.
-    pub(super) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
+    /// Forgets limits that do not exist any more. Returns whether there were any.
+    pub(super) fn retain(&mut self, exists: impl Fn(&str) -> bool) -> bool {
+        let before = self.limits.len();
         self.limits.retain(|name, _| exists(name));
+        self.limits.len() < before
     }
 
     /// The busiest clients of a limit in the last five to ten minutes.
@@ -127,6 +126,14 @@ impl Crowd {
     pub(super) fn headroom(&self, limit: &str, now: u64) -> Option<f32> {
         let periods = self.limits.get(limit)?.fullest.both(now);
         Some(1.0 - periods.fold(0.0, |most, used| used.max(most)))
+    }
+}
+
+/// The share of the limit that a client had used after a request.
+pub(super) fn used_share(entry: &TrailEntry) -> f32 {
+    match entry.units {
+        0 => 0.0,
+        units => 1.0 - entry.remaining.min(units) as f32 / units as f32,
     }
 }
 

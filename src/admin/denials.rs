@@ -104,6 +104,8 @@ pub(super) struct DenialFilter {
     /// The beginning of a client's hash.
     key: Option<KeyHashPrefix>,
     request_id: Option<String>,
+    /// The newest time, microseconds since the Unix epoch.
+    until_us: Option<u64>,
     /// Whether denials by limits in shadow mode are included.
     shadow: bool,
 }
@@ -119,11 +121,18 @@ impl DenialFilter {
                 ApiError::bad_request("`key` is a client's hash as logs show it, or its beginning")
             })
         });
+        let until = parameter("until").map(|until| {
+            let until = until.parse().ok().filter(|until| *until >= 0.0);
+            until.ok_or_else(|| ApiError::bad_request("`until` is a number of seconds"))
+        });
         Ok(DenialFilter {
             limit: parameter("limit"),
             route: parameter("route"),
             key: key.transpose()?,
             request_id: parameter("request_id"),
+            until_us: until
+                .transpose()?
+                .map(|until: f64| (until * 1e6).round() as u64),
             shadow: parameter("shadow").as_deref() != Some("false"),
         })
     }
@@ -136,6 +145,7 @@ impl DenialFilter {
             && is(&self.route, &denial.route)
             && is(&self.request_id, &denial.request_id)
             && self.key.as_ref().is_none_or(|key| key.matches(denial.tag))
+            && self.until_us.is_none_or(|until| denial.at_us <= until)
             && (self.shadow || !denial.shadow)
     }
 }

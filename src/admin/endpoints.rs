@@ -7,7 +7,7 @@ use http::{StatusCode, header};
 use serde_json::{Value, json};
 
 use super::denials::DenialFilter;
-use super::limits::{DEFAULT_BUSIEST, MAX_BUSIEST, busiest, limits};
+use super::limits::{DEFAULT_BUSIEST, MAX_BUSIEST, busiest, limits, promotions};
 use super::openapi::{
     ApiEndpoint, RefusalDoc, document, json_content, object_content, probe, read, refusal,
     text_content, write,
@@ -18,7 +18,7 @@ use super::request::ApiRequest;
 use super::response::{ApiResult, now, now_s, with_type};
 use super::schema::Components;
 use super::status::{Readiness, config, healthz, readyz, reload, secrets, status, upstreams};
-use super::{explain, prometheus};
+use super::{clients, explain, prometheus};
 use crate::telemetry::metrics::text::TextFormat;
 
 pub(super) static ENDPOINTS: LazyLock<Vec<ApiEndpoint>> = LazyLock::new(|| {
@@ -36,6 +36,11 @@ static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
     serde_json::to_string_pretty(&document).unwrap_or_default()
 });
 
+const BY_ID: &str = "`id` if the key is its hash, as logs show it.";
+const SEVERAL: RefusalDoc = refusal(
+    409,
+    "Several clients have such a hash; the detail lists them.",
+);
 const NO_LIMIT: RefusalDoc = refusal(404, "There is no such limit.");
 const NOTHING_TO_REMOVE: RefusalDoc = refusal(
     404,
@@ -105,19 +110,23 @@ fn limit_reads() -> Vec<ApiEndpoint> {
             "/api/v1/limits/{name}/keys/{key}",
             "The usage of one client of a limit.",
         )
-        .query(
-            "by",
-            "`id` if the key is its hash, as logs show it.",
-            &json!({ "enum": ["id"] }),
-        )
+        .query("by", BY_ID, &json!({ "enum": ["id"] }))
         .json_async(usage)
-        .refuses(&[
-            NO_LIMIT,
-            refusal(
-                409,
-                "Several clients have such a hash; the detail lists them.",
-            ),
-        ]),
+        .refuses(&[NO_LIMIT, SEVERAL]),
+        read(
+            "/api/v1/limits/{name}/promotions",
+            "The patch of the file that enforces a limit in shadow mode, or its candidate.",
+        )
+        .json(promotions)
+        .refuses(&[NO_LIMIT, NO_FILE]),
+        read(
+            "/api/v1/clients/{key}",
+            "One client in every limit that counts it, with its last quarter of an hour. A key \
+             that fits several limits may name several clients.",
+        )
+        .query("by", BY_ID, &json!({ "enum": ["id"] }))
+        .json_async(clients::find)
+        .refuses(&[refusal(404, "No such client is known."), SEVERAL]),
         filtered(read("/api/v1/denials", "The last denials, newest first.")).json(|request| {
             let filter = DenialFilter::parse(|name| request.parameter(name))?;
             request.state.collect();
@@ -161,6 +170,11 @@ fn filtered(endpoint: ApiEndpoint) -> ApiEndpoint {
             "request_id",
             "Only the denial of the request with this id.",
             &text,
+        )
+        .query(
+            "until",
+            "Only denials up to this time, seconds since the Unix epoch.",
+            &json!({ "type": "number", "minimum": 0 }),
         )
         .query(
             "shadow",

@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use http::StatusCode;
 use serde_json::json;
 
 use super::crowd::{BusyClient, LimitUse};
 use super::history::{LimitRates, count};
 use super::request::ApiRequest;
-use super::response::{ApiError, now_s};
+use super::response::{ApiError, now_s, seconds};
 use super::schema::{described, words};
 use super::state::{AdminState, ServerRecord};
+use crate::config::{Promotion, promotion};
 use crate::limit::{Algorithm, Limit, Tier, Window};
 use crate::proxy::Proxy;
 use crate::telemetry::metrics::{LimitSum, LimitVerdict, Sum};
@@ -52,6 +54,23 @@ described! {
         denied: u64,
         shadow_denied: u64,
         bypassed: u64,
+    }
+
+    struct PromotionList {
+        file: String,
+        /// When the proxy loaded the file.
+        loaded_at: f64,
+        promotions: Vec<PromotionReport>,
+    }
+
+    struct PromotionReport as "Promotion" {
+        what: String = words(&["shadow", "candidate"]),
+        /// Requests that it would have allowed since the start of the process.
+        allowed: u64,
+        denied: u64,
+        /// A unified diff of the file as it was loaded. Null if the file spells the limit in a form
+        /// that the proxy does not change.
+        patch: Option<String>,
     }
 
     struct ClientsReport {
@@ -115,7 +134,7 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
         tiers: limit.tiers.iter().map(tier).collect(),
         key: key.join(", "),
         algorithm: algorithm(limit).to_owned(),
-        mode: if limit.shadow { "shadow" } else { "enforced" }.to_owned(),
+        mode: mode(limit).to_owned(),
         candidate,
         on_error: limit.on_error.word().to_owned(),
         routes,
@@ -129,6 +148,48 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
         headroom: crowd.headroom(&limit.name, now).map(f64::from),
         r#use: crowd.usage(&limit.name, now),
     }
+}
+
+/// The settings of a limit that can be enforced: shadow mode, and a candidate.
+pub(super) fn promotions(request: &ApiRequest) -> Result<PromotionList, ApiError> {
+    let state = &request.state;
+    let name = request.path.limit.as_deref().unwrap_or_default();
+    let Some(file) = &state.server.file else {
+        let detail = "the proxy was started by flags: there is no file";
+        return Err(ApiError::new(StatusCode::CONFLICT, detail));
+    };
+    let short = file.file_name().unwrap_or_default().to_string_lossy();
+    state.inspect(|snapshot| {
+        let mut limits = snapshot.config.limits.iter();
+        let limit = limits.find(|limit| *limit.name == *name);
+        let limit = limit.ok_or_else(|| ApiError::no_limit(name))?;
+        let text = &snapshot.config.sources.text;
+        let sum = Sum::without_routes(snapshot.proxies().map(Proxy::meter));
+        let report = |kind: Promotion, counts: Option<&LimitSum>| {
+            let counts = counts.copied().unwrap_or_default();
+            PromotionReport {
+                what: kind.word().to_owned(),
+                allowed: count(&counts, LimitVerdict::Allowed),
+                denied: count(&counts, LimitVerdict::ShadowDenied),
+                patch: promotion(&short, text, name, kind),
+            }
+        };
+        let shadow = limit
+            .shadow
+            .then(|| report(Promotion::Shadow, sum.limits.get(name)));
+        let has_candidate = !limit.candidate.is_empty();
+        let candidate =
+            has_candidate.then(|| report(Promotion::Candidate, sum.candidates.get(name)));
+        Ok(PromotionList {
+            file: file.display().to_string(),
+            loaded_at: seconds(snapshot.loaded_us),
+            promotions: shadow.into_iter().chain(candidate).collect(),
+        })
+    })?
+}
+
+pub(super) fn mode(limit: &Limit) -> &'static str {
+    if limit.shadow { "shadow" } else { "enforced" }
 }
 
 fn algorithm(limit: &Limit) -> &'static str {

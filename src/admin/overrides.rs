@@ -4,6 +4,7 @@
 //! With Redis a change reaches every proxy, with the embedded store this process alone. A key in a
 //! request is hashed and forgotten: no answer contains it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use http::StatusCode;
@@ -22,7 +23,7 @@ use crate::key_selector::{
     KeySelectionError, KeySelectionErrorKind, KeySelector, SelectedKey, hash_prefix,
 };
 use crate::limit::key::ApiKeys;
-use crate::limit::key::KeyHashPrefix;
+use crate::limit::key::HashSecret;
 use crate::limit::{KeyHash, Limit};
 use crate::server::introspection::Snapshot;
 use crate::store::Backing;
@@ -37,6 +38,8 @@ const LONGEST: u64 = 10 * 366 * 86_400;
 /// The longest reason, and the longest name of an author, bytes.
 const MAX_TEXT: usize = 200;
 const MAX_WORDS: usize = 16;
+/// Limits that are asked about one client.
+const MAX_ASKED: usize = 256;
 
 described! {
     struct OverrideTexts {
@@ -149,18 +152,18 @@ impl ClientChange {
 }
 
 /// Finds the client that a request names. Holds the settings that this takes.
-struct ClientLookup {
-    state: Arc<AdminState>,
+pub(super) struct ClientLookup {
+    pub(super) state: Arc<AdminState>,
     client_ip: ClientIp,
     api_key: ApiKeys,
     limits: Vec<Arc<Limit>>,
     limit: Option<Arc<Limit>>,
-    store: StorePlace,
+    pub(super) store: StorePlace,
 }
 
 impl ClientLookup {
     /// Reads the settings. A request whose path has no limit is about all limits.
-    fn new(request: &ApiRequest) -> Result<ClientLookup, ApiError> {
+    pub(super) fn new(request: &ApiRequest) -> Result<ClientLookup, ApiError> {
         let name = request.path.limit.as_deref();
         let lookup = request.state.inspect(|snapshot| {
             let config = snapshot.config;
@@ -186,6 +189,58 @@ impl ClientLookup {
         words: &[String],
         overrides: &OverrideList,
     ) -> Result<SelectedKey, ApiError> {
+        let words = self.with_denied_client(words);
+        let known = self.known_clients(store, &words);
+        let hash_key = store.hash_key();
+        let selector = self.selector(&hash_key, &known, overrides);
+        let found = selector.select(&words, self.limit.as_deref(), &self.limits);
+        found.map_err(not_found)
+    }
+
+    /// The client of each limit that the words name by its key, once each, with its limits. A hash
+    /// and the id of a denied request name a client of any limit.
+    pub(super) fn find_in_all(
+        &self,
+        store: &mut OperatorStore,
+        words: &[String],
+        overrides: &OverrideList,
+    ) -> Result<Vec<ClientInLimits>, ApiError> {
+        let words = self.with_denied_client(words);
+        let known = self.known_clients(store, &words);
+        let hash_key = store.hash_key();
+        let selector = self.selector(&hash_key, &known, overrides);
+        let limits = &self.limits[..self.limits.len().min(MAX_ASKED)];
+        let in_all = |client| ClientInLimits {
+            client,
+            limits: limits.to_vec(),
+            is_sure: false,
+        };
+        if selector.is_hash(&words) {
+            let client = selector.select(&words, None, limits).map_err(not_found)?;
+            return Ok(vec![in_all(client)]);
+        }
+        let mut found: BTreeMap<KeyHash, ClientInLimits> = BTreeMap::new();
+        for limit in limits {
+            let Ok(client) = selector.select(&words, Some(limit), limits) else {
+                continue;
+            };
+            let found = found.entry(client.tag).or_insert_with(|| ClientInLimits {
+                client,
+                limits: Vec::new(),
+                is_sure: true,
+            });
+            found.limits.push(Arc::clone(limit));
+        }
+        if !found.is_empty() {
+            return Ok(found.into_values().collect());
+        }
+        // No limit counts by it, but a block may hold.
+        let client = selector.select(&words, None, limits).map_err(not_found)?;
+        Ok(vec![in_all(client)])
+    }
+
+    /// The hash of the client, if the only word is the id of a denied request.
+    fn with_denied_client(&self, words: &[String]) -> Vec<String> {
         let denied = match words {
             [word] => {
                 self.state.collect();
@@ -194,28 +249,33 @@ impl ClientLookup {
             }
             _ => None,
         };
-        let words = match denied {
+        match denied {
             Some(tag) => vec![format!("tag={tag}")],
             None => words.to_vec(),
-        };
-        let known = match hash_prefix(&words) {
-            Some(prefix) => self.known_clients(store, &prefix),
-            None => Vec::new(),
-        };
-        let eyes = KeySelector {
-            client_ip: &self.client_ip,
-            api_key: &self.api_key,
-            hash_key: &store.hash_key(),
-            records: &overrides.records,
-            known: &known,
-        };
-        let found = eyes.select(&words, self.limit.as_deref(), &self.limits);
-        found.map_err(not_found)
+        }
     }
 
-    /// The hashes in which `prefix` is looked up: those of the last denials, of the busiest
-    /// clients, and of the clients that the store counts.
-    fn known_clients(&self, store: &mut OperatorStore, prefix: &KeyHashPrefix) -> Vec<KeyHash> {
+    fn selector<'s>(
+        &'s self,
+        hash_key: &'s HashSecret,
+        known: &'s [KeyHash],
+        overrides: &'s OverrideList,
+    ) -> KeySelector<'s> {
+        KeySelector {
+            client_ip: &self.client_ip,
+            api_key: &self.api_key,
+            hash_key,
+            records: &overrides.records,
+            known,
+        }
+    }
+
+    /// The hashes in which the words are looked up, if they may be a hash: those of the last
+    /// denials, of the busiest clients, and of the clients that the store counts.
+    fn known_clients(&self, store: &mut OperatorStore, words: &[String]) -> Vec<KeyHash> {
+        let Some(prefix) = hash_prefix(words) else {
+            return Vec::new();
+        };
         self.state.collect();
         let mut known = self.state.denials.clients();
         let limits = match &self.limit {
@@ -227,9 +287,17 @@ impl ClientLookup {
             known.extend(busiest.clients.iter().map(|client| client.tag));
         }
         // A search that stopped early reports the clients that it found.
-        known.extend(store.find_key_hashes(limits, prefix).tags);
+        known.extend(store.find_key_hashes(limits, &prefix).tags);
         known
     }
+}
+
+/// A client, and the limits that count it.
+pub(super) struct ClientInLimits {
+    pub(super) client: SelectedKey,
+    pub(super) limits: Vec<Arc<Limit>>,
+    /// Whether its key is one of these limits. A hash alone may be one of any limit.
+    pub(super) is_sure: bool,
 }
 
 fn not_found(unclear: KeySelectionError) -> ApiError {
@@ -264,11 +332,16 @@ fn key_words(request: &ApiRequest) -> Result<Vec<String>, ApiError> {
     }
 }
 
-pub(super) async fn usage(request: ApiRequest) -> Result<KeyUsage, ApiError> {
-    let words = match request.parameter("by").as_deref() {
+/// The words that name a client in a path.
+pub(super) fn path_words(request: &ApiRequest) -> Vec<String> {
+    match request.parameter("by").as_deref() {
         Some("id") => vec![format!("tag={}", request.path.key.join("&"))],
         _ => request.path.key.clone(),
-    };
+    }
+}
+
+pub(super) async fn usage(request: ApiRequest) -> Result<KeyUsage, ApiError> {
+    let words = path_words(&request);
     let lookup = ClientLookup::new(&request)?;
     let work = move || {
         let mut store = lookup.store.open()?;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::sync::Semaphore;
 
+use super::client_history::ClientHistories;
 use super::crowd::Crowd;
 use super::denials::DenialLog;
 use super::findings::Findings;
@@ -50,6 +51,7 @@ pub(super) struct ServerRecord {
     pub(super) history: History,
     pub(super) routes: RouteHistory,
     pub(super) crowd: Crowd,
+    pub(super) clients: ClientHistories,
     pub(super) findings: Findings,
     /// The heartbeats of the workers, and when all workers had last beaten.
     beats: Vec<u64>,
@@ -70,6 +72,7 @@ impl AdminState {
                 history: History::new(server.introspection.started_us),
                 routes: RouteHistory::default(),
                 crowd: Crowd::default(),
+                clients: ClientHistories::default(),
                 findings: Findings::default(),
                 beats: Vec::new(),
                 all_beat_at: None,
@@ -148,13 +151,17 @@ impl AdminState {
             let numbered = |limit: &Arc<Limit>| (limit.number as u32, Arc::clone(limit));
             let limits: HashMap<u32, Arc<Limit>> =
                 snapshot.config.limits.iter().map(numbered).collect();
-            let crowd = &mut self.record().crowd;
-            crowd.retain(|name| limits.values().any(|limit| *limit.name == *name));
+            let ServerRecord { crowd, clients, .. } = &mut *self.record();
+            let exists = |name: &str| limits.values().any(|limit| *limit.name == *name);
+            if crowd.retain(exists) {
+                clients.retain(exists);
+            }
             for meter in snapshot.proxies().map(Proxy::meter) {
                 if let Some(trail) = meter.trail() {
                     trail.drain(|entry| {
                         if let Some(limit) = limits.get(&entry.limit) {
                             crowd.record(limit, &entry, now);
+                            clients.record(&limit.name, &entry, now);
                         }
                     });
                 }

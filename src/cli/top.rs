@@ -1,12 +1,14 @@
 //! `tidegate top`: the running proxy, once a second, on a terminal.
 //!
 //! ```text
+//! order     a change of one client: its questions, and the request that makes it
 //! state     the last snapshot, the selection, and what keys change
 //! frame     the picture of that state
 //! terminal  draws pictures and reads keys
 //! ```
 
 mod frame;
+mod order;
 mod state;
 mod terminal;
 
@@ -19,13 +21,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use super::admin_client::{AdminArgs, AdminClient, AdminFailure, runtime};
-use super::display::{StyledLine, render_lines, short_hash};
+use super::admin_client::{AdminArgs, AdminClient, runtime};
+use super::display::{StyledLine, render_lines};
 use super::output::{CommandError, print, use_colour};
 use super::proxy_snapshot::{ProxySnapshot, read_or_default};
 use crate::admin::limits::ClientsReport;
 use frame::{ScreenSize, frame};
-use state::{ClientOfLimit, PressedKey, TopAction, TopState};
+use order::ClientOrder;
+use state::{PressedKey, TopAction, TopState};
 use terminal::Terminal;
 
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
@@ -139,8 +142,8 @@ async fn show(client: &AdminClient, mut state: TopState) -> std::io::Result<()> 
             None => {}
             Some(TopAction::Quit) => return Ok(()),
             Some(TopAction::FetchClients) => fetch_clients(client, &mut state).await,
-            Some(TopAction::Reset(of)) => {
-                state.note = Some(reset(client, &of).await);
+            Some(TopAction::Change(order)) => {
+                state.note = Some(change(client, &order).await);
                 fetch_clients(client, &mut state).await;
             }
         }
@@ -180,12 +183,11 @@ async fn fetch_clients(client: &AdminClient, state: &mut TopState) {
     state.clients_of = Some(limit);
 }
 
-async fn reset(client: &AdminClient, of: &ClientOfLimit) -> String {
-    let (limit, id) = (&of.limit, &of.client);
-    let path = format!("/api/v1/limits/{limit}/reset");
-    match client.post(&path, &json!({ "id": id })).await {
-        Ok(_) => format!("{} starts at zero in {limit}", short_hash(id)),
-        Err(AdminFailure::Refused(404, _)) => "this proxy cannot reset clients".to_owned(),
-        Err(failure) => format!("not reset: {failure}"),
+async fn change(client: &AdminClient, order: &ClientOrder) -> String {
+    let (limit, endpoint) = (&order.of.limit, order.endpoint());
+    let path = format!("/api/v1/limits/{limit}/{endpoint}");
+    match client.post(&path, &order.body()).await {
+        Ok(_) => order.done(),
+        Err(failure) => format!("not done: {failure}"),
     }
 }

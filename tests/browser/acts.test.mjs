@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { asks, dialog, exhaust, LIMITS, on, scene, SOON } from './scene.mjs';
+import { asks, dialog, exhaust, LIMITS, on, said, scene, SOON, tabTo } from './scene.mjs';
 import { eventually, load, look } from './stage.mjs';
 
 /** What a client may send in a header and a path, and would be glad to see as markup. */
@@ -28,8 +28,6 @@ async function isBlocked(client) {
   const problem = await answer.json();
   return problem.title === 'Blocked';
 }
-
-const said = (page, text) => page.locator('#said', { hasText: text }).waitFor();
 
 test('a button resets a client, which passes again', SOON, async () => {
   const id = await exhaust('ann');
@@ -190,16 +188,6 @@ test('a reload is marked with what changed', SOON, async () => {
     await page.locator('#limits tr', { hasText: '2000000/h' }).waitFor();
   });
 });
-
-/** Presses Tab until the focus is where `selector` says. */
-async function tabTo(page, selector) {
-  for (let pressed = 1; pressed <= 200; pressed += 1) {
-    await page.keyboard.press('Tab');
-    const isThere = (what) => document.activeElement?.matches(what);
-    if (await page.evaluate(isThere, selector)) return pressed;
-  }
-  assert.fail(`the keyboard does not reach ${selector}`);
-}
 
 test('few presses of Tab lead to the first limit, however much has happened', SOON, async () => {
   const { redis } = scene.stage;

@@ -1,11 +1,10 @@
 // The dashboard shows what happens, and says when something is wrong; everybody can read it.
 
 import assert from 'node:assert/strict';
-import { join } from 'node:path';
 import { test } from 'node:test';
 
-import { exhaust, on, scene, SOON } from './scene.mjs';
-import { AXE, eventually, load, send } from './stage.mjs';
+import { barriers, exhaust, on, picture, scene, SOON } from './scene.mjs';
+import { eventually, load, send } from './stage.mjs';
 
 const number = (text) => Number(text.replace(/[^0-9.]/g, '')) * (text.includes('k') ? 1000 : 1);
 
@@ -123,18 +122,4 @@ for (const scheme of ['dark', 'light']) {
       assert.deepEqual(await barriers(page), []);
     });
   });
-}
-
-/** What axe finds that keeps somebody from using the page. */
-async function barriers(page) {
-  // The policy keeps scripts out of the page; the debugger's way in is not bound by it.
-  await page.evaluate(AXE);
-  const found = await page.evaluate(() => window.axe.run(document));
-  const grave = found.violations.filter((one) => ['serious', 'critical'].includes(one.impact));
-  return grave.map((one) => `${one.id}: ${one.nodes[0].target}: ${one.nodes[0].failureSummary}`);
-}
-
-async function picture(page, name, fullPage = true) {
-  const folder = process.env.DASHBOARD_SHOTS;
-  if (folder) await page.screenshot({ path: join(folder, `${name}.png`), fullPage });
 }

@@ -1,9 +1,10 @@
 // The proxy that the tests of the dashboard look at, and what they do to it.
 
 import assert from 'node:assert/strict';
+import { join } from 'node:path';
 import { after, before } from 'node:test';
 
-import { end, eventually, look, send, start, startBrowser } from './stage.mjs';
+import { AXE, end, eventually, look, send, start, startBrowser } from './stage.mjs';
 
 export const LIMITS = `
   [limit.strict]
@@ -16,6 +17,15 @@ export const LIMITS = `
   name = "strict"
   path = "/strict/*"
   limits = ["strict"]
+  [limit.tried]
+  rate = "100/h"
+  candidate = "1/h"
+  shadow = true
+  key = "header:x-client"
+  [[route]]
+  name = "tried"
+  path = "/tried/*"
+  limits = ["tried"]
   [[route]]
   name = "rest"
   path = "/*"
@@ -60,3 +70,30 @@ export async function on(options, work) {
 }
 
 export const dialog = (page) => page.getByRole('dialog');
+
+/** Waits for a message about a result. */
+export const said = (page, text) => page.locator('#said', { hasText: text }).waitFor();
+
+/** Presses Tab until the focus is where `selector` says. */
+export async function tabTo(page, selector) {
+  for (let pressed = 1; pressed <= 200; pressed += 1) {
+    await page.keyboard.press('Tab');
+    const isThere = (what) => document.activeElement?.matches(what);
+    if (await page.evaluate(isThere, selector)) return pressed;
+  }
+  assert.fail(`the keyboard does not reach ${selector}`);
+}
+
+/** What axe finds that keeps somebody from using the page. */
+export async function barriers(page) {
+  // The policy keeps scripts out of the page; the debugger's way in is not bound by it.
+  await page.evaluate(AXE);
+  const found = await page.evaluate(() => window.axe.run(document));
+  const grave = found.violations.filter((one) => ['serious', 'critical'].includes(one.impact));
+  return grave.map((one) => `${one.id}: ${one.nodes[0].target}: ${one.nodes[0].failureSummary}`);
+}
+
+export async function picture(page, name, fullPage = true) {
+  const folder = process.env.DASHBOARD_SHOTS;
+  if (folder) await page.screenshot({ path: join(folder, `${name}.png`), fullPage });
+}

@@ -1,5 +1,6 @@
 //! Admin: what operators see of a running proxy, and who may see it.
 
+mod clients;
 mod config;
 mod findings;
 mod live;

@@ -23,6 +23,7 @@ mod habits;
 mod limits;
 mod load;
 pub mod pem;
+mod promotion;
 mod reader;
 mod redis;
 mod reference;
@@ -77,6 +78,7 @@ pub use load::{
     load_noting, load_text, parse, parse_limits,
 };
 pub use pem::{IdentityFiles, PemFile};
+pub use promotion::{Promotion, promotion};
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, SentinelSettings};
 pub use server::{
     AdminSettings, Control, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget, ProxyProtocol,

@@ -1,6 +1,7 @@
 // Actions that change something. Each explains its effect, asks, and reports the result.
 
 import { get, getText, hasToken, keepToken, offers, post, Problem } from './api.js';
+import { codeLine, commandLine } from './commands.js';
 import { byId, clock, h, plain, setText, span } from './dom.js';
 
 const dialog = () => byId('dialog');
@@ -44,10 +45,14 @@ export const trouble = (error) =>
 const label = (text, input, hint) =>
   h('label', { class: 'field' }, h('span', { text }), input, hint && h('small', { text: hint }));
 
-/** A form that asks before it calls `work`, which returns the message of success. */
-function ask({ title, consequence, fields = [], verb, danger = false, work }) {
+/**
+ * A form that asks before it calls `work`, which returns the message of success. `command` returns
+ * the command line for the values of the form.
+ */
+function ask(question) {
+  const { title, consequence, fields = [], verb, danger = false, command, work } = question;
   if (!hasToken()) {
-    signIn(() => ask({ title, consequence, fields, verb, danger, work }));
+    signIn(() => ask(question));
     return;
   }
   const failed = h('p', { class: 'failed', role: 'alert', hidden: true });
@@ -56,7 +61,13 @@ function ask({ title, consequence, fields = [], verb, danger = false, work }) {
   const kind = danger ? 'danger' : 'primary';
   const go = h('button', { type: 'submit', class: kind, text: verb });
   const buttons = h('div', { class: 'buttons' }, cancel, go);
-  const form = h('form', {}, h('p', { text: consequence }), fields, failed, buttons);
+  const form = h('form', {}, h('p', { text: consequence }), fields);
+  if (command) {
+    const line = codeLine(command(new FormData(form)), 'the command line');
+    form.append(line.element);
+    form.addEventListener('input', () => line.set(command(new FormData(form))));
+  }
+  form.append(failed, buttons);
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
     go.disabled = true;
@@ -69,7 +80,7 @@ function ask({ title, consequence, fields = [], verb, danger = false, work }) {
     } catch (error) {
       if (error.status === 401) {
         keepToken('');
-        signIn(() => ask({ title, consequence, fields, verb, danger, work }), error.message);
+        signIn(() => ask(question), error.message);
         return;
       }
       setText(failed, `Not done: ${trouble(error)}`);
@@ -89,6 +100,8 @@ const TERMS = [
   ['604800', '1 week'],
   ['', 'until it is taken back'],
 ];
+/** The same in the syntax of the command line. */
+const LASTS = { 600: '10min', 3600: '1h', 86400: '24h', 604800: '7d' };
 
 function terms(first) {
   const options = TERMS.map(([value, text]) =>
@@ -111,7 +124,14 @@ function words(form, more = {}) {
   return value;
 }
 
-const path = (subject, deed) => `limits/${encodeURIComponent(subject.limit)}/${deed}`;
+const terminal = (action, subject) => (form) =>
+  commandLine(action, subject, {
+    rate: form.get('rate')?.trim(),
+    lasts: LASTS[form.get('for')],
+    note: form.get('reason')?.trim(),
+  });
+
+const path = (subject, action) => `limits/${encodeURIComponent(subject.limit)}/${action}`;
 const whom = (subject) => (subject.id ? { id: subject.id } : { key: subject.key });
 const lasting = (form) =>
   form.get('for') ? `for ${span(Number(form.get('for')))}` : 'until taken back';
@@ -123,6 +143,7 @@ function reset(subject) {
     title: `Reset ${subject.name}`,
     consequence: `What ${subject.limit} has counted for this client is forgotten. ${anew}.`,
     verb: 'Reset this client',
+    command: terminal('reset', subject),
     work: async () => {
       await post(path(subject, 'reset'), whom(subject));
       return `${subject.name} begins anew on ${subject.limit}.`;
@@ -149,6 +170,7 @@ function override(subject) {
       reason(),
     ],
     verb: 'Set this rate',
+    command: terminal('override', subject),
     work: async (form) => {
       const rate = form.get('rate').trim();
       await post(path(subject, 'override'), words(form, { ...whom(subject), rate }));
@@ -165,6 +187,7 @@ function block(subject) {
       'that shares the store, except what [[bypass]] lets through.',
     fields: [terms('3600'), reason()],
     verb: 'Block this client',
+    command: terminal('block', subject),
     danger: true,
     work: async (form) => {
       await post(path(subject, 'block'), words(form, whom(subject)));
@@ -181,6 +204,7 @@ export function takeBack(one, name) {
     title: isBlock ? `Unblock ${name}` : `Take the override of ${name} back`,
     consequence: `${then}, within a second, on every proxy that shares the store.`,
     verb: isBlock ? 'Unblock' : 'Take it back',
+    command: () => commandLine(one.kind, one, { remove: true }),
     work: async () => {
       await post(path(one, one.kind), { ...whom(one), remove: true });
       return isBlock ? `${name} is let in again.` : `${name} has the limit's own rate again.`;
@@ -188,19 +212,27 @@ export function takeBack(one, name) {
   });
 }
 
-/** The buttons for the three actions on a client. */
-export function buttons(subject) {
-  const make = (text, deed) => {
+/** The actions on a client; `terms` are those that their forms begin with. */
+const CLIENT_ACTIONS = {
+  reset: { text: 'Reset', work: reset, terms: {} },
+  override: { text: 'Override', work: override, terms: { lasts: LASTS[86400] } },
+  block: { text: 'Block', work: block, terms: { lasts: LASTS[3600] } },
+};
+
+/** The buttons of these actions on a client, as far as the proxy offers them. */
+export function clientActions(subject, names = Object.keys(CLIENT_ACTIONS)) {
+  const offered = names.filter((name) => offers(`limits/{name}/${name}`));
+  return offered.map((name) => {
+    const { text, work, terms } = CLIENT_ACTIONS[name];
     const about = `${text} ${subject.name} on ${subject.limit}`;
     const button = h('button', { type: 'button', class: 'act', 'aria-label': about, text });
-    button.addEventListener('click', () => deed(subject));
-    return button;
-  };
-  const list = [
-    offers('limits/{name}/reset') && make('Reset', reset),
-    offers('limits/{name}/override') && make('Override', override),
-    offers('limits/{name}/block') && make('Block', block),
-  ].filter(Boolean);
+    button.addEventListener('click', () => work(subject));
+    return { name, button, terms };
+  });
+}
+
+export function buttons(subject) {
+  const list = clientActions(subject).map((action) => action.button);
   return h('span', { class: 'acts' }, list);
 }
 

@@ -72,8 +72,10 @@ const markText = (mark) => {
 
 /** Allowed, denied and shadow-denied requests of a quarter of an hour, with marks of events. */
 export class TrafficChart {
-  constructor(place) {
+  /** `choose` is called with the moment, in seconds, that a pointer chooses. */
+  constructor(place, choose) {
     this.place = place;
+    this.moment = svg('path', { class: 'moment' });
     this.grid = svg('g', { class: 'grid', 'aria-hidden': 'true' });
     this.away = svg('path', { class: 'away' });
     this.allowed = svg('path', { class: 'allowed' });
@@ -83,7 +85,7 @@ export class TrafficChart {
     this.marks = svg('g', { class: 'marks' });
     this.words = svg('title');
     const bars = svg('g', { 'aria-hidden': 'true' }, this.away, this.allowed, this.denied);
-    bars.append(this.shadow, this.cursor);
+    bars.append(this.shadow, this.cursor, this.moment);
     this.svg = svg('svg', { class: 'traffic', role: 'group', height: HEIGHT });
     this.svg.append(this.grid, bars, this.marks);
     setAttr(this.svg, 'aria-label', 'Requests of the last 15 minutes, with marks of what changed');
@@ -93,16 +95,21 @@ export class TrafficChart {
     place.append(this.svg, this.tip);
     this.scale = new Scale();
     this.svg.addEventListener('pointermove', (event) => this.point(event));
+    this.svg.addEventListener('click', (event) => {
+      const sample = this.sampleAt(event);
+      if (sample) choose(sample.at);
+    });
     this.svg.addEventListener('pointerleave', () => this.unpoint());
     this.svg.addEventListener('keydown', (event) => {
       if (event.key === 'Escape') this.unpoint();
       else this.step(event);
     });
-    new ResizeObserver(() => this.data && this.draw(this.data)).observe(place);
+    new ResizeObserver(() => this.data && this.draw(this.data, this.at)).observe(place);
   }
 
-  draw(data) {
-    this.data = data;
+  /** `at` is the moment that the page shows; null for now. */
+  draw(data, at) {
+    Object.assign(this, { data, at });
     this.width = Math.max(280, Math.floor(this.place.clientWidth));
     setAttr(this.svg, 'width', this.width);
     setAttr(this.svg, 'viewBox', `0 0 ${this.width} ${HEIGHT}`);
@@ -118,6 +125,9 @@ export class TrafficChart {
     this.top = this.scale.fit(most);
     this.drawGrid();
     this.drawBars(step, rate);
+    const isSeen = at !== null && at >= this.from && at <= this.to;
+    const line = isSeen && `M${this.x(at).toFixed(1)} ${MARGIN.top}V${HEIGHT - MARGIN.bottom}`;
+    setAttr(this.moment, 'd', line || '');
     this.drawMarks(data.marks.filter((mark) => mark.at >= this.from && mark.at <= this.to + step));
   }
 
@@ -227,13 +237,18 @@ export class TrafficChart {
     next.focus();
   }
 
-  point(event) {
-    if (!this.samples?.length) return;
+  sampleAt(event) {
+    if (!this.samples?.length) return undefined;
     const box = this.svg.getBoundingClientRect();
     const inner = this.width - MARGIN.left - MARGIN.right;
     const share = (event.clientX - box.left - MARGIN.left) / inner;
     const index = Math.floor(share * this.samples.length);
-    const sample = this.samples[Math.min(Math.max(index, 0), this.samples.length - 1)];
+    return this.samples[Math.min(Math.max(index, 0), this.samples.length - 1)];
+  }
+
+  point(event) {
+    const sample = this.sampleAt(event);
+    if (!sample) return;
     const x = this.x(sample.at + this.data.step / 2);
     setAttr(this.cursor, 'd', `M${x.toFixed(1)} ${MARGIN.top}V${HEIGHT - MARGIN.bottom}`);
     const rate = (number) => `${si(number / this.data.step)}/s`;

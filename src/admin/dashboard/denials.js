@@ -1,6 +1,8 @@
 // Denied requests as they happen, newest first. Each opens the explanation.
 
-import { get, Stream } from './api.js';
+import { get, offers, Stream } from './api.js';
+import { fromAddress } from './address.js';
+import { clientLink } from './client.js';
 import { byId, clock, exact, h, plain, setAttr, setText, short, span, sync } from './dom.js';
 import { say, trouble } from './actions.js';
 import { explainDenial } from './explain.js';
@@ -12,7 +14,17 @@ const DRAW_MS = 250;
 
 const STATES = { live: '', away: 'the stream is away', locked: 'sign in to see them' };
 
-const state = { list: [], serial: 0, dropped: 0, held: false, waiting: 0, timer: 0, said: '' };
+const state = {
+  list: [],
+  past: null,
+  asked: null,
+  serial: 0,
+  dropped: 0,
+  held: false,
+  waiting: 0,
+  timer: 0,
+  said: '',
+};
 
 const list = h('ol', { class: 'denials' });
 const none = h('p', { class: 'empty' });
@@ -45,15 +57,32 @@ async function recent() {
 
 /** Opens the denial of the request whose id is in the address. */
 export async function openAsked() {
-  const found = /[#&]request=([^&]+)/.exec(location.hash);
-  if (!found) return;
-  const id = decodeURIComponent(found[1]);
+  const id = fromAddress('request');
+  const isNew = id !== state.asked;
+  state.asked = id;
+  if (!id || !isNew) return;
   try {
     const { denials } = await get(`denials?request_id=${encodeURIComponent(id)}`);
     if (denials.length > 0) explainDenial(denials[0]);
     else say(`The request ${plain(id, 80)} is not among the last ${KEPT} denials.`);
   } catch (error) {
     say(`The request ${plain(id, 80)} could not be looked up: ${trouble(error)}.`);
+  }
+}
+
+/** Shows the denials up to a moment, instead of those that happen; null for now. */
+export async function showUntil(at) {
+  if (at === null) {
+    state.past = null;
+    draw();
+    return;
+  }
+  try {
+    const { denials } = await get(`denials?until=${at + 1}`);
+    state.past = { at, list: denials.map((one) => number(one)) };
+    draw();
+  } catch (error) {
+    say(`The denials of then could not be read: ${trouble(error)}.`);
   }
 }
 
@@ -98,6 +127,7 @@ function hold(held) {
 
 function note() {
   const parts = [];
+  if (state.past) parts.push(`up to ${clock(state.past.at)}`);
   if (state.held) parts.push(`paused, ${exact(state.waiting)} since`);
   if (state.dropped) parts.push(`${exact(state.dropped)} more were not shown`);
   if (STATES[state.said]) parts.push(STATES[state.said]);
@@ -118,7 +148,8 @@ export function offer(names) {
 
 function draw() {
   const limit = byId('denials-limit').value;
-  const shown = state.list.filter((one) => !limit || one.limit === limit).slice(0, SHOWN);
+  const all = state.past?.list ?? state.list;
+  const shown = all.filter((one) => !limit || one.limit === limit).slice(0, SHOWN);
   sync(list, shown, { key: (one) => one.serial, create: row, update: () => {} });
   list.hidden = shown.length === 0;
   none.hidden = shown.length > 0;
@@ -144,5 +175,7 @@ function row(one) {
     h('span', { class: 'hidden', text: ': explain' }),
   );
   open.addEventListener('click', () => explainDenial(one));
-  return { element: h('li', {}, open) };
+  const label = `Client ${short(one.id)}: timeline and actions`;
+  const client = clientLink(one.id, 'Client', { class: 'of-client', 'aria-label': label });
+  return { element: h('li', {}, open, offers('clients/{key}') && client) };
 }

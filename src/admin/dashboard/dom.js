@@ -21,7 +21,8 @@ function build(element, props, children) {
     else if (name === 'data') Object.assign(element.dataset, value);
     else element.setAttribute(name, value === true ? '' : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  const isShown = (child) => child !== null && child !== undefined && child !== false;
+  element.append(...children.flat().filter(isShown));
   return element;
 }
 

@@ -2,6 +2,7 @@
 // explanation charges nothing.
 
 import { get, offers, post } from './api.js';
+import { link } from './address.js';
 import * as actions from './actions.js';
 import { byId, clock, exact, h, plain, short, span } from './dom.js';
 
@@ -14,10 +15,20 @@ export function explainDenial(denial) {
   ask.addEventListener('click', () => dialog('Explain a request', question));
   const buttons = h('div', { class: 'buttons' }, actions.buttons(subject));
   if (offers('explain')) buttons.prepend(ask);
+  if (offers('clients/{key}'))
+    buttons.prepend(leave({ client: denial.id }, 'Timeline of the client'));
+  buttons.prepend(leave({ at: Math.floor(denial.at) }, 'This moment'));
   const title = denial.shadow ? 'Why it would be denied' : 'Why it was denied';
   actions.open(title, ...verdicts(denial), definitions(about(denial)), now, buttons);
   byId('dialog').classList.add('wide');
   showNow(subject, now);
+}
+
+/** A link that closes the dialog. */
+function leave(changes, text) {
+  const element = link(changes, { class: 'leave', text });
+  element.addEventListener('click', () => byId('dialog').close());
+  return element;
 }
 
 /** One sentence for each rate that denied. */

@@ -1,9 +1,12 @@
 // Limits, how much of them clients use, and the busiest clients.
 
-import { get } from './api.js';
+import { get, offers } from './api.js';
 import { Columns, SHARES } from './charts.js';
 import { byId, count, exact, h, percent, plain, setAttr, setText, short, si, sync } from './dom.js';
+import { fromAddress, setAddress } from './address.js';
 import * as actions from './actions.js';
+import { clientLink } from './client.js';
+import { promoteButton } from './promote.js';
 import { cells, tableOf } from './table.js';
 
 /** The number of clients that are shown at first, and after "more". */
@@ -28,9 +31,9 @@ const table = tableOf('limits', 'Limits', [
 
 /** Takes the limit from the address, so that a link can lead to it. */
 export function takeChoice() {
-  const found = /[#&]limit=([^&]+)/.exec(location.hash);
-  if (!found) return;
-  state.chosen = decodeURIComponent(found[1]);
+  const name = fromAddress('limit');
+  if (name === null || name === state.chosen) return;
+  state.chosen = name;
   // A page that is loaded again keeps its position.
   state.isSentTo = performance.getEntriesByType('navigation')[0]?.type !== 'reload';
 }
@@ -60,15 +63,17 @@ function limitRow(limit) {
   const choose = h('button', { type: 'button', class: 'name', text: limit.name });
   choose.addEventListener('click', () => select(limit.name));
   const tags = h('span', { class: 'tags' });
+  const promote = h('span');
   const about = h('span', { class: 'about' });
-  name.append(h('span', { class: 'titled' }, choose, tags), about);
+  name.append(h('span', { class: 'titled' }, choose, tags, promote), about);
   const columns = new Columns();
   use.append(columns.element);
   const meter = h('span', { class: 'meter', 'aria-hidden': 'true' }, h('span'));
   const left = h('span', { class: 'num' });
   room.append(meter, left);
   const element = h('tr', { role: 'row' }, name, rate, allowed, denied, use, room);
-  return { element, choose, tags, about, rate, allowed, denied, columns, meter, left, room };
+  const numbers = { rate, allowed, denied, columns, meter, left, room };
+  return { element, choose, tags, promote, about, ...numbers };
 }
 
 function updateLimit(row, limit) {
@@ -85,6 +90,7 @@ function updateLimit(row, limit) {
     `Counted as ${limit.algorithm}. ${limit.routes.map((one) => plain(one)).join(', ')}`,
   );
   showTags(row.tags, limit);
+  showPromotion(row.promote, limit);
   setText(row.allowed, si(limit.per_second.allowed));
   setAttr(row.allowed, 'title', `${exact(limit.totals.allowed)} since the start`);
   setText(row.denied, si(limit.per_second.denied));
@@ -121,9 +127,16 @@ function showTags(place, limit) {
   place.replaceChildren(...tags.map(([text, title]) => h('span', { class: 'tag', title, text })));
 }
 
+function showPromotion(place, limit) {
+  const told = JSON.stringify([limit.mode, limit.candidate?.rates]);
+  if (place.dataset.told === told) return;
+  place.dataset.told = told;
+  place.replaceChildren(...[promoteButton(limit)].filter(Boolean));
+}
+
 function select(name) {
   state.chosen = name;
-  history.replaceState(null, '', `#limit=${encodeURIComponent(name)}`);
+  setAddress({ limit: name });
   const limits = state.limits;
   limits.forEach((limit) => updateLimit(table.row(limit.name), limit));
   showUse();
@@ -264,7 +277,8 @@ function showMore(clients) {
 function clientRow(limit, client) {
   const [who, requests, denied, uses, acts] = cells(clientsTable.columns);
   const text = client.key ?? short(client.id);
-  const name = h('bdi', { class: 'key', text: plain(text, 80) });
+  const key = h('bdi', { class: 'key', text: plain(text, 80) });
+  const name = offers('clients/{key}') ? clientLink(client.id, key) : key;
   const title = client.key
     ? `${plain(text)}, ${client.id} in logs`
     : `${client.id}, as logs show it`;

@@ -1,6 +1,8 @@
 // The page: it says which data is requested how often, and where it is shown. All other files are
 // its parts.
 
+import * as client from './client.js';
+import { setFile, whenCopied } from './commands.js';
 import { get, hasToken, learn, offers, Poll, takeToken } from './api.js';
 import * as actions from './actions.js';
 import { minutes, Spark, TrafficChart } from './charts.js';
@@ -23,6 +25,7 @@ import {
 } from './dom.js';
 import { explainAny } from './explain.js';
 import * as limits from './limits.js';
+import { goTo, moment, sampleOf, startMoment, takeMoment, tell } from './moment.js';
 import { pollRoutes } from './routes.js';
 import { cells, tableOf, textTable } from './table.js';
 import { startTheme } from './theming.js';
@@ -32,7 +35,7 @@ const SECOND = 1000;
 const charts = {
   requests: new Spark(byId('requests-spark'), 'Requests per second', 'accent'),
   denials: new Spark(byId('denials-spark'), 'Denials per second', 'bad'),
-  traffic: new TrafficChart(byId('traffic')),
+  traffic: new TrafficChart(byId('traffic'), goTo),
 };
 let asTable = false;
 
@@ -116,6 +119,7 @@ function showFindings(findings) {
 function showStatus(status) {
   const { store, config } = status;
   setText(byId('version'), plain(status.version, 40));
+  setFile(config.file);
   const last = config.last_reload;
   const file = plain(config.file?.split('/').at(-1) ?? 'no file', 60);
   const failed = last && !last.ok;
@@ -165,9 +169,10 @@ function facts(place, list) {
 // ---- traffic
 
 function showTraffic(data) {
-  setText(byId('requests'), si(data.rates.requests));
-  setText(byId('denials'), si(data.rates.denials));
-  byId('denials').classList.toggle('bad', data.rates.denials > 0);
+  const { requests, denials: denied } = ratesOf(data);
+  setText(byId('requests'), si(requests));
+  setText(byId('denials'), si(denied));
+  byId('denials').classList.toggle('bad', denied > 0);
   charts.requests.draw(data.second.map((one) => one.requests));
   charts.denials.draw(data.second.map((one) => one.denied));
   const sum = (name) => data.samples.reduce((all, one) => all + one[name], 0);
@@ -181,12 +186,24 @@ function showTraffic(data) {
   ]);
   byId('traffic').classList.toggle('none', decided + total.shadow === 0);
   if (asTable) showMinutes(data);
-  else charts.traffic.draw(data);
+  else charts.traffic.draw(data, moment());
+}
+
+/** The rates of the last second, or of the moment that the page shows. */
+function ratesOf(data) {
+  if (moment() === null) return data.rates;
+  const sample = sampleOf(data);
+  tell(sample !== undefined);
+  if (!sample) return { requests: null, denials: null };
+  return { requests: sample.requests / data.step, denials: sample.denied / data.step };
 }
 
 function showMinutes(data) {
+  const place = byId('minutes');
+  // A new table would take the focus from its buttons.
+  if (place.querySelector(':focus')) return;
   const rows = minutes(data).map((one) => [
-    clock(one.at, false),
+    minuteButton(one.at),
     exact(one.allowed),
     exact(one.denied),
     exact(one.shadow),
@@ -194,7 +211,15 @@ function showMinutes(data) {
     one.notes.join('; '),
   ]);
   const columns = ['Minute', 'Allowed', 'Denied', 'Shadow', 'Errors', 'What changed'];
-  byId('minutes').replaceChildren(textTable('Traffic by minute, newest first', columns, rows));
+  place.replaceChildren(textTable('Traffic by minute, newest first', columns, rows));
+}
+
+function minuteButton(at) {
+  const time = clock(at, false);
+  const label = `Show the moment ${time}`;
+  const button = h('button', { type: 'button', class: 'link', 'aria-label': label, text: time });
+  button.addEventListener('click', () => goTo(at));
+  return button;
 }
 
 byId('as-table').addEventListener('click', (event) => {
@@ -278,7 +303,8 @@ async function pollOverrides() {
         .filter(Boolean)
         .map((text) => plain(text))
         .join(', by ');
-      who.append(h('bdi', { class: 'key', text: name, title: plain(`${one.id} ${one.key}`) }));
+      const key = h('bdi', { class: 'key', text: name, title: plain(`${one.id} ${one.key}`) });
+      who.append(offers('clients/{key}') ? client.clientLink(one.id, key) : key);
       what.append(h('span', { text: one.kind === 'block' ? 'blocked' : rate }));
       if (why) what.append(h('span', { class: 'about', text: why }));
       const left = (one.until ?? 0) - Date.now() / 1000;
@@ -342,6 +368,7 @@ for (const [id, path] of [
 ]) {
   byId(id).classList.toggle('gone', !offers(path));
 }
+byId('search').classList.toggle('gone', !offers('clients/{key}'));
 const deeds = ['reset', 'override', 'block'].map((deed) => `limits/{name}/${deed}`);
 document.body.classList.toggle('reads', !deeds.some(offers));
 byId('sign-in').classList.toggle('gone', ![...deeds, 'reload'].some(offers));
@@ -369,12 +396,20 @@ const polls = {
   routes: part('routes', 'routes', 5 * SECOND, pollRoutes),
   upstreams: part('upstreams', 'upstreams', 3 * SECOND, pollUpstreams),
   overrides: part('overrides', 'overrides', 10 * SECOND, pollOverrides),
+  client: offers('clients/{key}') ? new Poll(5 * SECOND, client.pollClient) : { now() {} },
 };
 let stream;
 denials.openAsked();
 if (offers('denials/stream')) stream = denials.start();
 else hide('denied');
 
+startMoment((at) => {
+  denials.showUntil(at);
+  polls.fast.now();
+  polls.client.now();
+});
+if (offers('clients/{key}')) client.startClient(() => limits.names()[0]);
+whenCopied(actions.say);
 actions.whenChanged(() => {
   Object.values(polls).forEach((poll) => poll.now());
   if (stream && !stream.isOpen()) stream.open();
@@ -395,6 +430,8 @@ window.addEventListener('hashchange', () => {
   if (takeToken()) polls.fast.now();
   limits.takeChoice();
   denials.openAsked();
+  takeMoment();
+  if (offers('clients/{key}')) client.takeClient();
   polls.limits.now();
 });
 // A click beside a dialog closes it, as Escape does.

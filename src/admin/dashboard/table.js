@@ -60,7 +60,7 @@ class Table {
 /** A table in the element of this id. */
 export const tableOf = (place, caption, columns) => new Table(place, caption, columns);
 
-/** A plain table of texts, made once. */
+/** A plain table of texts or elements, made once. */
 export function textTable(caption, columns, rows) {
   const heads = columns.map((text) => h('th', { scope: 'col', text }));
   const lines = rows.map((row) =>
@@ -68,7 +68,7 @@ export function textTable(caption, columns, rows) {
       'tr',
       {},
       row.map((text, index) => {
-        const cell = h(index === 0 ? 'th' : 'td', { text });
+        const cell = h(index === 0 ? 'th' : 'td', {}, text);
         if (index === 0) setAttr(cell, 'scope', 'row');
         return cell;
       }),

@@ -23,7 +23,7 @@ pub(super) fn frame(state: &TopState, size: ScreenSize) -> Vec<StyledLine> {
     let body_rows = size.rows.saturating_sub(1);
     match state.overlay {
         Overlay::Help => lines.extend(help_lines()),
-        Overlay::Nothing | Overlay::Confirm(..) => {
+        Overlay::Nothing | Overlay::Ask(..) => {
             lines.extend(panels(state, body_rows.saturating_sub(lines.len())));
         }
     }
@@ -166,16 +166,14 @@ fn client_table(state: &TopState) -> Vec<StyledLine> {
 }
 
 fn last_line(state: &TopState) -> StyledLine {
-    if let Overlay::Confirm(of) = &state.overlay {
-        let (id, limit) = (short_hash(&of.client), &of.limit);
-        let question = format!("reset {id} in {limit}: set its counts to zero? y/n");
-        return StyledLine::new(Tone::Warn, question);
+    if let Overlay::Ask(order) = &state.overlay {
+        return StyledLine::new(Tone::Warn, order.prompt());
     }
     if let Some(note) = &state.note {
         return StyledLine::new(Tone::Strong, note);
     }
     let keys = format!(
-        "q quit  arrows, tab choose  s sort: {}  enter clients  r reset  ? help",
+        "q quit  tab choose  s sort: {}  r reset  o override  b block  ? help",
         state.sort.word()
     );
     StyledLine::new(Tone::Faint, keys)
@@ -192,6 +190,14 @@ fn help_lines() -> Vec<StyledLine> {
         (
             "r",
             "set the counts of the selected client to zero; asks for y",
+        ),
+        (
+            "o",
+            "give the chosen client another rate, with a time and a note",
+        ),
+        (
+            "b",
+            "block the chosen client in all limits, with a time and a note",
         ),
         ("?", "this"),
     ];

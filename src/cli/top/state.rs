@@ -1,5 +1,6 @@
 //! The state of `top`: the last snapshot, what the user selected, and how keys change that. Pure.
 
+use super::order::{ClientOfLimit, ClientOrder, OrderKind};
 use crate::admin::limits::{ClientReport, LimitState};
 use crate::cli::proxy_snapshot::{ProxySnapshot, denials};
 
@@ -42,6 +43,7 @@ pub(super) enum PressedKey {
     Tab,
     Enter,
     Escape,
+    Backspace,
     /// Ctrl-C, and the end of the input.
     Interrupt,
 }
@@ -52,14 +54,7 @@ pub(super) enum TopAction {
     Quit,
     /// Fetch the clients of another limit.
     FetchClients,
-    Reset(ClientOfLimit),
-}
-
-/// A client, by the hash of its key, and the limit that counts it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ClientOfLimit {
-    pub(super) limit: String,
-    pub(super) client: String,
+    Change(ClientOrder),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,7 +62,8 @@ pub(super) enum Overlay {
     #[default]
     Nothing,
     Help,
-    Confirm(ClientOfLimit),
+    /// Its questions, and at last whether to do it.
+    Ask(ClientOrder),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -135,14 +131,28 @@ impl TopState {
             Overlay::Nothing => self.act(key),
             // Any key closes it.
             Overlay::Help => None,
-            Overlay::Confirm(client) => match key {
-                PressedKey::Char('y' | 'Y') => Some(TopAction::Reset(client)),
-                _ => {
-                    self.note = Some("nothing was reset".to_owned());
-                    None
-                }
-            },
+            Overlay::Ask(order) => self.answer(order, key),
         }
+    }
+
+    fn answer(&mut self, mut order: ClientOrder, key: PressedKey) -> Option<TopAction> {
+        let is_complete = order.is_complete();
+        match key {
+            PressedKey::Char('y' | 'Y') if is_complete => return Some(TopAction::Change(order)),
+            _ if is_complete || key == PressedKey::Escape => {
+                self.note = Some(order.cancelled().to_owned());
+            }
+            _ => {
+                match key {
+                    PressedKey::Char(character) => order.push(character),
+                    PressedKey::Backspace => order.pop(),
+                    PressedKey::Enter => order.answer(),
+                    _ => {}
+                }
+                self.overlay = Overlay::Ask(order);
+            }
+        }
+        None
     }
 
     fn act(&mut self, key: PressedKey) -> Option<TopAction> {
@@ -150,7 +160,9 @@ impl TopState {
             PressedKey::Char('q' | 'Q') => return Some(TopAction::Quit),
             PressedKey::Char('?' | 'h') => self.overlay = Overlay::Help,
             PressedKey::Char('s') => self.sort = self.sort.next(),
-            PressedKey::Char('r') => self.ask_to_reset(),
+            PressedKey::Char('r') => self.ask(OrderKind::Reset),
+            PressedKey::Char('o') => self.ask(OrderKind::Override),
+            PressedKey::Char('b') => self.ask(OrderKind::Block),
             PressedKey::Up | PressedKey::Char('k') => return self.move_selection(-1),
             PressedKey::Down | PressedKey::Char('j') => return self.move_selection(1),
             PressedKey::Tab => {
@@ -161,19 +173,20 @@ impl TopState {
             }
             PressedKey::Enter | PressedKey::Right => self.panel = Panel::Clients,
             PressedKey::Left | PressedKey::Escape => self.panel = Panel::Limits,
-            PressedKey::Char(_) | PressedKey::Interrupt => {}
+            PressedKey::Char(_) | PressedKey::Backspace | PressedKey::Interrupt => {}
         }
         None
     }
 
-    fn ask_to_reset(&mut self) {
+    fn ask(&mut self, kind: OrderKind) {
         let client = self.clients.get(self.client_row());
         match (self.panel, client, &self.clients_of) {
             (Panel::Clients, Some(client), Some(limit)) => {
-                self.overlay = Overlay::Confirm(ClientOfLimit {
+                let of = ClientOfLimit {
                     limit: limit.clone(),
                     client: client.id.clone(),
-                });
+                };
+                self.overlay = Overlay::Ask(ClientOrder::new(kind, of));
             }
             _ => self.note = Some("select a client first: enter, then arrows".to_owned()),
         }
@@ -294,11 +307,18 @@ pub(super) mod tests {
         assert_eq!(state.press(PressedKey::Char('n')), None);
         state.press(PressedKey::Char('r'));
         let wish = state.press(PressedKey::Char('y'));
-        let reset = TopAction::Reset(ClientOfLimit {
+        let of = ClientOfLimit {
             limit: "login".to_owned(),
             client: "_GmL0vhuAAAAAAAAAAAAAA".to_owned(),
-        });
-        assert_eq!(wish, Some(reset));
+        };
+        let reset = ClientOrder::new(OrderKind::Reset, of);
+        assert_eq!(wish, Some(TopAction::Change(reset)));
+        // While it asks, letters are text; escape ends it.
+        state.press(PressedKey::Char('b'));
+        assert_eq!(state.press(PressedKey::Char('q')), None);
+        assert!(matches!(state.overlay, Overlay::Ask(_)));
+        state.press(PressedKey::Escape);
+        assert_eq!(state.overlay, Overlay::Nothing);
         assert_eq!(state.press(PressedKey::Char('q')), Some(TopAction::Quit));
         state.press(PressedKey::Char('?'));
         // A key closes the help and does nothing else, except Ctrl-C.

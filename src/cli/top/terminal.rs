@@ -149,7 +149,10 @@ fn parse_keys(mut bytes: &[u8]) -> Vec<PressedKey> {
             3 | 4 => keys.push(PressedKey::Interrupt),
             b'\t' => keys.push(PressedKey::Tab),
             b'\r' | b'\n' => keys.push(PressedKey::Enter),
-            byte if byte.is_ascii_graphic() => keys.push(PressedKey::Char(char::from(*byte))),
+            0x08 | 0x7f => keys.push(PressedKey::Backspace),
+            byte if byte.is_ascii_graphic() || *byte == b' ' => {
+                keys.push(PressedKey::Char(char::from(*byte)))
+            }
             _ => {}
         }
     }
@@ -177,6 +180,10 @@ mod tests {
             ]
         );
         assert_eq!(parse_keys(b"\x03"), [PressedKey::Interrupt]);
+        assert_eq!(
+            parse_keys(b" \x7f"),
+            [PressedKey::Char(' '), PressedKey::Backspace]
+        );
         assert_eq!(parse_keys(b"\x1b["), []);
         assert_eq!(parse_keys("é\0".as_bytes()), []);
     }

@@ -195,6 +195,59 @@ fn numbers_change_under_load_and_the_terminal_is_given_back() {
 }
 
 #[test]
+fn a_client_gets_another_rate_and_is_blocked_by_keys() {
+    let upstream = Upstream::ok();
+    let looked = Looked::start(&limited(&upstream, ""));
+    for status in [200, 200, 429] {
+        assert_eq!(looked.tidegate.get("/login").status, status);
+    }
+    let mut pseudo = Pseudo::start(&looked);
+    eventually("the client is there", || pseudo.shows("100 %"));
+    pseudo.press("\x1b[Co");
+    eventually("it asks for a rate", || {
+        pseudo.shows("rate (50/min, unlimited): _")
+    });
+    pseudo.press("50/h\r");
+    eventually("it asks for a time", || {
+        pseudo.shows("for (24h; empty: no end): _")
+    });
+    pseudo.press("soonx\x7f\r");
+    eventually("that is no time", || {
+        pseudo.shows("write a time such as 30min")
+    });
+    pseudo.press("\x7f\x7f\x7f\x7f1h\r");
+    eventually("it asks for a note", || {
+        pseudo.shows("note (may be empty): _")
+    });
+    pseudo.press("an office\r");
+    eventually("it asks to confirm", || {
+        pseudo.shows("in login: 50/h for 1h? y/n")
+    });
+    pseudo.press("y");
+    eventually("it is done", || pseudo.shows("has 50/h in login"));
+    eventually("it passes", || looked.tidegate.get("/login").status == 200);
+    let told = looked.json("/api/v1/overrides");
+    assert_eq!(told["overrides"][0]["reason"], "an office");
+    pseudo.press("b");
+    eventually("it asks for a time", || {
+        pseudo.shows("for (24h; empty: no end): _")
+    });
+    pseudo.press("\r");
+    eventually("it asks for a note", || {
+        pseudo.shows("note (may be empty): _")
+    });
+    pseudo.press("\r");
+    eventually("it asks to confirm", || pseudo.shows("until removed? y/n"));
+    pseudo.press("y");
+    eventually("it is done", || pseudo.shows("is blocked"));
+    eventually("it is blocked", || {
+        looked.tidegate.get("/login").text().contains("blocked")
+    });
+    pseudo.press("q");
+    pseudo.ends_well();
+}
+
+#[test]
 fn the_terminal_is_given_back_when_it_is_told_to_end() {
     let upstream = Upstream::ok();
     let looked = Looked::start(&limited(&upstream, ""));
