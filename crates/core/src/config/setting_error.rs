@@ -129,6 +129,7 @@ mod tests {
         let sources = SourceFiles {
             text: "listen = \":80\"\n\n[log]\nformat = \"json\"\naccess = \"logs/a\"\n".to_owned(),
             files: Vec::new(),
+            rates: Vec::new(),
         };
         SettingError::locate(error, Some(Path::new("p.toml")), &sources).to_string()
     }
