@@ -10,7 +10,6 @@ mod demo;
 mod display;
 mod explain;
 mod generate;
-mod help;
 mod limits;
 mod output;
 mod proxy_snapshot;
@@ -28,11 +27,13 @@ mod traffic;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use demo::DemoArgs;
-use output::say;
+use output::{CommandError, print, say};
 use run::RunArgs;
+
+use crate::config::diagnostic::Code;
 
 const DID_NOT_WORK: u8 = 1;
 const WRONG_USE: u8 = 2;
@@ -92,7 +93,7 @@ enum CliCommand {
     /// Print the man page, or write one for each command.
     Man(generate::ManArgs),
     /// Explain a command, or a diagnostic by its code, for example T101; list them all.
-    Help(help::HelpArgs),
+    Help(HelpArgs),
 }
 
 /// Reads the command line and runs the command.
@@ -120,11 +121,77 @@ pub fn main() -> ExitCode {
         CliCommand::Schema(args) => generate::print_schema(&args),
         CliCommand::Completions(args) => generate::print_completions(&args),
         CliCommand::Man(args) => generate::write_man_pages(&args),
-        CliCommand::Help(args) => help::help(&args),
+        CliCommand::Help(args) => help(&args),
     };
     let code = done.unwrap_or_else(|error| {
         say(&error.text);
         error.code
     });
     ExitCode::from(code)
+}
+
+#[derive(Debug, Args)]
+struct HelpArgs {
+    /// A command, as `check` or `limits show`, or a code that `check` printed, as `T101`.
+    #[arg(value_name = "COMMAND | CODE")]
+    words: Vec<String>,
+}
+
+/// `tidegate help`: explains a command, or a diagnostic by its code.
+fn help(args: &HelpArgs) -> Result<u8, CommandError> {
+    let Some(first) = args.words.first() else {
+        // Nothing to do if standard output is closed.
+        let _ = Cli::command().print_long_help();
+        print(format!("\nCodes:\n{}", list_codes()));
+        return Ok(0);
+    };
+    if Cli::command().find_subcommand(first).is_some() {
+        return Ok(print_command_help(&args.words));
+    }
+    match first.parse::<Code>() {
+        Ok(code) if args.words.len() == 1 => {
+            print(format!("{}\n", code.explain().trim_end()));
+            Ok(0)
+        }
+        _ => Err(unknown(&args.words.join(" "))),
+    }
+}
+
+/// Prints what `--help` of the command prints, and returns the exit code.
+fn print_command_help(words: &[String]) -> u8 {
+    let words = words.iter().map(String::as_str);
+    let line = ["tidegate"].into_iter().chain(words).chain(["--help"]);
+    match Cli::try_parse_from(line) {
+        Ok(_) => 0,
+        Err(text) => {
+            let _ = text.print();
+            u8::try_from(text.exit_code()).unwrap_or(WRONG_USE)
+        }
+    }
+}
+
+fn list_codes() -> String {
+    let line = |code: &Code| {
+        let head = code.explain().lines().next().unwrap_or_default();
+        let title = head.split_once(": ").map_or("", |(_, title)| title);
+        format!("  {}  {title}\n", code.as_str())
+    };
+    Code::ALL.iter().map(line).collect()
+}
+
+fn unknown(text: &str) -> CommandError {
+    let command = Cli::command();
+    let commands = command.get_subcommands().map(|one| one.get_name());
+    let codes = Code::ALL.iter().map(|code| code.as_str());
+    let lower = text.to_lowercase();
+    let near = commands
+        .chain(codes)
+        .map(|name| (strsim::osa_distance(&lower, &name.to_lowercase()), name))
+        .filter(|(distance, _)| *distance <= (text.chars().count() / 3).max(1))
+        .min_by_key(|(distance, _)| *distance);
+    let error = CommandError::wrong_use(format!("there is no command and no code `{text}`"));
+    error.help(match near {
+        Some((_, near)) => format!("did you mean `tidegate help {near}`?"),
+        None => "`tidegate help` lists the commands and the codes".to_owned(),
+    })
 }

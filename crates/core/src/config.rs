@@ -12,7 +12,6 @@ mod api_key;
 mod auth;
 mod changes;
 mod compile;
-mod decide;
 mod definitions;
 mod deny;
 pub mod diagnostic;
@@ -69,7 +68,6 @@ use values::{DAY, MS, SECOND, TextForm, UP_TO_A_DAY, header_name};
 
 pub use address::ServerAddress;
 pub use changes::{changes, restarts};
-pub use decide::DecideSettings;
 pub use deny::{BodyKind, Bypass, DenySettings};
 pub use files::{NamedFile, RatePlace, SourceFiles};
 pub use flags::{FlagConfig, from_flags, from_limit};
@@ -81,8 +79,8 @@ pub use pem::{IdentityFiles, PemFile};
 pub use promotion::{Promotion, promotion};
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, SentinelSettings};
 pub use server::{
-    AdminSettings, Control, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget, ProxyProtocol,
-    ServerSettings,
+    AdminSettings, Control, DecideSettings, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget,
+    ProxyProtocol, ServerSettings,
 };
 pub use setting_error::{SettingError, place_of};
 pub use store::{Fleet, StoreKind, StoreSettings};

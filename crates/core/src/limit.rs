@@ -11,7 +11,6 @@ pub mod headers;
 pub mod key;
 pub mod log;
 pub mod rate;
-pub mod slots;
 pub mod tier;
 mod window;
 

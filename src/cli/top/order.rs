@@ -137,7 +137,7 @@ impl ClientOrder {
             time => format!("for {time}"),
         };
         match self.kind {
-            OrderKind::Reset => format!("{title}: forget what is counted for it"),
+            OrderKind::Reset => format!("{title}: set its counts to zero"),
             OrderKind::Override => format!("{title}: {} {time}", self.given(Question::Rate)),
             OrderKind::Block => format!("{title} in all limits {time}"),
         }
@@ -255,7 +255,7 @@ mod tests {
     fn a_reset_asks_nothing() {
         let order = order(OrderKind::Reset);
         assert!(order.is_complete());
-        let prompt = "reset CFc46O0K in login: forget what is counted for it? y/n";
+        let prompt = "reset CFc46O0K in login: set its counts to zero? y/n";
         assert_eq!(order.prompt(), prompt);
     }
 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::api_key::{KeyList, LineForm};
-use super::limits::{self, SectionsPresent};
+use super::limits;
+use super::section::SectionsPresent;
 use super::*;
 use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtRules};
 use crate::limit::key::{Alternatives, Key, Part};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 use super::definitions::{Definitions, Inherited};
-use super::limits::{self, SectionsPresent};
+use super::section::SectionsPresent;
 use super::*;
 use crate::route::RouteTable;
 
@@ -89,7 +89,7 @@ fn read_sections(
     Config {
         listen: values(places.listen.clone()),
         tls: tls::read(top, server.http2, places).map(Arc::new),
-        decide: decide::read(top, places).map(Arc::new),
+        decide: server::read_decide(top, places).map(Arc::new),
         unrouted: None,
         admin: admin.map(|admin| admin.value),
         store: store::read(top.section("store")),

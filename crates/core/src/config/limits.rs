@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::section::{NAME_FORM, is_name};
+use super::section::{NAME_FORM, SectionsPresent, is_name};
 use super::*;
 use crate::limit::key::{Alternatives, Key, MAX_CHOICES, Part};
 use crate::limit::rate::{MAX_UNITS, RateText, nearest_divisors};
@@ -45,29 +45,6 @@ pub(super) struct DefinedLimit {
     /// The place of `on_error`, or of the limit's name.
     pub(super) on_error_span: TextSpan,
     pub(super) is_used: bool,
-}
-
-/// The optional sections that a limit may need, and whether the file has them.
-#[derive(Clone, Copy, Default)]
-pub(super) struct SectionsPresent {
-    pub(super) tier: bool,
-    pub(super) jwt: bool,
-    /// `client_ca` of `[tls]`: clients show certificates.
-    pub(super) client_ca: bool,
-}
-
-impl SectionsPresent {
-    pub(super) fn of(top: &Section<'_>) -> SectionsPresent {
-        let has = |table: &str, key: &str| {
-            let table = top.peek(table).and_then(|value| value.get_ref().as_table());
-            table.is_some_and(|table| table.contains_key(key))
-        };
-        SectionsPresent {
-            tier: top.has("tier"),
-            jwt: has("auth", "jwt"),
-            client_ca: has("tls", "client_ca"),
-        }
-    }
 }
 
 pub(super) fn read(

@@ -17,6 +17,29 @@ use super::reference;
 /// Settings of later versions, so that the error for such a file can say so.
 pub(super) const PLANNED: &[(&str, &str)] = &[("store", "connections")];
 
+/// The optional sections that a limit may need, and whether the file has them.
+#[derive(Clone, Copy, Default)]
+pub(super) struct SectionsPresent {
+    pub(super) tier: bool,
+    pub(super) jwt: bool,
+    /// `client_ca` of `[tls]`: clients show certificates.
+    pub(super) client_ca: bool,
+}
+
+impl SectionsPresent {
+    pub(super) fn of(top: &Section<'_>) -> SectionsPresent {
+        let has = |table: &str, key: &str| {
+            let table = top.peek(table).and_then(|value| value.get_ref().as_table());
+            table.is_some_and(|table| table.contains_key(key))
+        };
+        SectionsPresent {
+            tier: top.has("tier"),
+            jwt: has("auth", "jwt"),
+            client_ca: has("tls", "client_ca"),
+        }
+    }
+}
+
 /// One table of the file. A table that the file does not have reads as empty.
 pub(super) struct Section<'r> {
     pub(super) reader: &'r ConfigReader<'r>,

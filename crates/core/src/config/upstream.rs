@@ -10,7 +10,8 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::address::ServerAddress;
-use super::limits::{SectionsPresent, check_sections};
+use super::limits::check_sections;
+use super::section::SectionsPresent;
 use super::tls::{self, ClientTls};
 use super::*;
 use crate::limit::key::Key;

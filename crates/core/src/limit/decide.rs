@@ -6,7 +6,6 @@
 
 use super::counter::{self, Counter};
 use super::log::{self, Log};
-use super::slots::Slots;
 use super::{Algorithm, Retry, Rule, Verdict};
 
 #[derive(Clone, Debug)]
@@ -223,5 +222,27 @@ impl Count {
             (Count::Counter(_), Aged::Counter(aged)) => aged.wait(rule, room),
             _ => 0,
         }
+    }
+}
+/// Units held by one key: concurrent requests, as one process counts them. Twin of `lua/slots.lua`,
+/// which adds the counts of other processes, and leases. A unit is held until it is given back.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slots {
+    held: u32,
+}
+
+impl Slots {
+    pub fn used(&self) -> u64 {
+        u64::from(self.held)
+    }
+
+    pub fn charge(&mut self, cost: u64) {
+        let cost = u32::try_from(cost).unwrap_or(u32::MAX);
+        self.held = self.held.saturating_add(cost);
+    }
+
+    pub fn give_back(&mut self, cost: u64) {
+        let cost = u32::try_from(cost).unwrap_or(u32::MAX);
+        self.held = self.held.saturating_sub(cost);
     }
 }

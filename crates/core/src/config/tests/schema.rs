@@ -43,10 +43,8 @@ fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
             }
             "not" => fitting(&json!([rule]), value, at) == 0,
             "dependencies" => {
-                for (_, one) in rule.as_object().unwrap().iter().filter(|(key, _)| {
-                    let table = value.as_object();
-                    table.is_some_and(|table| table.contains_key(*key))
-                }) {
+                let has = |(key, _): &(&String, _)| value.get(key.as_str()).is_some();
+                for (_, one) in rule.as_object().unwrap().iter().filter(has) {
                     faults(one, value, at, found);
                 }
                 true
