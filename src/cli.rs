@@ -23,7 +23,6 @@ mod tap;
 #[cfg(test)]
 mod tests;
 mod top;
-mod traffic;
 
 use std::process::ExitCode;
 
