@@ -1,5 +1,6 @@
 //! `/api/v1/denials`: the last denials, and a stream of new ones.
 
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -172,7 +173,11 @@ impl DenialLog {
     pub(super) fn list(&self, filter: &DenialFilter) -> DenialList {
         let last = self.last();
         let matching = last.iter().rev().filter(|denial| filter.matches(denial));
-        let listed = matching.take(MAX_LISTED).map(|denial| report(denial));
+        let mut matching: Vec<&Arc<ObservedDenial>> = matching.collect();
+        // Workers pass their denials on in turn, so later ones may come before earlier ones.
+        matching.sort_by_key(|denial| Reverse(denial.at_us));
+        let listed = matching.into_iter().take(MAX_LISTED);
+        let listed = listed.map(|denial| report(denial));
         DenialList {
             denials: listed.collect(),
         }
