@@ -14,7 +14,7 @@ const SERVER =
   'expected';
 const TOP =
   '"a key of the top (admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
-  'deny, headers, limit, listen, log, proxy_protocol, route, server, store, tier, tls, tracing, ' +
+  'decide, deny, headers, limit, listen, log, proxy_protocol, route, server, store, tier, tls, tracing, ' +
   'trusted_proxies, upstream)" was expected';
 const RATE = '"COUNT/WINDOW in ms, s, min, h or d, such as 100/min; or unlimited" was expected';
 const KEY =
