@@ -343,7 +343,10 @@ fn a_master_that_no_sentinel_knows_is_away() {
     };
     let proxy = strict(&upstream, &url("mian"));
     let line = proxy.wait_for_line("redis: ");
-    assert!(line.contains("no sentinel names a server that is a master"), "{line}");
+    assert!(
+        line.contains("no sentinel names a server that is a master"),
+        "{line}"
+    );
     assert_eq!(proxy.get("/").status, 503);
     assert_decides(&strict(&upstream, &url(NAME)), "known");
 }
@@ -360,7 +363,10 @@ fn a_replica_is_no_master_whoever_says_so() {
     );
     let proxy = strict(&upstream, &url);
     let line = proxy.wait_for_line("redis: ");
-    assert!(line.contains("no sentinel names a server that is a master"), "{line}");
+    assert!(
+        line.contains("no sentinel names a server that is a master"),
+        "{line}"
+    );
     assert_eq!(proxy.get("/").status, 503);
     replica.run("REPLICAOF NO ONE");
     eventually("it is one now", || {
