@@ -269,7 +269,7 @@ impl Rate {
     }
 }
 
-/// Why there is no [`Limiter`](crate::Limiter).
+/// Why there is no [`Limiter`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LimitsError {
