@@ -16,5 +16,6 @@ if [ -z "${CHROMIUM:-}" ]; then
 fi
 export CHROMIUM
 
-# timeout ends the whole process group, browser and servers of a test that hangs included.
-exec timeout -k 5 600 node --test --test-reporter=spec "$@" ./*.test.mjs
+# Two files at a time: tests mostly wait for the browser. timeout ends the whole process group,
+# browser and servers of a test that hangs included.
+exec timeout -k 5 600 node --test --test-concurrency=2 --test-reporter=spec "$@" ./*.test.mjs
