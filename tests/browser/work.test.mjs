@@ -134,7 +134,7 @@ test('from there it is reset, overridden and blocked, each with its command', SO
     const block = client(page).locator('#client-terms li', { hasText: 'Blocked' });
     await block.filter({ hasText: 'ticket 4711' }).waitFor();
     await eventually(async () => (await asks('mia')) === 429, 'mia is blocked');
-    await block.getByRole('button', { name: `Remove the block of ${id}` }).click();
+    await block.getByRole('button', { name: `Take back: block of ${id}` }).click();
     await dialog(page).getByRole('button', { name: 'Unblock' }).click();
     await block.waitFor({ state: 'detached' });
   });
@@ -270,7 +270,7 @@ test('the keyboard finds a client, changes it and comes back', SOON, async () =>
     await client(page).locator('#client-terms', { hasText: 'by keyboard' }).waitFor();
     const label = await page.evaluate(() => document.activeElement.getAttribute('aria-label'));
     assert.match(label, /^Block/, 'the focus is back where it was');
-    await tabTo(page, '#client [aria-label^="Remove the block"]');
+    await tabTo(page, '#client [aria-label^="Take back: block"]');
     await page.keyboard.press('Enter');
     await dialog(page).getByRole('button', { name: 'Unblock' }).waitFor();
     await page.keyboard.press('Enter');

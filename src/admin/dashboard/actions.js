@@ -2,7 +2,7 @@
 
 import { get, getText, hasToken, keepToken, offers, post, Problem } from './api.js';
 import { codeLine, commandLine } from './commands.js';
-import { byId, clock, h, plain, setText, span } from './dom.js';
+import { actButton, byId, clock, h, plain, setText, span } from './dom.js';
 
 const dialog = () => byId('dialog');
 let changed = () => {};
@@ -225,9 +225,7 @@ export function clientActions(subject, names = Object.keys(CLIENT_ACTIONS)) {
   return offered.map((name) => {
     const { text, work, terms } = CLIENT_ACTIONS[name];
     const about = `${text} ${subject.name} on ${subject.limit}`;
-    const button = h('button', { type: 'button', class: 'act', 'aria-label': about, text });
-    button.addEventListener('click', () => work(subject));
-    return { name, button, terms };
+    return { name, button: actButton(text, () => work(subject), about), terms };
   });
 }
 

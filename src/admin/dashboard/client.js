@@ -5,7 +5,7 @@ import { get } from './api.js';
 import * as actions from './actions.js';
 import { addressWith, fromAddress, link, setAddress } from './address.js';
 import { codeLine, commandLine, copyButton } from './commands.js';
-import { byId, clock, h, plain, setText, short, span, sync } from './dom.js';
+import { actButton, byId, clock, h, plain, setText, short, span, sync } from './dom.js';
 import { explainDenial } from './explain.js';
 import { moment } from './moment.js';
 import { Timeline, timelineTable } from './timeline.js';
@@ -64,8 +64,7 @@ async function search(word) {
 function offerClients(word, clients) {
   const rows = clients.map((client) => {
     const limits = client.limits.map((one) => plain(one.limit, 60)).join(', ');
-    const button = h('button', { type: 'button', class: 'act', text: short(client.id) });
-    button.addEventListener('click', () => {
+    const button = actButton(short(client.id), () => {
       byId('dialog').close();
       showFound(client);
     });
@@ -219,17 +218,12 @@ function term(client, one) {
     ? `for ${span(one.until - Date.now() / 1000)} more`
     : 'until it is removed';
   const notes = [one.reason, one.by && `by ${one.by}`].filter(Boolean).map((text) => plain(text));
-  const label = `Remove the ${plain(one.what, 20)} of ${short(client.id)}`;
-  const button = h('button', {
-    type: 'button',
-    class: 'act',
-    'aria-label': label,
-    text: 'Take back',
-  });
-  button.addEventListener('click', () => {
+  const takeBack = () => {
     const limit = one.limit ?? client.limits[0]?.limit ?? state.firstLimit();
     actions.takeBack({ ...one, kind: one.what, limit }, short(client.id));
-  });
+  };
+  const label = `Take back: ${plain(one.what, 20)} of ${short(client.id)}`;
+  const button = actButton('Take back', takeBack, label);
   const text = [`${what} ${left}`, ...notes].join('; ');
   return { element: h('li', {}, h('span', { text: `${text} ` }), button) };
 }

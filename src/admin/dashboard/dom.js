@@ -32,6 +32,13 @@ function listen(element, listeners) {
   }
 }
 
+/** A small button. `label` is what a screen reader says in place of the text. */
+export function actButton(text, act, label = text) {
+  const button = h('button', { type: 'button', class: 'act', 'aria-label': label, text });
+  button.addEventListener('click', act);
+  return button;
+}
+
 export const byId = (id) => document.getElementById(id);
 
 /** Sets a text if it differs. An equal text is left alone, so that a selection in it is kept. */

@@ -8,6 +8,7 @@ import * as actions from './actions.js';
 import { minutes, Spark, TrafficChart } from './charts.js';
 import * as denials from './denials.js';
 import {
+  actButton,
   brief,
   byId,
   clock,
@@ -311,17 +312,9 @@ async function pollOverrides() {
       setText(until, one.until ? `${span(left)} left` : 'taken back');
       if (one.until) setAttr(until, 'title', new Date(one.until * 1000).toLocaleString());
       const label = `Take back: ${one.kind} of ${name}`;
-      const button = h('button', {
-        type: 'button',
-        class: 'act',
-        'aria-label': label,
-        text: 'Take back',
-      });
-      button.addEventListener('click', () => {
-        // A block applies to all limits. The API takes it under the name of any limit.
-        actions.takeBack({ ...one, limit: one.limit ?? limits.names()[0] }, name);
-      });
-      acts.append(button);
+      // A block applies to all limits. The API takes it under the name of any limit.
+      const limit = one.limit ?? limits.names()[0];
+      acts.append(actButton('Take back', () => actions.takeBack({ ...one, limit }, name), label));
       return { element: h('tr', { role: 'row' }, who, what, until, acts) };
     },
     update: () => {},

@@ -3,7 +3,7 @@
 import { get, offers } from './api.js';
 import { open, reload, say, signIn, trouble } from './actions.js';
 import { copyButton } from './commands.js';
-import { byId, clock, exact, h, percent, plain } from './dom.js';
+import { actButton, byId, clock, exact, h, percent, plain } from './dom.js';
 
 const TITLES = { shadow: 'Enforce the limit', candidate: 'Enforce the candidate rate' };
 
@@ -12,14 +12,7 @@ export function promoteButton(limit) {
   const isTried = limit.mode === 'shadow' || limit.candidate;
   if (!isTried || !offers('limits/{name}/promotions')) return null;
   const label = `Promote ${plain(limit.name, 60)}`;
-  const button = h('button', {
-    type: 'button',
-    class: 'act',
-    'aria-label': label,
-    text: 'Promote',
-  });
-  button.addEventListener('click', () => promote(limit.name));
-  return button;
+  return actButton('Promote', () => promote(limit.name), label);
 }
 
 async function promote(name) {
