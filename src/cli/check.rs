@@ -18,6 +18,7 @@ use crate::config::{
     self, Config, Control, Listen, LogTarget, RedisAddress, RedisTopology, ServerAddress,
     StoreKind, render,
 };
+use crate::server::listen::ListenLines;
 use crate::store::StoreError;
 use crate::store::redis::{ServerInfo, fetch_server_info};
 use crate::upstream;
@@ -307,7 +308,6 @@ fn probe_servers(config: &Config) -> Vec<Probe> {
 }
 
 fn probe_listeners(config: &Config) -> Vec<Probe> {
-    let secure = config.tls.iter().flat_map(|tls| &tls.listen);
     let probe = |listen: &Listen| match listen {
         Listen::Tcp(address) => match TcpListener::bind(address) {
             Ok(_) => Probe::Fine(format!("listen {listen} is free")),
@@ -324,7 +324,7 @@ fn probe_listeners(config: &Config) -> Vec<Probe> {
             _ => Probe::Fine(format!("listen {listen}")),
         },
     };
-    config.listen.iter().chain(secure).map(probe).collect()
+    ListenLines::of(config).all().map(probe).collect()
 }
 
 #[cfg(test)]

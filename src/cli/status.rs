@@ -17,6 +17,7 @@ use super::proxy_snapshot::{ProxySnapshot, limit_table, server_table};
 use crate::admin::findings::FindingReport;
 use crate::admin::schema::Sometimes;
 use crate::config::{self, Listen};
+use crate::server::listen::ListenLines;
 
 /// The column of the values, after their names.
 const VALUE_COLUMN: usize = 13;
@@ -232,8 +233,7 @@ fn connect_to_listener(file: &Path, timeout: Duration) -> Result<(), CommandErro
     let name = file.display();
     let config = load(file)
         .map_err(|_| CommandError::failed(format!("`{name}` cannot be used: tidegate check")))?;
-    let secure = config.tls.iter().flat_map(|tls| &tls.listen);
-    let connected = match config.listen.iter().chain(secure).next() {
+    let connected = match ListenLines::of(&config).all().next() {
         None => return Err(CommandError::failed(format!("{name} listens nowhere"))),
         // A listener on all IPv6 addresses takes IPv4 too, and the machine may have no IPv6.
         Some(Listen::Tcp(address)) if address.ip().is_unspecified() => {

@@ -95,7 +95,7 @@ impl Proxy {
             let text = "ask at /auth, /auth/nginx or /auth/envoy\n";
             return refuse(response, StatusCode::NOT_FOUND, text);
         };
-        match Question::read(door, asked, ip) {
+        match Question::read(door, asked) {
             Ok(question) => self.answer_question(door, question, response).await,
             Err(Unreadable(why)) => {
                 let status = refusal(door, StatusCode::BAD_REQUEST);
@@ -179,11 +179,7 @@ fn refuse(response: &mut Response<Body>, status: StatusCode, text: &str) {
 }
 
 impl Question {
-    fn read(
-        door: Door,
-        asked: &Request<RequestBody>,
-        peer: IpAddr,
-    ) -> Result<Question, Unreadable> {
+    fn read(door: Door, asked: &Request<RequestBody>) -> Result<Question, Unreadable> {
         let mut request = Request::new(RequestBody::empty());
         *request.headers_mut() = headers_of_client(door, asked.headers());
         let host = match door {
@@ -191,12 +187,7 @@ impl Question {
             Door::Envoy => describe_by_envoy(asked, &mut request)?,
         };
         request.headers_mut().insert(HOST, host);
-        let is_listed = asked.headers().contains_key(&FORWARDED_FOR);
-        let arrival = match door {
-            // Envoy sends no address unless `allowed_headers` lists the header.
-            Door::Envoy if !is_listed => Arrival::plain(peer),
-            _ => arrival(asked.headers(), request.headers_mut())?,
-        };
+        let arrival = arrival(asked.headers(), request.headers_mut())?;
         Ok(Question { request, arrival })
     }
 }

@@ -135,7 +135,9 @@ async fn accept_all(listener: Arc<AsyncListener>, worker: Arc<Worker>, kind: Lis
 fn place(worker: &Arc<Worker>, accepted: Accepted, kind: ListenerKind, mut open: OpenConnection) {
     let ip = accepted.ip;
     let is_tcp = matches!(accepted.stream, Stream::Tcp(_));
-    if is_tcp && !worker.permit(&mut open, ip) {
+    // A proxy that asks may have any number of connections.
+    let is_bounded = is_tcp && kind != ListenerKind::Decide;
+    if is_bounded && !worker.permit(&mut open, ip) {
         return;
     }
     let other = worker.position.least_loaded();

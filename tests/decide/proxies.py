@@ -181,12 +181,26 @@ def check(what, expected, found):
     print("ok", what)
 
 
+def tidegate_alone(recipes):
+    """A tidegate that serves no clients is well, and speaks HTTP/2."""
+    told = subprocess.run([os.environ["TIDEGATE"], "health", "-c", "proxy.toml"],
+                          cwd=recipes.directory, capture_output=True, timeout=20)
+    check("it is well", 0, told.returncode)
+    url = f"http://127.0.0.1:{recipes.decider}/auth/envoy/any"
+    answer = subprocess.run(
+        ["curl", "-s", "--http2-prior-knowledge", "-H", "X-Forwarded-For: 192.0.2.1", "-o",
+         os.devnull, "-w", "%{http_version} %{http_code} %header{x-decision}", url],
+        capture_output=True, text=True, timeout=20)
+    check("it answers over HTTP/2", "2 200 allow", answer.stdout)
+
+
 def main():
     app = int(upstream(App).rsplit(":", 1)[1])
     with tempfile.TemporaryDirectory() as directory:
         recipes = Recipes(pathlib.Path(directory), app)
         try:
             tidegate = recipes.tidegate()
+            tidegate_alone(recipes)
             proxies = recipes.proxies()
             for name, port in proxies.items():
                 check(f"{name} passes", 200, ask(port, LOGIN)[0])

@@ -105,6 +105,8 @@ fn each_proxy_gets_the_status_that_it_understands() {
         "it came twice"
     );
     assert_eq!(decision(&envoy("", "")), "200 allow");
+    let without = decider.ask("/auth/envoy/any", "");
+    assert_eq!(decision(&without), "400 deny", "all clients would be one");
 }
 
 #[test]

@@ -101,13 +101,9 @@ pub(super) fn read(
     check_algorithm(&section, form.algorithm);
     check_precision(&section, form.precision_us, rules.iter().chain(&candidate));
     check_lease(&section, limit.lease_us, &rules);
-    let rate_key = match section.has("concurrent") {
-        true => "concurrent",
-        false => "rate",
-    };
     let has_rules = !rules.is_empty() || !limit.candidate.is_empty();
     let defined = DefinedLimit {
-        rate_span: section.value_span(rate_key),
+        rate_span: rate_span(&section),
         name,
         missing: limit.missing,
         limit: has_rules.then(|| Arc::new(limit)),
@@ -119,6 +115,14 @@ pub(super) fn read(
     };
     section.finish();
     defined
+}
+
+/// The place of its `rate` or `concurrent`.
+fn rate_span(section: &Section<'_>) -> TextSpan {
+    section.value_span(match section.has("concurrent") {
+        true => "concurrent",
+        false => "rate",
+    })
 }
 
 fn slot(section: &mut Section<'_>) -> Option<Arc<str>> {
