@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::json;
+use similar::{Change, TextDiff};
 
 use super::crowd::{BusyClient, LimitUse};
 use super::history::{LimitRates, count};
@@ -12,7 +13,7 @@ use super::request::ApiRequest;
 use super::response::{ApiError, now_s, seconds};
 use super::schema::{described, words};
 use super::state::{AdminState, ServerRecord};
-use crate::config::{Promotion, promotion};
+use crate::config::{Promotion, promoted};
 use crate::limit::{Algorithm, Limit, Tier, Window};
 use crate::proxy::Proxy;
 use crate::telemetry::metrics::{LimitSum, LimitVerdict, Sum};
@@ -21,6 +22,22 @@ const MAX_ROUTES: usize = 100;
 /// The most and the usual number of busiest clients in an answer.
 pub(super) const MAX_BUSIEST: usize = 100;
 pub(super) const DEFAULT_BUSIEST: usize = 50;
+
+/// Lines around a change.
+const CONTEXT: usize = 3;
+/// Settings whose lines may be context.
+const OPEN_SETTINGS: [&str; 10] = [
+    "rate",
+    "candidate",
+    "shadow",
+    "key",
+    "algorithm",
+    "precision",
+    "missing",
+    "on_error",
+    "cost",
+    "counts",
+];
 
 described! {
     struct LimitList {
@@ -171,7 +188,7 @@ pub(super) fn promotions(request: &ApiRequest) -> Result<PromotionList, ApiError
                 what: kind.word().to_owned(),
                 allowed: count(&counts, LimitVerdict::Allowed),
                 denied: count(&counts, LimitVerdict::ShadowDenied),
-                patch: promotion(&short, text, name, kind),
+                patch: promotion_patch(&short, text, name, kind),
             }
         };
         let shadow = limit
@@ -230,4 +247,127 @@ pub(super) fn busiest(request: &ApiRequest) -> Result<ClientsReport, ApiError> {
         requests: busiest.requests,
         clients: busiest.clients.iter().take(top).map(report).collect(),
     })
+}
+
+/// The unified diff of a promotion. It has one hunk, with lines of that limit's table only. `None`
+/// if the proxy cannot make the change, or if a line may have a key of a client.
+fn promotion_patch(file: &str, text: &str, limit: &str, kind: Promotion) -> Option<String> {
+    if text.contains('\r') {
+        return None;
+    }
+    let promoted = promoted(text, limit, kind)?;
+    let before: Vec<&str> = text.lines().collect();
+    let after: Vec<&str> = promoted.lines().collect();
+    let equal = |one: &(&&str, &&str)| one.0 == one.1;
+    let same_above = before.iter().zip(&after).take_while(equal).count();
+    let (old, new) = (&before[same_above..], &after[same_above..]);
+    let same_below = old
+        .iter()
+        .rev()
+        .zip(new.iter().rev())
+        .take_while(equal)
+        .count();
+    let (old, below) = old.split_at(old.len() - same_below);
+    let new = &new[..new.len() - same_below];
+    let line = |change: Change<&str>| format!("{}{}\n", change.tag(), change.value());
+    let diff = TextDiff::from_slices(old, new);
+    let changed: Vec<String> = diff.iter_all_changes().map(line).collect();
+    if changed.is_empty() || changed.iter().any(|line| line.contains("exempt")) {
+        return None;
+    }
+    let above = before[..same_above].iter().rev();
+    let above: Vec<&str> = context(above.copied());
+    let below: Vec<&str> = context(below.iter().copied().take_while(|line| !is_header(line)));
+    let start = same_above - above.len() + 1;
+    let [old_lines, new_lines] = [old, new].map(|lines| above.len() + lines.len() + below.len());
+    // Without lines of its own, a side names the line before.
+    let new_start = if new_lines == 0 { start - 1 } else { start };
+    let places = format!("-{start},{old_lines} +{new_start},{new_lines}");
+    let mut diff = format!("--- {file}\n+++ {file}\n@@ {places} @@\n");
+    let unchanged = |line: &str| format!(" {line}\n");
+    diff.extend(above.into_iter().rev().map(unchanged));
+    diff.extend(changed);
+    diff.extend(below.into_iter().map(unchanged));
+    Some(diff)
+}
+
+/// The first lines that may be shown, up to the header of the table.
+fn context<'t>(lines: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
+    let mut shown = Vec::new();
+    for line in lines.take(CONTEXT) {
+        let name = line.split('=').next().unwrap_or_default().trim();
+        if !is_header(line) && !OPEN_SETTINGS.contains(&name) {
+            break;
+        }
+        shown.push(line);
+        if is_header(line) {
+            break;
+        }
+    }
+    shown
+}
+
+fn is_header(line: &str) -> bool {
+    line.trim_start().starts_with('[')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "\
+        [store]\nurl = \"redis://:secret@store\"\n\n\
+        # Note.\n[limit.search]\nrate = \"100/min\"  # as before\nkey = \"ip\"\n\
+        candidate = \"60/min\"\nshadow = true\nexempt = [\"partner-key\"]\n\n\
+        [limit]\nlogin = { rate = \"5/min\", shadow = true, candidate = \"3/min\" }\n\
+        dotted.rate = \"1/s\"\ndotted.shadow = true\n";
+
+    fn patch(limit: &str, kind: Promotion) -> Option<String> {
+        promotion_patch("proxy.toml", FILE, limit, kind)
+    }
+
+    #[test]
+    fn a_limit_in_shadow_mode_is_enforced() {
+        let patch = patch("search", Promotion::Shadow).unwrap();
+        let expected = "--- proxy.toml\n+++ proxy.toml\n@@ -6,4 +6,3 @@\n \
+            rate = \"100/min\"  # as before\n key = \"ip\"\n candidate = \"60/min\"\n\
+            -shadow = true\n";
+        assert_eq!(patch, expected);
+    }
+
+    #[test]
+    fn a_candidate_replaces_the_rate() {
+        let patch = patch("search", Promotion::Candidate).unwrap();
+        let expected = "--- proxy.toml\n+++ proxy.toml\n@@ -5,5 +5,4 @@\n [limit.search]\n\
+            -rate = \"100/min\"  # as before\n+rate = \"60/min\"  # as before\n key = \"ip\"\n\
+            -candidate = \"60/min\"\n shadow = true\n";
+        assert_eq!(patch, expected);
+    }
+
+    #[test]
+    fn other_forms_of_a_limit_are_promoted_too() {
+        let inline = |kind| patch("login", kind).unwrap();
+        let shadow = inline(Promotion::Shadow);
+        let line = "+login = { rate = \"5/min\", candidate = \"3/min\" }\n";
+        assert!(shadow.contains(line), "{shadow}");
+        let candidate = inline(Promotion::Candidate);
+        let line = "+login = { rate = \"3/min\", shadow = true }\n";
+        assert!(candidate.contains(line), "{candidate}");
+        let dotted = patch("dotted", Promotion::Shadow).unwrap();
+        assert!(dotted.ends_with("\n-dotted.shadow = true\n"), "{dotted}");
+    }
+
+    #[test]
+    fn no_patch_shows_a_secret_or_changes_nothing() {
+        for limit in ["search", "login", "dotted"] {
+            for kind in [Promotion::Shadow, Promotion::Candidate] {
+                let patch = patch(limit, kind).unwrap_or_default();
+                assert!(!patch.contains("secret") && !patch.contains("partner"));
+            }
+        }
+        assert_eq!(patch("dotted", Promotion::Candidate), None);
+        assert_eq!(patch("other", Promotion::Shadow), None);
+        let inline = "limit = { a = { rate = \"1/s\", shadow = true, exempt = [\"k\"] } }\n";
+        assert_eq!(promotion_patch("f", inline, "a", Promotion::Shadow), None);
+    }
 }

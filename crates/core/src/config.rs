@@ -76,7 +76,7 @@ pub use load::{
     load_noting, load_text, parse, parse_limits,
 };
 pub use pem::{IdentityFiles, PemFile};
-pub use promotion::{Promotion, promotion};
+pub use promotion::{Promotion, promoted};
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, SentinelSettings};
 pub use server::{
     AdminSettings, Control, DecideSettings, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget,
