@@ -60,7 +60,7 @@ fn about(findings: &Findings) -> String {
         .map(|(name, version)| format!("{name} {version}"))
         .collect();
     let mut text = format!(
-        "Measured on {}.\nVersions: {}.\n{} in {:.0} minutes; other programs used up to {:.0} % of \
+        "Measured on {}.\nVersions: {}.\n{} in {:.0} minutes. Other programs used up to {:.0} % of \
          a core\nduring a measurement that counts.\n",
         findings.machine,
         versions.join(", "),
