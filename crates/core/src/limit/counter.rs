@@ -97,6 +97,19 @@ impl Counter {
         self.keep_ages(&left);
     }
 
+    /// Refunds up to `cost` units: those of the previous window first, since they expire first.
+    pub fn give_back_oldest(&mut self, aged: &AgedCounter, cost: u64) {
+        if aged.used == 0 || cost == 0 {
+            return;
+        }
+        let taken = aged.previous.min(cost);
+        self.keep_ages(&AgedCounter {
+            previous: aged.previous - taken,
+            current: aged.current.saturating_sub(cost - taken),
+            ..*aged
+        });
+    }
+
     /// The time from which nothing is counted any more.
     pub fn empty_at_us(&self, rule: &Rule) -> u64 {
         self.start_us + 2 * rule.window_us

@@ -189,6 +189,16 @@ impl Count {
         }
     }
 
+    /// Refunds up to `cost` of the units that count, oldest first. Slots have no age: they do not
+    /// change.
+    pub fn give_back_oldest(&mut self, rule: &Rule, cost: u64, now_us: u64) {
+        match (self.age(rule, now_us), self) {
+            (Aged::Log(aged), Count::Log(log)) => log.give_back_oldest(&aged, rule, cost),
+            (Aged::Counter(aged), Count::Counter(count)) => count.give_back_oldest(&aged, cost),
+            _ => {}
+        }
+    }
+
     /// The clock's time from which nothing is counted any more, microseconds.
     pub fn empty_at_us(&self, rule: &Rule) -> u64 {
         match self {

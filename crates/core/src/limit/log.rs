@@ -12,8 +12,8 @@
 //! A [`Log`] is 80 bytes and holds a ring of one entry for each stamp: 8 bytes where
 //! `W / q < 1.8e9` (30 minutes at 1 us), 12 beyond. The first three (two) entries fit inside. The
 //! ring then grows by doubling up to `min(L, W / q + 2)` entries, and is freed when it is empty. A
-//! refund may leave an entry without units; the last entry always has units. Time is an argument;
-//! nothing here reads a clock.
+//! refund of one charge may leave an entry without units; the last entry always has units. Time is
+//! an argument; nothing here reads a clock.
 
 use super::Rule;
 
@@ -311,6 +311,34 @@ impl Log {
             self.count = last;
             self.newest = before.map_or(self.newest, |(stamp, _)| stamp);
         }
+    }
+
+    /// Refunds up to `cost` of the units that count, oldest first. So the log counts at least what
+    /// it would count if the refunded request were another one that still counts.
+    pub fn give_back_oldest(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) {
+        match self.own_rule(rule) {
+            None => self.give_back_oldest_by(aged, rule, cost),
+            Some(own) => self.give_back_oldest_by(aged, &own, cost),
+        }
+    }
+
+    fn give_back_oldest_by(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) {
+        let taken = u32::try_from(aged.used.min(cost)).unwrap_or(u32::MAX);
+        if taken == 0 {
+            return;
+        }
+        self.forget_expired(aged, rule);
+        self.base = aged.base.wrapping_add(taken);
+        if self.base == self.total {
+            self.count = 0;
+            self.ring = Ring::default();
+            return;
+        }
+        // The last entry has units left, since fewer than all are taken.
+        let through = |i| self.entry(rule, i).1.wrapping_sub(aged.base);
+        let emptied = self.first_where(0, |i| through(i) > taken);
+        self.head = wrapped(self.head, emptied, self.capacity(rule));
+        self.count -= emptied;
     }
 
     /// Drops expired entries, and their units in the running totals.
