@@ -87,7 +87,16 @@ local function new_counter()
       store()
     end
 
-    return { give_back = give_back, keep_ages = store }
+    -- Takes back up to `cost` units, those of the previous window first. Returns the server's
+    -- error, if any.
+    local function give_back_oldest(cost)
+      if used == 0 or cost == 0 then return end
+      local taken = math.min(cost, previous)
+      previous, current = previous - taken, math.max(current - (cost - taken), 0)
+      return store()
+    end
+
+    return { give_back = give_back, give_back_oldest = give_back_oldest, keep_ages = store }
   end
 
   return { look = look, wait = wait, charge = charge, ends = ends, seldom = seldom }

@@ -8,6 +8,8 @@
 --   give back (1)  takes back what an earlier charge put there: of that entry only, nothing where
 --                  it has expired
 --   settle (2)     charges whatever is counted already: what was granted turned out to cost more
+--   give back the oldest (3)
+--                  takes back up to the cost of what is counted, oldest units first; slots stay
 --
 -- KEYS     every item's key, in the order of the items; a key may occur in several groups, and
 --          the later ones see what the earlier ones wrote, but only once in one group
@@ -145,6 +147,8 @@ local function all_lanes(now, rules, replies)
         refused = item.refused
       elseif operation == 1 then
         item.tally.seldom().give_back(cost, item.extra)
+      elseif operation == 3 then
+        refused = item.tally.seldom().give_back_oldest(cost) or refused
       elseif item.rule.kind ~= 'slots' and cost > 0 and room > 0 then
         refused = item.tally.charge(math.min(cost, room), 0) or refused
       end

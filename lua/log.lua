@@ -23,7 +23,8 @@
 -- and proxies with both rules on one store do not rewrite each other's ring again and again.
 --
 -- No stamp is further than 2W/q from the last one, so the modulus loses nothing. Units that are
--- given back leave an entry of none, unless it is the last: that one always has units.
+-- given back leave an entry of none, unless it is the last: that one always has units. The oldest
+-- units take their entries with them.
 --
 -- What a decision costs is its redis.call()s and the numbers in them (each is printed: offsets that
 -- do not change are strings), strings by their length, tables and closures. So a look reads the
@@ -255,13 +256,32 @@ local function new_log()
       redis.call('SETRANGE', key, '0', top())
     end
 
+    -- Takes back up to `cost` units, oldest first. The head says where the live entries begin and
+    -- what came before them, so the entries stay as they are. Returns the server's error, if any.
+    local function give_back_oldest(cost)
+      local taken = math.min(cost, used)
+      if taken == 0 then return end
+      local place, stamp, through = skip, first, first_total
+      if taken == used then
+        place, stamp, through = count, newest, total
+      elseif (first_total - base) % 4294967296 <= taken then
+        place, stamp, through = search(false, taken)
+        if cut then return end
+      end
+      base, first, first_total = (base + taken) % 4294967296, stamp, through
+      head, count, skip, used = (head + place) % capacity, count - place, 0, used - taken
+      local done = redis_pcall('SETRANGE', key, '0', top())
+      return type(done) == 'table' and done.err
+    end
+
     -- Keeps the ages after a step back of the clock: the only write of a denial.
     local function keep_ages()
       redis_pcall('SETRANGE', key, 46, pack('<I7', shift))
     end
 
     return {
-      coarsen = coarsen, rewrite = rewrite, give_back = give_back, keep_ages = keep_ages,
+      coarsen = coarsen, rewrite = rewrite, give_back = give_back,
+      give_back_oldest = give_back_oldest, keep_ages = keep_ages,
     }
   end
 

@@ -54,7 +54,9 @@ local function new_slots(holder, granted)
 
   -- What is given back is told by the next call, and ages are none.
   local function nothing() end
-  local function seldom() return { give_back = nothing, keep_ages = nothing } end
+  local function seldom()
+    return { give_back = nothing, give_back_oldest = nothing, keep_ages = nothing }
+  end
 
   return { look = look, charge = charge, ends = ends, seldom = seldom }
 end

@@ -176,6 +176,33 @@ impl Model {
             Algorithm::Slots => {}
         }
     }
+
+    /// Forgets what has expired, for good: it does not count again if the clock steps back.
+    fn forget_expired(&mut self, rule: &Rule, own_us: u64) {
+        if rule.algorithm == Algorithm::Log {
+            self.admitted = self.live(rule, own_us).collect();
+        }
+    }
+
+    /// Takes back up to `cost` of all units, the first that was admitted first.
+    fn give_back_oldest(&mut self, rule: &Rule, cost: u64) {
+        let mut left = cost;
+        match rule.algorithm {
+            Algorithm::Log => {
+                for (_, units) in &mut self.admitted {
+                    let taken = left.min(*units);
+                    (left, *units) = (left - taken, *units - taken);
+                }
+            }
+            Algorithm::Counter => {
+                for units in [&mut self.previous, &mut self.current] {
+                    let taken = left.min(*units);
+                    (left, *units) = (left - taken, *units - taken);
+                }
+            }
+            Algorithm::Slots => {}
+        }
+    }
 }
 
 /// For every key the model and the twin.
@@ -260,9 +287,17 @@ impl Models {
                     && *stamp <= own_us / rule.window_us;
                 let counts = rule.algorithm == Algorithm::Counter && names;
                 if counts || aged.used(kept, own_us) < before {
+                    aged.forget_expired(kept, own_us);
                     *model = aged;
                 }
                 twin.give_back(rule, item.cost, *stamp, now_us);
+            } else if operation == Operation::GiveBackOldest {
+                if item.cost > 0 && aged.used(kept, own_us) > 0 {
+                    aged.forget_expired(kept, own_us);
+                    aged.give_back_oldest(kept, item.cost);
+                    *model = aged;
+                }
+                twin.give_back_oldest(rule, item.cost, now_us);
             } else if item.cost > 0 {
                 let room = u64::from(u32::MAX) - aged.used(kept, own_us);
                 aged.admit(rule, own_us, item.cost.min(room), 0);

@@ -278,7 +278,8 @@ fn assert_same(by_script: &Decision, by_model: &Decision, count: u16, what: &str
     assert_eq!(*by_script, by_model, "script, {what}");
 }
 
-/// Gives back what was charged, or less, or twice as much; or charges more.
+/// Gives back what was charged, or less, or twice as much, by its stamp or the oldest units; or
+/// charges more.
 fn adjust(
     chance: &mut Chance,
     charged: &mut Vec<(Charge, Vec<u64>)>,
@@ -290,18 +291,31 @@ fn adjust(
     }
     let which = chance.below(charged.len() as u64) as usize;
     let (mut charge, stamps) = charged.swap_remove(which);
-    let operation = chance.pick(&[Operation::GiveBack, Operation::GiveBack, Operation::Settle]);
+    let operation = chance.pick(&[
+        Operation::GiveBack,
+        Operation::GiveBack,
+        Operation::GiveBackOldest,
+        Operation::GiveBackOldest,
+        Operation::Settle,
+    ]);
     for item in &mut charge {
         item.cost = match chance.below(4) {
             0 => item.cost.div_ceil(2),
-            1 if operation == Operation::GiveBack => 2 * item.cost,
+            1 if operation != Operation::Settle => 2 * item.cost,
+            2 if operation == Operation::GiveBackOldest => {
+                // Several entries, or all that there are.
+                chance.pick(&[0, 3 * item.cost, 20 * item.cost, 1 << 40])
+            }
             _ => item.cost,
         };
     }
     let group = Group {
         operation,
         charge: &charge,
-        extra: &stamps,
+        extra: match operation {
+            Operation::GiveBackOldest => &[],
+            _ => &stamps,
+        },
     };
     script.run(&[group], now_us);
     models.adjust((operation, &charge), &stamps, now_us);
@@ -363,6 +377,63 @@ fn no_window_ever_holds_more_than_the_limit() {
     }
 }
 
+/// The script gives back the oldest units. Whichever request is meant, no window holds more than the
+/// limit of those that are left.
+#[test]
+fn no_window_holds_more_than_the_limit_whichever_request_is_given_back() {
+    let server = RedisServer::start();
+    let mut script = Script::on(&server);
+    for (seed, precision_us) in [(1, 1), (2, 10_000), (3, 250_000)] {
+        let mut chance = Chance(seed);
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 20,
+            window_us: 1_000_000,
+            precision_us,
+        };
+        let limit = limit(&format!("oldest{seed}"), rule);
+        let (mut now_us, mut admitted) = (START_US, Vec::<(u64, u64)>::new());
+        let (mut given_back, mut denied) = (0, 0);
+        for _ in 0..3_000 {
+            now_us += chance.pick(&[0, 1, 50, 1_000, 20_000, 100_000, 400_000]);
+            let live = admitted
+                .iter_mut()
+                .filter(|(at_us, units)| at_us + rule.window_us > now_us && *units > 0);
+            let mut live: Vec<_> = live.collect();
+            if !live.is_empty() && chance.below(3) == 0 {
+                let which = chance.below(live.len() as u64) as usize;
+                let units = 1 + chance.below(live[which].1);
+                live[which].1 -= units;
+                given_back += units;
+                let charge: Charge = [item(&limit, 0, units)].into_iter().collect();
+                let group = Group {
+                    operation: Operation::GiveBackOldest,
+                    ..Group::one(&charge)
+                };
+                script.run(&[group], now_us);
+                continue;
+            }
+            let cost = 1 + chance.below(3);
+            let charges = [[item(&limit, 0, cost)].into_iter().collect()];
+            if script.decide(&charges, now_us)[0].allowed {
+                admitted.push((now_us, cost));
+            } else {
+                denied += 1;
+            }
+        }
+        let mut fullest = 0;
+        for (at_us, _) in &admitted {
+            let within = |(s, _): &&(u64, u64)| s <= at_us && s + rule.window_us > *at_us;
+            fullest = fullest.max(admitted.iter().filter(within).map(|(_, cost)| cost).sum());
+        }
+        assert!(
+            fullest <= rule.units,
+            "{fullest} at precision {precision_us}"
+        );
+        assert!(given_back > 1_000 && denied > 200, "{given_back}, {denied}");
+    }
+}
+
 #[test]
 fn a_ring_of_thousands_grows_expires_and_shrinks() {
     let server = RedisServer::start();
@@ -404,6 +475,64 @@ fn a_ring_of_thousands_grows_expires_and_shrinks() {
                 "round {round}"
             );
         }
+    }
+}
+
+/// Entries far inside a ring become its first ones, and the ring wraps.
+#[test]
+fn the_oldest_of_thousands_are_given_back_at_once() {
+    let server = RedisServer::start();
+    let mut script = Script::on(&server);
+    for (name, window_us) in [("narrow", 60_000_000), ("wide", 86_400_000_000)] {
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 20_000,
+            window_us,
+            precision_us: 1,
+        };
+        let limit = limit(name, rule);
+        let (mut chance, mut models) = (Chance(window_us), Models::default());
+        let mut now_us = START_US;
+        let charge = |cost: u64| -> Charge { [item(&limit, 0, cost)].into_iter().collect() };
+        for round in 0..6 {
+            // The ring wraps: a third of it has expired or was given back by the time it is full.
+            for _ in 0..1_500 {
+                now_us += 1 + window_us / 4_000;
+                let asked = charge(1 + chance.below(3));
+                let by_script = script.decide(std::slice::from_ref(&asked), now_us);
+                assert_eq!(
+                    by_script[0],
+                    models.by_twin(&asked, now_us),
+                    "round {round}"
+                );
+            }
+            for cost in [0, 1, 2, 700 + chance.below(500), 1, 3] {
+                let back = charge(cost);
+                let group = Group {
+                    operation: Operation::GiveBackOldest,
+                    ..Group::one(&back)
+                };
+                script.run(&[group], now_us);
+                models.adjust((Operation::GiveBackOldest, &back), &[0], now_us);
+                // Costs 0, near the limit and above what is free: all fields are compared.
+                for cost in [0, 19_000, 20_000] {
+                    let asked = charge(cost);
+                    let by_script = script.decide(std::slice::from_ref(&asked), now_us);
+                    let what = format!("round {round}, cost {cost}");
+                    assert_eq!(by_script[0], models.by_twin(&asked, now_us), "{what}");
+                }
+            }
+        }
+        let all = charge(1 << 40);
+        let group = Group {
+            operation: Operation::GiveBackOldest,
+            ..Group::one(&all)
+        };
+        script.run(&[group, group], now_us);
+        let emptied = script.decide(&[charge(20_000)], now_us).remove(0);
+        let verdict = emptied.verdicts[0];
+        assert!(emptied.allowed);
+        assert_eq!((verdict.used, verdict.reset_us), (0, window_us));
     }
 }
 

@@ -64,6 +64,8 @@ pub enum Operation {
     GiveBack,
     /// Charges units that were used beyond the cost, even above the limit.
     Settle,
+    /// Takes back units of the key, oldest first, whichever charge they are of.
+    GiveBackOldest,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +116,7 @@ pub fn write<'c>(
             Operation::Report => (0, 1),
             Operation::GiveBack => (1, 0),
             Operation::Settle => (2, 0),
+            Operation::GiveBackOldest => (3, 0),
         };
         let many = u8::try_from(group.charge.len()).unwrap_or(u8::MAX);
         let [low, high] = count.to_le_bytes();

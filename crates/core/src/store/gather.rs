@@ -236,7 +236,10 @@ impl Bundle {
     pub(super) fn count(&self) -> u16 {
         match self.operation {
             Operation::Charge(count) => count,
-            Operation::Report | Operation::GiveBack | Operation::Settle => 0,
+            Operation::Report
+            | Operation::GiveBack
+            | Operation::Settle
+            | Operation::GiveBackOldest => 0,
         }
     }
 

@@ -183,7 +183,7 @@ impl ReplyOutput<'_> {
             let outcome = match bundle.operation {
                 Operation::Charge(count) => reply.outcome(bundle.charge(), count),
                 Operation::Report => reply.outcome(bundle.charge(), 1),
-                Operation::GiveBack | Operation::Settle => {
+                Operation::GiveBack | Operation::Settle | Operation::GiveBackOldest => {
                     reply.done().map(|done| done.then(GroupOutcome::default))
                 }
             };
