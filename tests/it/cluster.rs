@@ -5,6 +5,7 @@ pub mod nodes;
 mod secure;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidegate::clock::now;
@@ -162,6 +163,41 @@ fn limits_in_different_slots_are_never_overfull() {
     // more units under way here than the limit has.
     println!("admitted {everyone} of 300 to 360 units");
     assert!(everyone > 20, "{everyone}");
+}
+
+#[test]
+fn the_oldest_units_are_given_back_in_every_slot() {
+    let cluster = RedisCluster::start(false, &[]);
+    on_a_worker(async {
+        let store = open(&cluster, 10 * SECOND).await;
+        let gives_back = |name: &str, units| {
+            let mut limit = Arc::unwrap_or_clone(limit(name, log_rule(units, MINUTE)));
+            limit.gives_back = true;
+            Arc::new(limit)
+        };
+        let (all, each) = (gives_back("all", 100), gives_back("each", 10));
+        let generation = store.hash_key().generation;
+        for who in 1..40 {
+            let of = |cost| -> Charge {
+                let items = [item(&all, 1_000 + who, cost), item(&each, who, cost)];
+                items.into_iter().collect()
+            };
+            for _ in 0..10 {
+                assert!(ask(&store, &of(1)).await.unwrap().allowed);
+            }
+            assert!(!ask(&store, &of(1)).await.unwrap().allowed);
+            store.give_back_oldest(&of(4), generation);
+            let look = ask(&store, &of(0)).await.unwrap();
+            let used: Vec<u64> = look.verdicts.iter().map(|verdict| verdict.used).collect();
+            // A refused request gives its unit of the other slot back after its answer.
+            assert_eq!(used[1], 6, "{who}");
+            assert!((6..=7).contains(&used[0]), "{who}: {used:?}");
+            for _ in 0..4 {
+                assert!(ask(&store, &of(1)).await.unwrap().allowed);
+            }
+            assert!(!ask(&store, &of(1)).await.unwrap().allowed);
+        }
+    });
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Reserve and refund, simulated: the shipped protocol and the shipped counts, in virtual time,
-//! over a network that delays and loses, between places whose clocks differ. Every run is named by
-//! its seed.
+//! over a network that delays and loses, between places whose clocks differ. In half of the runs
+//! requests that passed give their units back later, of the oldest. Every run is named by its seed.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -49,6 +49,8 @@ struct World {
     /// Clocks differ by as much, either way.
     skew_us: u64,
     again: Again,
+    /// Some requests that passed give their units back later, without saying which.
+    oldest: bool,
 }
 
 enum Event {
@@ -56,6 +58,8 @@ enum Event {
     AtPlace(usize, usize),
     Reply(usize, usize, Decision),
     GiveBack(usize, usize, SmallVec<[u64; 2]>),
+    /// The units of a request's item are given back, whose stamp is not told to its place.
+    GiveBackOldest(usize, usize, u64),
     Deadline(usize),
 }
 
@@ -73,6 +77,7 @@ struct Outcome {
     admitted: u64,
     calls: u64,
     refunds: u64,
+    returns: u64,
     /// Of the fullest window, in percent of its limit.
     fullest: f64,
 }
@@ -164,6 +169,9 @@ impl Run {
                 Event::AtPlace(number, part) => self.decide(number, part),
                 Event::Reply(number, part, decision) => self.replied(number, part, decision),
                 Event::GiveBack(number, part, stamps) => self.give_back(number, part, &stamps),
+                Event::GiveBackOldest(number, index, stamp) => {
+                    self.give_back_oldest(number, index, stamp);
+                }
                 Event::Deadline(number) => {
                     self.drive(number, |reserve, charge| reserve.give_up(charge))
                 }
@@ -220,6 +228,9 @@ impl Run {
                     self.habit.learn(!decision.allowed);
                     if decision.allowed {
                         self.pass(&charge, &decision);
+                        if self.world.oldest && self.chance.below(3) == 0 {
+                            self.return_later(number, &decision);
+                        }
                     } else if self.world.cache {
                         let span = CallSpan {
                             sent_us: self.requests[number].arrived_us,
@@ -242,6 +253,35 @@ impl Run {
             let entry = self.passed.entry(item.id());
             let (_, _, entries) = entry.or_insert((rule.units, rule.window_us, Vec::new()));
             entries.push((verdict.stamp, item.cost));
+        }
+    }
+
+    /// Each item's units are given back when some time has passed.
+    fn return_later(&mut self, number: usize, decision: &Decision) {
+        let in_us = self.chance.below(200_000);
+        for (index, verdict) in decision.verdicts.iter().enumerate() {
+            self.outcome.returns += 1;
+            // A lost message is one that never arrives.
+            if self.chance.below(1000) >= self.world.lost {
+                let event = Event::GiveBackOldest(number, index, verdict.stamp);
+                let delay_us = self.chance.below(self.world.round_trip_us);
+                self.at(self.now_us + in_us + delay_us, event);
+            }
+        }
+    }
+
+    /// The place takes the oldest units. The request that is meant, which still counts, has passed
+    /// with fewer.
+    fn give_back_oldest(&mut self, number: usize, index: usize, stamp: u64) {
+        let item = &self.requests[number].charge[index];
+        let (rule, now_us) = (item.window.rule, self.clock_us(place(item)));
+        let cost = item.cost;
+        let (_, _, entries) = self.passed.get_mut(&item.id()).unwrap();
+        let meant = entries.iter_mut().find(|entry| **entry == (stamp, cost));
+        if let Some(meant) = meant.filter(|(stamp, _)| stamp + rule.window_us > now_us) {
+            meant.1 = 0;
+            let count = self.counts.get_mut(&item.id()).unwrap();
+            count.give_back_oldest(&rule, cost, now_us);
         }
     }
 
@@ -339,7 +379,8 @@ fn atomically(arrivals: &[(u64, Charge)]) -> u64 {
 /// charges of one instant are one entry.
 #[test]
 fn no_window_is_ever_overfull_unless_refunds_are_repeated() {
-    let (mut most, mut blind, mut same, mut requests) = (0.0_f64, 0.0_f64, 0.0_f64, 0);
+    let (mut most, mut blind, mut same) = (0.0_f64, 0.0_f64, 0.0_f64);
+    let (mut requests, mut returns) = (0, 0);
     for seed in 1..=60 {
         let mut chance = Chance(seed);
         let limits: Vec<Arc<Limit>> = [("all", 40), ("team", 20), ("each", 8)]
@@ -371,24 +412,30 @@ fn no_window_is_ever_overfull_unless_refunds_are_repeated() {
             lost: chance.pick(&[0, 10, 100]),
             skew_us: 50_000,
             again: Again::Never,
+            oldest: chance.below(2) == 0,
         };
         let outcome = Run::new(world, &trace).finish();
         assert!(outcome.fullest <= 100.0, "{}: {world:?}", outcome.fullest);
         most = most.max(outcome.fullest);
+        returns += outcome.returns;
         let control = World {
             again: Again::Blind,
             cache: false,
+            oldest: false,
             ..world
         };
         blind = blind.max(Run::new(control, &trace).finish().fullest);
         let control = World {
             again: Again::Same,
+            oldest: false,
             ..world
         };
         same = same.max(Run::new(control, &trace).finish().fullest);
     }
     println!("{requests} requests: fullest window {most:.2} %; twice and blind: {blind:.1} %");
     println!("a fifth of the refunds twice, by their stamps: {same:.1} %");
+    println!("{returns} items gave their units back, of the oldest");
+    assert!(returns > 1_000, "{returns}");
     assert!(most > 99.0, "{most}: limits were not reached");
     assert!(blind > 110.0, "{blind}: the control shows nothing");
 }
@@ -426,6 +473,7 @@ fn little_is_held_back_for_what_is_refused() {
                 lost: 0,
                 skew_us: 0,
                 again: Again::Never,
+                oldest: false,
             };
             let outcome = Run::new(world, &trace).finish();
             let admitted = 100.0 * outcome.admitted as f64 / ideal as f64;

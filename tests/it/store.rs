@@ -140,6 +140,55 @@ fn a_cost_above_the_limit_never_passes_and_a_cost_of_zero_only_looks() {
 }
 
 #[test]
+fn giving_back_the_oldest_frees_exactly_so_many_units() {
+    with_each_store(async |fixture| {
+        for algorithm in [Algorithm::Log, Algorithm::Counter] {
+            // A day, so that hardly ever a window of the counter ends while the test runs.
+            let rule = Rule {
+                algorithm,
+                ..log_rule(10, 24 * 60 * MINUTE)
+            };
+            let name = format!("{algorithm:?}").to_lowercase();
+            let mut limit = Arc::unwrap_or_clone(limit(&name, rule));
+            limit.gives_back = true;
+            let limit = Arc::new(limit);
+            let other = fixture.charge(&one(&limit, 2, 1)).await;
+            assert!(other.allowed);
+            for _ in 0..10 {
+                assert!(fixture.charge(&one(&limit, 1, 1)).await.allowed);
+            }
+            let generation = fixture.store.hash_key().generation;
+            for (given_back, free) in [(3, 3), (0, 0), (1, 1), (7, 7), (4_000, 10)] {
+                // The worker knows the denial, and forgets it when units are given back.
+                assert!(!fixture.charge(&one(&limit, 1, 1)).await.allowed);
+                let units = one(&limit, 1, given_back);
+                fixture.store.give_back_oldest(&units, generation);
+                let look = fixture.charge(&one(&limit, 1, 0)).await;
+                assert_eq!(look.verdicts[0].used, 10 - free, "{name}, {given_back}");
+                for _ in 0..free {
+                    assert!(fixture.charge(&one(&limit, 1, 1)).await.allowed);
+                }
+            }
+            assert!(!fixture.charge(&one(&limit, 1, 1)).await.allowed);
+            let other = fixture.charge(&one(&limit, 2, 0)).await;
+            assert_eq!(other.verdicts[0].used, 1, "another key stays as it is");
+        }
+        if let Some(server) = &fixture._server {
+            let mut connection = server.connect();
+            let keys: Vec<String> = redis::cmd("KEYS")
+                .arg("t:{*")
+                .query(&mut connection)
+                .unwrap();
+            assert_eq!(keys.len(), 4, "{keys:?}");
+            for key in keys {
+                let lives: i64 = redis::cmd("TTL").arg(&key).query(&mut connection).unwrap();
+                assert!(lives > 0, "{key} expires after {lives} s");
+            }
+        }
+    });
+}
+
+#[test]
 fn a_denied_request_passes_after_its_retry() {
     with_each_store(async |fixture| {
         let limit = limit("soon", log_rule(1, Duration::from_secs(1)));

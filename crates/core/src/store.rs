@@ -198,6 +198,18 @@ impl Store {
         }
     }
 
+    /// Takes back units of each item, oldest first: its cost, and no more than counts. It is sent
+    /// once, and nothing waits for it. Slots do not change.
+    ///
+    /// So no window of a log holds more than its limit, whichever request is meant of those that
+    /// still count. If the request that is meant has expired, a unit of a later one is taken.
+    pub fn give_back_oldest(&self, charge: &Charge, generation: u64) {
+        match self {
+            Store::Memory(memory) => memory.give_back_oldest(charge),
+            Store::Redis(redis) => redis.give_back_oldest(charge, generation),
+        }
+    }
+
     pub fn release(&self, charge: &Charge) {
         match self {
             Store::Memory(memory) => memory.release(charge),

@@ -209,3 +209,41 @@ fn what_is_given_back_is_free_and_what_is_charged_more_counts() {
         assert_eq!(memory.charge(&one(&limit, 2, 0)).verdicts[0].used, 3);
     }
 }
+
+#[test]
+fn the_oldest_units_are_given_back_and_no_more_than_there_are() {
+    for algorithm in [Algorithm::Log, Algorithm::Counter] {
+        let (memory, time) = store(&memory_settings());
+        let rule = Rule {
+            algorithm,
+            ..log_rule(10, MINUTE)
+        };
+        let limit = limit("oldest", rule);
+        let used = || memory.charge(&one(&limit, 1, 0)).verdicts[0].used;
+        // The clock stands 20 s after the beginning of a window.
+        memory.charge(&one(&limit, 1, 6));
+        time.fetch_add(10_000_000, Ordering::Relaxed);
+        memory.charge(&one(&limit, 1, 4));
+        assert!(!memory.charge(&one(&limit, 1, 1)).allowed);
+        memory.give_back_oldest(&one(&limit, 1, 0));
+        assert_eq!(used(), 10, "{algorithm:?}");
+        memory.give_back_oldest(&one(&limit, 1, 7));
+        assert_eq!(used(), 3, "{algorithm:?}");
+        time.fetch_add(55_000_000, Ordering::Relaxed);
+        // The log has the three that were charged last, 55 s ago.
+        assert_eq!(used(), 3 - u64::from(algorithm == Algorithm::Counter));
+        memory.give_back_oldest(&one(&limit, 1, 100));
+        assert_eq!(used(), 0, "{algorithm:?}");
+        assert!(memory.charge(&one(&limit, 1, 10)).allowed);
+        assert!(!memory.charge(&one(&limit, 1, 1)).allowed);
+        // A key that counts nothing gets no entry.
+        let keys = memory.figures().keys;
+        memory.give_back_oldest(&one(&limit, 2, 5));
+        assert_eq!(memory.figures().keys, keys);
+    }
+    let (memory, _) = store(&memory_settings());
+    let held = limit("held", slots_rule(2));
+    assert!(memory.charge(&one(&held, 1, 2)).allowed);
+    memory.give_back_oldest(&one(&held, 1, 2));
+    assert_eq!(memory.charge(&one(&held, 1, 0)).verdicts[0].used, 2);
+}

@@ -390,6 +390,29 @@ fn a_request_refused_for_memory_charges_none_of_its_batch_twice_or_half() {
 }
 
 #[test]
+fn giving_back_to_a_full_server_spoils_no_other_decision() {
+    on_a_worker(async {
+        let server = RedisServer::start();
+        let store = super::open(&super::patient(server.settings())).await;
+        let generation = store.hash_key().generation;
+        let full = limit("full", log_rule(1, Duration::from_secs(600)));
+        let ask = async |who: u64| {
+            let charge = one(&full, who, 1);
+            store.charge(&charge, generation, now()).await
+        };
+        assert!(ask(1).await.unwrap().allowed && ask(2).await.unwrap().allowed);
+        server.run("CONFIG SET maxmemory 1");
+        store.give_back_oldest(&one(&full, 2, 1), generation);
+        // They are in one call.
+        assert!(!ask(1).await.expect("an answer").allowed);
+        server.run("CONFIG SET maxmemory 0");
+        assert!(!ask(2).await.unwrap().allowed, "nothing was given back");
+        store.give_back_oldest(&one(&full, 2, 1), generation);
+        assert!(ask(2).await.unwrap().allowed);
+    });
+}
+
+#[test]
 fn a_server_made_a_replica_is_used_again_as_a_master() {
     on_a_worker(async {
         let server = RedisServer::start();

@@ -397,6 +397,19 @@ impl Memory {
         }
     }
 
+    /// Takes back units of each item, oldest first: its cost, and no more than counts. Slots do not
+    /// change.
+    pub fn give_back_oldest(&self, charge: &Charge) {
+        for item in charge
+            .iter()
+            .filter(|item| !is_slots(item) && item.cost > 0)
+        {
+            self.change(item, false, |count, rule, now_us| {
+                count.give_back_oldest(rule, item.cost, now_us);
+            });
+        }
+    }
+
     /// Charges the cost of each item, even above the limit: the request cost more than was charged.
     pub fn charge_more(&self, charge: &Charge) {
         for item in charge

@@ -358,6 +358,15 @@ impl Redis {
         self.notify(Operation::GiveBack, charge, stamps.collect(), generation);
     }
 
+    pub fn give_back_oldest(&self, charge: &Charge, generation: u64) {
+        self.notify(
+            Operation::GiveBackOldest,
+            charge,
+            SmallVec::new(),
+            generation,
+        );
+    }
+
     pub fn settle(&self, charge: &Charge, generation: u64) {
         self.notify(Operation::Settle, charge, SmallVec::new(), generation);
     }
@@ -371,10 +380,10 @@ impl Redis {
         extra: SmallVec<[u64; 2]>,
         generation: u64,
     ) {
-        if !self.shared.is_current(generation) {
+        if charge.is_empty() || !self.shared.is_current(generation) {
             return;
         }
-        if operation == Operation::GiveBack {
+        if matches!(operation, Operation::GiveBack | Operation::GiveBackOldest) {
             let mut cache = self.cache.lock();
             charge
                 .iter()
