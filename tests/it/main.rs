@@ -18,6 +18,7 @@ mod bypass;
 mod cluster;
 mod cluster_sim;
 mod commands;
+mod corrections;
 mod decide;
 mod decisions;
 mod denials;

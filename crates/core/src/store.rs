@@ -242,6 +242,11 @@ impl Store {
         }
     }
 
+    /// Whether the store is known to be away for these items: a charge would fail at once.
+    pub fn is_away(&self, charge: &Charge) -> bool {
+        self.redis().is_some_and(|redis| redis.is_away(charge))
+    }
+
     /// Forgets the cached denials: the limits have changed.
     pub fn limits_changed(&self) {
         if let Store::Redis(redis) = self {

@@ -3,13 +3,16 @@
 //! It happens at most once, when the head of the response has come, and no request waits for it. If
 //! the process dies before, the first charge stands. A refund has precedence. Slots are not
 //! adjusted. Checks in shadow mode are adjusted too, if their decisions have come.
+//!
+//! A caller of the rate limit service adjusts counts by itself: it gives units back, or charges
+//! units that were denied.
 
 use http::{HeaderMap, HeaderName, Response};
 
 use super::access_record::AccessRecord;
 use super::admit::{Admission, Decider};
 use super::limiter::Limiter;
-use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck};
+use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck, OnError};
 use crate::route::Route;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +45,35 @@ impl Limiter {
             if let Some(decided) = check.decided().filter(|decided| decided.decision.allowed) {
                 self.adjust_store(decided, adjustment, admission.generation);
             }
+        }
+    }
+
+    /// Gives back units of each check, oldest first: its cost, and no more than is charged. While
+    /// the store is away, only the local counts change.
+    ///
+    /// The local counts know the units of this process alone, so during an outage they may give
+    /// back younger units than the store would. The journal keeps its debts, since it cannot tell
+    /// which of them are meant. A debt that is too high never admits too much.
+    pub fn give_back_oldest(&self, charge: &Charge, generation: u64) {
+        self.store.give_back_oldest(charge, generation);
+        if self.is_shared() {
+            self.local.give_back_oldest(charge);
+        }
+    }
+
+    /// Charges the cost of each check, even above the limit, although the decision denied it. It is
+    /// for rules that charge always. While the store is away, the units are owed.
+    pub fn charge_anyway(&self, charge: &Charge, generation: u64) {
+        if self.store.is_away(charge) {
+            // As for admitted requests, only limits that are counted locally are owed.
+            let is_local = |check: &&LimitCheck| check.limit.on_error == OnError::Local;
+            let owed: Charge = charge.iter().filter(is_local).cloned().collect();
+            self.store.owe(&owed, generation);
+        } else {
+            self.store.settle(charge, generation);
+        }
+        if self.is_shared() {
+            self.local.charge_more(charge);
         }
     }
 

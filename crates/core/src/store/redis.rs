@@ -413,6 +413,14 @@ impl Redis {
         }
     }
 
+    /// Whether a server that these items need is known to be away.
+    pub(super) fn is_away(&self, charge: &Charge) -> bool {
+        match &self.servers {
+            ServersView::Server(is_open) => is_open.load(Ordering::Relaxed),
+            ServersView::Cluster(view) => view.is_away(charge),
+        }
+    }
+
     pub fn hold(&self, charge: &Charge, generation: u64) {
         if generation != PROVISIONAL {
             self.slots.hold(charge);

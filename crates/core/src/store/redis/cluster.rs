@@ -181,19 +181,20 @@ impl ClusterView {
     /// How a request is to be asked. Fails if a node that it needs is away; then no node is asked.
     pub(super) fn reserve(&self, charge: &Charge, now: Instant) -> Result<Reserve, StoreError> {
         let mut view = self.lock();
-        let slots = || charge.iter().map(slot_of);
-        let is_away = |slot| {
-            let owner = view.map.owner(slot);
-            owner.is_none_or(|owner| view.away.contains(&owner))
-        };
-        if slots().any(is_away) {
+        if view.is_away(charge) {
             return Err(StoreError::Away);
         }
+        let slots = || charge.iter().map(slot_of);
         let is_moving = !view.moving.is_empty() && slots().any(|slot| view.is_moving(slot, now));
         let first = slots().next();
         let crosses = is_moving || slots().any(|slot| Some(slot) != first);
         let one_by_one = crosses && view.note_crossing(charge);
         Ok(Reserve::new(charge, slot_of, is_moving, one_by_one))
+    }
+
+    /// Whether a node that these items need is away.
+    pub(super) fn is_away(&self, charge: &Charge) -> bool {
+        self.lock().is_away(charge)
     }
 
     /// A request over several slots has been decided.
@@ -213,6 +214,13 @@ impl ClusterView {
 }
 
 impl ViewState {
+    fn is_away(&self, charge: &Charge) -> bool {
+        charge.iter().any(|item| {
+            let owner = self.map.owner(slot_of(item));
+            owner.is_none_or(|owner| self.away.contains(&owner))
+        })
+    }
+
     /// A slot's keys lie on two nodes: for a while its calls have one key each.
     fn note_moving(&mut self, slot: u16, now: Instant) {
         self.moving.retain(|_, until| *until > now);
