@@ -74,7 +74,8 @@ local function new_counter()
   end
 
   local function seldom()
-    -- Takes back up to `cost` units admitted in the window numbered `stamp` (modulo 2^48).
+    -- Takes back up to `cost` units admitted in the window numbered `stamp` (modulo 2^48). Returns
+    -- the server's error, if any.
     local function give_back(cost, stamp)
       local age = (start / window - stamp) % 281474976710656
       if age == 0 then
@@ -84,7 +85,7 @@ local function new_counter()
       else
         return
       end
-      store()
+      return store()
     end
 
     -- Takes back up to `cost` units, those of the previous window first. Returns the server's

@@ -146,7 +146,7 @@ local function all_lanes(now, rules, replies)
       if item.refused then
         refused = item.refused
       elseif operation == 1 then
-        item.tally.seldom().give_back(cost, item.extra)
+        refused = item.tally.seldom().give_back(cost, item.extra) or refused
       elseif operation == 3 then
         refused = item.tally.seldom().give_back_oldest(cost) or refused
       elseif item.rule.kind ~= 'slots' and cost > 0 and room > 0 then

@@ -210,6 +210,7 @@ local function new_log()
 
     -- Takes back up to `cost` units of the entry stamped `stamp` (modulo 2^48): all totals from it
     -- on sink. Nothing happens where it has expired, or where more than 4096 entries came since.
+    -- Returns the server's error, if any.
     local function give_back(cost, stamp)
       stamp = newest - (newest - stamp) % 281474976710656
       if used == 0 or stamp < first then return end
@@ -236,7 +237,10 @@ local function new_log()
       local from = (head + place) % capacity
       local straight = math.min(many, capacity - from)
       local top_bytes = rule.top
-      redis.call('SETRANGE', key, top_bytes + from * size, table.concat(entries, '', 1, straight))
+      local written = table.concat(entries, '', 1, straight)
+      local done = redis_pcall('SETRANGE', key, top_bytes + from * size, written)
+      -- A server that refuses to write refuses the first write of a script.
+      if type(done) == 'table' then return done.err end
       if many > straight then
         redis.call('SETRANGE', key, top_bytes, table.concat(entries, '', straight + 1))
       end

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tidegate::clock::now;
 use tidegate::config::{Secret, StoreSettings};
-use tidegate::limit::{Charge, Decision, Limit};
+use tidegate::limit::{Algorithm, Charge, Decision, Limit, Rule};
 use tidegate::store::{Backing, ServerTrouble, Store, StoreError};
 
 use crate::pace::Pace;
@@ -391,25 +391,44 @@ fn a_request_refused_for_memory_charges_none_of_its_batch_twice_or_half() {
 
 #[test]
 fn giving_back_to_a_full_server_spoils_no_other_decision() {
-    on_a_worker(async {
-        let server = RedisServer::start();
-        let store = super::open(&super::patient(server.settings())).await;
-        let generation = store.hash_key().generation;
-        let full = limit("full", log_rule(1, Duration::from_secs(600)));
-        let ask = async |who: u64| {
-            let charge = one(&full, who, 1);
-            store.charge(&charge, generation, now()).await
-        };
-        assert!(ask(1).await.unwrap().allowed && ask(2).await.unwrap().allowed);
-        server.run("CONFIG SET maxmemory 1");
-        store.give_back_oldest(&one(&full, 2, 1), generation);
-        // They are in one call.
-        assert!(!ask(1).await.expect("an answer").allowed);
-        server.run("CONFIG SET maxmemory 0");
-        assert!(!ask(2).await.unwrap().allowed, "nothing was given back");
-        store.give_back_oldest(&one(&full, 2, 1), generation);
-        assert!(ask(2).await.unwrap().allowed);
-    });
+    for (algorithm, by_stamp) in [
+        (Algorithm::Log, true),
+        (Algorithm::Log, false),
+        (Algorithm::Counter, true),
+        (Algorithm::Counter, false),
+    ] {
+        on_a_worker(async {
+            let server = RedisServer::start();
+            let store = super::open(&super::patient(server.settings())).await;
+            let generation = store.hash_key().generation;
+            // Hardly ever does a day of the counter end meanwhile.
+            let rule = Rule {
+                algorithm,
+                ..log_rule(1, Duration::from_secs(86_400))
+            };
+            let full = limit("full", rule);
+            let ask = async |who: u64| {
+                let charge = one(&full, who, 1);
+                store.charge(&charge, generation, now()).await
+            };
+            assert!(ask(1).await.unwrap().allowed);
+            let granted = ask(2).await.unwrap();
+            assert!(granted.allowed);
+            let give_back = || match by_stamp {
+                true => store.give_back(&one(&full, 2, 1), &granted, generation),
+                false => store.give_back_oldest(&one(&full, 2, 1), generation),
+            };
+            server.run("CONFIG SET maxmemory 1");
+            give_back();
+            // They are in one call.
+            let what = format!("{algorithm:?}, by stamp: {by_stamp}");
+            assert!(!ask(1).await.expect(&what).allowed, "{what}");
+            server.run("CONFIG SET maxmemory 0");
+            assert!(!ask(2).await.unwrap().allowed, "nothing went: {what}");
+            give_back();
+            assert!(ask(2).await.unwrap().allowed, "{what}");
+        });
+    }
 }
 
 #[test]
