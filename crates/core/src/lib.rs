@@ -35,6 +35,8 @@ pub mod trace;
 
 pub mod limit;
 
+pub mod descriptor;
+
 pub mod route;
 
 // -- blueprint

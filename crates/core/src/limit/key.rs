@@ -5,6 +5,7 @@
 //! sets of parts may share a hash, and no spelling of the same value may have two.
 
 mod custom;
+mod descriptor;
 pub mod jwt;
 mod key_hash;
 mod known;
@@ -21,6 +22,7 @@ use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
 
 pub use custom::{CustomKey, KeyRequest, custom_hash};
+pub use descriptor::{DescriptorEntry, DescriptorFacts};
 pub use jwt::Claims;
 use key_hash::Identity;
 pub use key_hash::{KeyHash, KeyHashPrefix, SHORTEST, SHOWN};
@@ -77,6 +79,8 @@ pub enum Part {
     Tls(Credential),
     /// What a program's closure makes of the request. No file names it.
     Custom(CustomKey),
+    /// The value of this entry of a descriptor. No request has it.
+    Entry(String),
 }
 
 /// One part of a key: the first of these that a request carries. Never empty once parsed.
@@ -208,8 +212,14 @@ impl Key {
     }
 
     fn one(part: Part) -> Key {
+        Key::all_of([part])
+    }
+
+    /// A key of all these parts.
+    pub fn all_of(parts: impl IntoIterator<Item = Part>) -> Key {
+        let parts = parts.into_iter().map(|part| Alternatives(vec![part]));
         Key {
-            parts: vec![Alternatives(vec![part])],
+            parts: parts.collect(),
         }
     }
 
@@ -267,6 +277,7 @@ impl Part {
             Self::Jwt(_) => 13,
             Self::Tls(_) => 14,
             Self::Custom(_) => custom::KIND,
+            Self::Entry(_) => 16,
         }
     }
 
@@ -275,7 +286,7 @@ impl Part {
         match self {
             Self::Header(name) => name.as_str(),
             Self::Query(name) | Self::Cookie(name) => name,
-            Self::PathParam(name) | Self::Jwt(name) => name,
+            Self::PathParam(name) | Self::Jwt(name) | Self::Entry(name) => name,
             Self::Tls(credential) => credential.word(),
             _ => "",
         }
@@ -293,7 +304,7 @@ impl Part {
             Self::Ip | Self::Path | Self::Method | Self::Host | Self::Route | Self::Global => true,
             Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => false,
             Self::PathParam(_) | Self::Tier | Self::Jwt(_) | Self::Tls(_) => false,
-            Self::Custom(_) => false,
+            Self::Custom(_) | Self::Entry(_) => false,
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::key::{Alternatives, Facts, Key, Part};
+use super::key::{Alternatives, DescriptorFacts, Facts, Key, Part};
 use super::{Limit, Window};
 
 /// `[tier]`
@@ -87,16 +87,36 @@ impl Exempt {
         if self.keys.is_empty() {
             return false;
         }
-        // Comparing hashes takes a time that tells nothing about the keys.
-        let is_exempt = |value: &[u8]| {
-            let hash = blake3::hash(value);
-            self.keys.binary_search(hash.as_bytes()).is_ok()
-        };
+        let is_exempt = |value: &[u8]| self.has_key(value);
         if key.all().any(Part::names_client) {
             key.names_any(facts, is_exempt)
         } else {
             facts.any_api_key(is_exempt)
         }
+    }
+
+    /// Whether a descriptor is exempt: by the client's address, or by an entry of its key.
+    pub fn has_descriptor(
+        &self,
+        client: Option<IpAddr>,
+        key: &Key,
+        facts: &DescriptorFacts<'_>,
+    ) -> bool {
+        let is_near = |ip: IpAddr| self.nets.iter().any(|net| net.contains(&ip));
+        if client.is_some_and(is_near) {
+            return true;
+        }
+        let mut values = key.all().filter_map(|part| match part {
+            Part::Entry(name) => facts.value_of(name),
+            _ => None,
+        });
+        !self.keys.is_empty() && values.any(|value| self.has_key(value.as_bytes()))
+    }
+
+    fn has_key(&self, value: &[u8]) -> bool {
+        // Comparing hashes takes a time that tells nothing about the keys.
+        let hash = blake3::hash(value);
+        self.keys.binary_search(hash.as_bytes()).is_ok()
     }
 }
 

@@ -59,6 +59,18 @@ impl Window {
         }
     }
 
+    /// A rate that a caller brings for descriptors of this domain. Its counts are apart from those
+    /// of the limit.
+    pub fn of_caller(limit: &str, domain: &str, rule: Rule) -> Window {
+        let hash = blake3::hash(domain.as_bytes()).to_hex();
+        let apart = Window::new(&format!("{limit}~{}", &hash[..16]), rule);
+        Window {
+            policy: limit.into(),
+            texts: WindowTexts::new(limit, rule),
+            ..apart
+        }
+    }
+
     /// The rate as the configuration writes it.
     pub fn rate(&self) -> String {
         match self.rule.algorithm {

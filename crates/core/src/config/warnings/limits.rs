@@ -314,7 +314,8 @@ fn inventable_part<'k>(config: &Config, part: &'k Alternatives) -> Option<&'k Pa
         Part::Header(_) => config.client_ip.trusted.is_empty(),
         Part::Query(_) | Part::Cookie(_) | Part::PathParam(_) => true,
         Part::Ip | Part::Path | Part::Method | Part::Host | Part::Route => false,
-        Part::Global | Part::Tier | Part::Jwt(_) | Part::Tls(_) | Part::Custom(_) => false,
+        Part::Global | Part::Tier | Part::Jwt(_) | Part::Tls(_) => false,
+        Part::Custom(_) | Part::Entry(_) => false,
     })
 }
 

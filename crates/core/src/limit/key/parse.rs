@@ -78,6 +78,7 @@ const PARTS: &[KeyWord] = &[
     ("tier", Name::Never),
     ("jwt", Name::Required),
     ("tls", Name::Required),
+    ("entry", Name::Required),
 ];
 
 const SOURCES: &[KeyWord] = &[
@@ -141,6 +142,7 @@ impl Part {
             ("tier", _) => Self::Tier,
             ("jwt", Some(name)) => Self::Jwt(name.to_owned()),
             ("tls", Some(name)) => Self::Tls(credential(name)?),
+            ("entry", Some(name)) => Self::Entry(name.to_owned()),
             _ => return Err(unknown(word, PARTS)),
         })
     }
@@ -278,9 +280,9 @@ fn token(name: &str) -> Result<String, KeyError> {
 }
 
 /// The word of each part, by its [`Part::kind`].
-const WORDS: [&str; 16] = [
+const WORDS: [&str; 17] = [
     "missing", "ip", "api_key", "header", "query", "cookie", "path", "path", "method", "host",
-    "route", "global", "tier", "jwt", "tls", "custom",
+    "route", "global", "tier", "jwt", "tls", "custom", "entry",
 ];
 
 impl fmt::Display for Part {

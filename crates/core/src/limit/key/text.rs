@@ -13,7 +13,7 @@ use super::{Alternatives, Facts, HashSecret, Key, KeyHash, Part};
 use crate::limit::Missing;
 
 /// A longer spelled key stays a hash, bytes.
-const MAX_SPELLED: usize = 512;
+pub(super) const MAX_SPELLED: usize = 512;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PartText<'k> {
@@ -40,14 +40,7 @@ impl Key {
     pub fn spell(&self, facts: &Facts<'_>, missing: Missing) -> Option<String> {
         let mut out = String::new();
         let derived = self.each_part(facts, missing, |part, value| {
-            if !out.is_empty() {
-                out.push('&');
-            }
-            match part {
-                None => out.push_str("missing"),
-                Some(Part::Global) => out.push_str("global"),
-                Some(part) => push_part(&mut out, part, value),
-            }
+            push_spelled(&mut out, part, value);
         });
         (derived.is_ok() && out.len() <= MAX_SPELLED).then_some(out)
     }
@@ -77,6 +70,18 @@ impl Alternatives {
             (_, Carried::Unknown) => PartText::Unknown,
             _ => PartText::Nothing,
         }
+    }
+}
+
+/// Adds one part of a key to its text.
+pub(super) fn push_spelled(out: &mut String, part: Option<&Part>, value: &[u8]) {
+    if !out.is_empty() {
+        out.push('&');
+    }
+    match part {
+        None => out.push_str("missing"),
+        Some(Part::Global) => out.push_str("global"),
+        Some(part) => push_part(out, part, value),
     }
 }
 

@@ -98,7 +98,8 @@ impl Part {
     pub fn names_client(&self) -> bool {
         match self {
             Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => true,
-            Self::PathParam(_) | Self::Jwt(_) | Self::Tls(_) | Self::Custom(_) => true,
+            Self::PathParam(_) | Self::Jwt(_) | Self::Tls(_) => true,
+            Self::Custom(_) | Self::Entry(_) => true,
             Self::Ip | Self::Path | Self::Method | Self::Host => false,
             Self::Route | Self::Global | Self::Tier => false,
         }
@@ -144,6 +145,7 @@ impl Part {
             Self::Jwt(claim) => return claimed(facts.claims, claim),
             Self::Tls(credential) => return credential.find(facts),
             Self::Custom(key) => return key.find(facts),
+            Self::Entry(_) => return Carried::Nothing,
         };
         Carried::One(value)
     }
