@@ -83,7 +83,7 @@ test('keys, words and tables are offered', async () => {
   for (const [key, about] of limit) assert.notEqual(about, '', key);
   assert.deepEqual(await offered('[limit.a]\non_error = |\n'), ['"local"', '"allow"', '"deny"']);
   assert.deepEqual((await offered('[limit.a]\nkey = |\n')).slice(0, 2), ['"ip"', '"api_key"']);
-  const lists = ['bypass', 'route', 'tls.certificates'];
+  const lists = ['bypass', 'descriptor', 'route', 'tls.certificates'];
   assert.deepEqual((await offered('[[|]]\n')).sort(), lists);
   const tables = await offered('[|]\n');
   for (const one of ['limit', 'server', 'store.tls', 'upstream']) assert.ok(tables.includes(one), one);

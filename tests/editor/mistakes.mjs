@@ -14,12 +14,12 @@ const SERVER =
   'expected';
 const TOP =
   '"a key of the top (admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
-  'decide, deny, headers, limit, listen, log, proxy_protocol, route, server, store, tier, tls, tracing, ' +
-  'trusted_proxies, upstream)" was expected';
+  'decide, deny, descriptor, headers, limit, listen, log, proxy_protocol, route, server, store, tier, ' +
+  'tls, tracing, trusted_proxies, upstream)" was expected';
 const RATE = '"COUNT/WINDOW in ms, s, min, h or d, such as 100/min; or unlimited" was expected';
 const KEY =
   '"ip, api_key, header:NAME, query:NAME, cookie:NAME, path, path:NAME, method, host, route, global, ' +
-  'tier, jwt:NAME, tls:NAME, or several with ` or ` between them" was expected';
+  'tier, jwt:NAME, tls:NAME, entry:NAME, or several with ` or ` between them" was expected';
 const ON_ERROR = '"open" is not one of ["local","allow","deny"]';
 
 /** The text, the line, the message. */

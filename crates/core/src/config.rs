@@ -12,13 +12,16 @@ mod api_key;
 mod auth;
 mod changes;
 mod compile;
+mod decide;
 mod definitions;
 mod deny;
+mod descriptor;
 pub mod diagnostic;
 pub mod effective;
 mod files;
 mod flags;
 mod habits;
+mod limit_names;
 mod limits;
 mod load;
 pub mod pem;
@@ -45,7 +48,7 @@ mod warnings;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,6 +56,7 @@ use std::sync::Arc;
 use http::HeaderName;
 
 use crate::client::ClientIp;
+use crate::descriptor::DescriptorTable;
 use crate::limit::headers::HeaderSettings;
 use crate::limit::key::ApiKeys;
 use crate::limit::key::jwt::JwtRules;
@@ -68,7 +72,9 @@ use values::{DAY, MS, SECOND, TextForm, UP_TO_A_DAY, header_name};
 
 pub use address::ServerAddress;
 pub use changes::{changes, restarts};
+pub use decide::DecideSettings;
 pub use deny::{BodyKind, Bypass, DenySettings};
+pub use descriptor::MAX_ENTRIES;
 pub use files::{NamedFile, RatePlace, SourceFiles};
 pub use flags::{FlagConfig, from_flags, from_limit};
 pub use load::{
@@ -79,8 +85,8 @@ pub use pem::{IdentityFiles, PemFile};
 pub use promotion::{Promotion, promoted};
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, SentinelSettings};
 pub use server::{
-    AdminSettings, Control, DecideSettings, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget,
-    ProxyProtocol, ServerSettings,
+    AdminSettings, Control, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget, ProxyProtocol,
+    ServerSettings,
 };
 pub use setting_error::{SettingError, place_of};
 pub use store::{Fleet, StoreKind, StoreSettings};
@@ -113,6 +119,8 @@ pub struct Config {
     /// The route of a question that no other route takes, with the limit `default`. Only a file
     /// with `[decide]` has it.
     pub unrouted: Option<Box<Route>>,
+    /// The rules for descriptors that other proxies send.
+    pub descriptors: DescriptorTable,
     pub bypass: Vec<Bypass>,
     pub upstreams: Vec<UpstreamSettings>,
     pub headers: HeaderSettings,
@@ -193,6 +201,7 @@ impl Config {
         Config {
             unrouted: (self.unrouted.as_deref()).map(|route| Box::new(own_route(route))),
             routes,
+            descriptors: (self.descriptors).with_limits(|limit| Arc::clone(by_name[&*limit.name])),
             tier: self.tier.as_ref().map(own_tiers),
             upstreams: self.upstreams.iter().map(own_upstream).collect(),
             request_id: self.request_id.as_ref().and_then(own_name),

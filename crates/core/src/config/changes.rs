@@ -49,7 +49,7 @@ pub(super) fn between(before: &Value, after: &Value) -> Vec<String> {
             "limit" => compare_sections("limit", change, &mut lines),
             "upstream" if is_section => compare_sections("upstream", change, &mut lines),
             "route" => compare_routes(change, &mut lines),
-            "bypass" => compare_lists("bypass", change, &mut lines),
+            "bypass" | "descriptor" => compare_lists(name, change, &mut lines),
             _ if is_section => compare_settings(name, change, &mut lines),
             _ => compare_setting("", name, change, &mut lines),
         }

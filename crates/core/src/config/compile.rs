@@ -9,6 +9,7 @@ use toml::de::{DeTable, DeValue};
 use super::definitions::{Definitions, Inherited};
 use super::section::SectionsPresent;
 use super::*;
+use crate::descriptor::DescriptorTable;
 use crate::route::RouteTable;
 
 /// A configuration, with the places that warnings need.
@@ -45,13 +46,19 @@ pub(super) fn compile<'r>(
         .map(|(name, section)| upstream::read(name, section, present))
         .collect();
     let routes = top.list("route").into_iter();
-    let routes = routes
+    let routes: Vec<_> = routes
         .map(|section| route::read(section, inherited))
         .collect();
+    let descriptors = descriptor::read_all(&mut top);
+    check_descriptors(reader, &config, &descriptors);
     top.finish();
     let mut definitions = Definitions::new(reader, inherited, limits, upstreams);
     definitions.only_decides = only_decides;
-    config.routes = routes::compile(&mut definitions, routes, upstream.as_ref())?;
+    definitions.has_descriptors = !descriptors.is_empty();
+    let chosen = descriptor::choose_all(&mut definitions, &descriptors);
+    let routes = routes::compile(&mut definitions, routes, upstream.as_ref());
+    let descriptors = descriptor::compile(&definitions, descriptors, &chosen);
+    (config.routes, config.descriptors) = (routes?, descriptors?);
     if config.decide.is_some() {
         let number = config.routes.iter().count();
         config.unrouted = Some(Box::new(routes::unrouted(&mut definitions, number)));
@@ -89,7 +96,7 @@ fn read_sections(
     Config {
         listen: values(places.listen.clone()),
         tls: tls::read(top, server.http2, places).map(Arc::new),
-        decide: server::read_decide(top, places).map(Arc::new),
+        decide: decide::read(top, places).map(Arc::new),
         unrouted: None,
         admin: admin.map(|admin| admin.value),
         store: store::read(top.section("store")),
@@ -99,6 +106,7 @@ fn read_sections(
         tier,
         limits: Vec::new(),
         routes: RouteTable::new(Vec::new()).expect("a table without routes has no conflicts"),
+        descriptors: DescriptorTable::default(),
         bypass: (top.list("bypass").into_iter().filter_map(deny::read_bypass)).collect(),
         upstreams: Vec::new(),
         headers,
@@ -150,6 +158,20 @@ fn check_listen(reader: &ConfigReader<'_>, config: &Config, places: &Places) {
         contradiction("`tls.redirect` needs a plain listener")
             .at(span, "with `listen = []` no client connects without TLS")
             .help("write for example `listen = \":80\"` at the top")
+            .report_to(reader);
+    }
+}
+
+/// Reports descriptors that no proxy can send.
+fn check_descriptors(
+    reader: &ConfigReader<'_>,
+    config: &Config,
+    descriptors: &[descriptor::DefinedDescriptor],
+) {
+    if let (None, Some(first)) = (&config.decide, descriptors.first()) {
+        contradiction("`[[descriptor]]` without `[decide]`")
+            .at(first.span(), "no proxy can send a descriptor")
+            .help("write `[decide]` with `listen = \"127.0.0.1:8081\"`")
             .report_to(reader);
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Definitions<'r> {
     pub(super) has_unlimited_route: bool,
     /// Whether the file serves no clients, only proxies that ask for decisions.
     pub(super) only_decides: bool,
+    /// Whether the file has rules for descriptors.
+    pub(super) has_descriptors: bool,
     /// How many limits have a number: those of `unlimited` have none.
     numbered: usize,
     /// How many limits have a section. The others are rates in place, which have no name in the
@@ -62,6 +64,7 @@ impl<'r> Definitions<'r> {
             without_case: Vec::new(),
             has_unlimited_route: false,
             only_decides: false,
+            has_descriptors: false,
             numbered: 0,
             sections: limits.len(),
             limits_by_name: HashMap::new(),

@@ -119,6 +119,8 @@ pub(super) enum ValueKind {
     /// A table whose keys the file chooses, each with a value of this kind.
     Map(Box<ValueKind>),
     Table,
+    /// A table with any keys and values.
+    AnyTable,
     TextOrTable,
     FalseOrTable,
     IntegerOrTable,

@@ -130,8 +130,12 @@ fn refuse_unlimited(definitions: &Definitions<'_>, routes: &[DefinedRoute]) {
         let limits = route.limits.as_ref();
         limits.is_some_and(|limits| !limits.is_empty())
     };
-    if !definitions.has_default_limit() && !routes.iter().any(is_limited) {
-        let help = "write `[limit.default]` with a `rate`, or a `[[route]]` with `limits`";
+    let is_empty = !definitions.has_default_limit() && !definitions.has_descriptors;
+    if is_empty && !routes.iter().any(is_limited) {
+        let help = match definitions.only_decides {
+            true => "write a `[[route]]` or a `[[descriptor]]` with `limits`",
+            false => "write `[limit.default]` with a `rate`, or a `[[route]]` with `limits`",
+        };
         Diagnostic::new(Code::MissingKey, "the file limits nothing")
             .help(help)
             .report_to(definitions.reader);

@@ -179,6 +179,7 @@ impl SchemaWriter {
             ValueKind::Map(inner) => {
                 json!({"type": "object", "additionalProperties": self.values(inner, path)})
             }
+            ValueKind::AnyTable => json!({"type": "object"}),
             kind => with_short_forms(kind, self.inline_table(path), path),
         }
     }
@@ -226,11 +227,18 @@ fn with_short_forms(kind: &ValueKind, table: Value, path: &str) -> Value {
 /// Taplo looks for the elements of a list inside its elements, once too often. So a table of a list
 /// says that its own elements are such tables. A table has no elements: this refuses nothing.
 fn with_items_of_its_own(mut table: Value, path: &str) -> Value {
-    let steps = path.split('.').map(|name| match name {
-        "NAME" => "/additionalProperties".to_owned(),
-        name => format!("/properties/{name}"),
-    });
-    let place: String = steps.collect();
+    let mut place = String::new();
+    let mut section = String::new();
+    for name in path.split('.') {
+        if reference::section(&section).is_some_and(|section| section.is_list) {
+            place.push_str("/items");
+        }
+        match name {
+            "NAME" => place.push_str("/additionalProperties"),
+            name => place.push_str(&format!("/properties/{name}")),
+        }
+        section = reference::joined_path(&section, name);
+    }
     table["items"] = json!({"$ref": format!("#{place}/items")});
     table
 }

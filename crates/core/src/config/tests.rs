@@ -4,6 +4,7 @@ mod accepted;
 mod balance;
 mod changes;
 mod client_tls;
+mod descriptors;
 mod effective;
 mod explained;
 mod flags;

@@ -138,7 +138,8 @@ fn identities(section: &mut Section<'_>) -> Vec<CheckedIdentity> {
     identities.collect()
 }
 
-fn validity(section: &Section<'_>, identity: &CheckedIdentity) -> Located<Validity> {
+/// Whether the certificate is valid now.
+pub(super) fn validity(section: &Section<'_>, identity: &CheckedIdentity) -> Located<Validity> {
     let der = identity.certified.end_entity_cert().ok();
     let certificate = der.and_then(|der| Certificate::read(der));
     let now_s = section.reader.surroundings.now_s;

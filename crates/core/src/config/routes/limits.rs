@@ -3,17 +3,14 @@
 use std::sync::Arc;
 
 use crate::config::definitions::{DEFAULT, Definitions};
+use crate::config::limit_names::{ChosenLimit, RateInPlace};
 use crate::config::limits::DefinedLimit;
 use crate::config::route::DefinedRoute;
 use crate::config::*;
 use crate::limit::key::Part;
-use crate::limit::rate::RateText;
-use crate::limit::{Algorithm, Key, Limit, Missing, Rule};
+use crate::limit::{Algorithm, Limit, Missing};
 use crate::path::Case;
 use crate::route::CostSource;
-
-/// The index of a limit, and the place where a route names it.
-pub(super) type ChosenLimit = Located<usize>;
 
 /// Finds the limits of each route.
 pub(super) fn choose_all(
@@ -49,119 +46,20 @@ pub(super) fn check_all(
 }
 
 fn choose(definitions: &mut Definitions<'_>, route: &DefinedRoute) -> Vec<ChosenLimit> {
+    let default = definitions.limit_named(DEFAULT);
     let Some(texts) = &route.limits else {
-        let default = definitions.limit_named(DEFAULT);
         let default = default.map(|index| Located::new(index, &route.path_span));
         return Vec::from_iter(default);
     };
-    let mut chosen: Vec<ChosenLimit> = Vec::new();
-    for text in texts {
-        let index = match definitions.limit_named(&text.value) {
-            Some(index) => Some(index),
-            None if text.value.contains('/') => rate_in_place(definitions, text, &route.route.name),
-            None if text.value == "unlimited" => None,
-            None => {
-                report_unknown_limit(definitions, text);
-                None
-            }
-        };
-        let Some(index) = index else { continue };
-        if let Some(first) = chosen.iter().find(|earlier| earlier.value == index) {
-            duplicate(format!("`{}` is named twice in one route", text.value))
-                .at(&text.span, "")
-                .at(&first.span, "first here")
-                .report_to(definitions.reader);
-            continue;
-        }
-        chosen.push(Located::new(index, &text.span));
-    }
-    chosen
-}
-
-fn report_unknown_limit(definitions: &Definitions<'_>, text: &Located<String>) {
-    if definitions.reader.is_misnamed("limit", &text.value) {
-        return;
-    }
-    let limits = definitions.limits_with_sections().iter();
-    let known = limits.map(|limit| limit.name.value.as_str());
-    let otherwise = format!(
-        "define it: `[limit.{}]`, or write a rate such as `100/min`",
-        text.value
-    );
-    let message = format!("no limit is called `{}`", text.value);
-    Diagnostic::new(Code::UnknownLimit, message)
-        .at(&text.span, "")
-        .help(did_you_mean(&text.value, known, otherwise))
-        .report_to(definitions.reader);
-}
-
-/// Defines a rate in place: a limit with the name of the route. Its key is that of the default
-/// limit, or the address.
-fn rate_in_place(
-    definitions: &mut Definitions<'_>,
-    text: &Located<String>,
-    route: &str,
-) -> Option<usize> {
-    let rate = match RateText::parse(&text.value) {
-        Ok(rate) => rate,
-        Err(error) => {
-            let message = format!("`{}` is neither a limit's name nor a rate", text.value);
-            Diagnostic::new(Code::BadRate, message)
-                .at_error(&text.span, &error)
-                .maybe_help(habits::advice_for(Code::BadRate, &text.value))
-                .report_to(definitions.reader);
-            return None;
-        }
-    };
-    let default = definitions.limit_named(DEFAULT);
     let default = default.map(|index| &definitions.limits[index]);
-    let base = limit_name(route);
-    let mut name = base.clone();
-    let mut count = 1;
-    // The name `default` would apply the limit to routes that name none, once it had a section.
-    while name == DEFAULT || definitions.is_limit(&name) {
-        count += 1;
-        name = format!("{base}-{count}");
-    }
-    let rules: Vec<Located<Rule>> = match rate {
-        RateText::Limited(rate) => vec![Located::new(Rule::by_size(rate), &text.span)],
-        RateText::Unlimited => Vec::new(),
+    let in_place = RateInPlace {
+        user: "route",
+        name: route.route.name.to_string(),
+        key: default.map(|limit| limit.key.value.clone()),
+        missing: default.map_or(Missing::Ip, |limit| limit.missing),
+        shadow: false,
     };
-    let key = default.map(|limit| limit.key.clone());
-    let key = key.unwrap_or_else(|| Located::new(Key::ip(), &text.span));
-    let missing = default.map_or(Missing::Ip, |limit| limit.missing);
-    let own: Vec<Rule> = rules.iter().map(|rule| rule.value).collect();
-    let limit = Limit {
-        missing,
-        on_error: definitions.inherited.on_error,
-        ..Limit::new(&name, &own, key.value.clone())
-    };
-    let defined = DefinedLimit {
-        name: Located::new(name, &text.span),
-        limit: (!rules.is_empty()).then(|| Arc::new(limit)),
-        rate_span: text.span.clone(),
-        rules,
-        candidate: Vec::new(),
-        key,
-        missing,
-        on_error_span: text.span.clone(),
-        is_used: false,
-    };
-    Some(definitions.add_limit(defined))
-}
-
-/// The name of a limit for a route: `POST /login` becomes `post-login`.
-fn limit_name(route: &str) -> String {
-    let route = route.to_ascii_lowercase().replace('*', "all");
-    let words = route.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
-    // The rest of the 64 characters is for a number.
-    let name: String = words.join("-").chars().take(58).collect();
-    if name.is_empty() {
-        "root".to_owned()
-    } else {
-        name
-    }
+    definitions.choose_limits(texts, &in_place)
 }
 
 /// Marks the limits of a route that gives units back: a client that such a limit denied may be
@@ -221,6 +119,12 @@ fn check_params(
     }
     let path = &route.route.path;
     for part in &limit.key.value.parts {
+        if part.0.iter().all(|one| matches!(one, Part::Entry(_))) {
+            contradiction(format!("no request has `{part}`"))
+                .at(span, "only a descriptor has entries")
+                .help("count by something that a request has: `ip`, `api_key`, `header:NAME`")
+                .report_to(definitions.reader);
+        }
         let [Part::PathParam(wanted)] = part.0.as_slice() else {
             continue;
         };
@@ -266,22 +170,4 @@ fn check_cost(definitions: &Definitions<'_>, defined: &DefinedLimit, route: &Def
         .at(&route.cost_span, label)
         .at(&rule.span, "which never holds so many")
         .report_to(definitions.reader);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_route_names_its_limits() {
-        assert_eq!(limit_name("POST /login"), "post-login");
-        assert_eq!(
-            limit_name("GET,HEAD example.com/users/{id}"),
-            "get-head-example-com-users-id"
-        );
-        assert_eq!(limit_name("/search/*"), "search-all");
-        assert_eq!(limit_name("/"), "root");
-        assert_eq!(limit_name("Ä"), "root");
-        assert!(limit_name(&"/long".repeat(50)).len() <= 58);
-    }
 }

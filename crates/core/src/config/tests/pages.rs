@@ -126,6 +126,9 @@ fn completed(part: &str) -> String {
         .collect();
     let (limits, mut upstreams) = (names("limit"), names("upstream"));
     let mut text = part.to_owned();
+    if file.get("descriptor").is_some() && file.get("decide").is_none() {
+        text.push_str("[decide]\nlisten = \"127.0.0.1:8081\"\n");
+    }
     for name in sent
         .iter()
         .filter(|name| !upstreams.iter().any(|one| one == *name))

@@ -87,7 +87,7 @@ fn shown() -> BTreeSet<(String, String)> {
 /// Keys of a table that is shown in its line, if they are not the file's to choose.
 fn inline(section: &str, key: &str, line: &str) -> Vec<(String, String)> {
     let inner = format!("{section}.{key}");
-    if !["route.respond", "route.redirect"].contains(&inner.as_str()) {
+    if !["route.respond", "route.redirect", "descriptor.entries"].contains(&inner.as_str()) {
         return Vec::new();
     }
     let (_, table) = line.split_once('{').unwrap();
@@ -113,7 +113,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
     ];
     let tables = tables
         .into_iter()
-        .chain(["server", "log", "tracing", "decide"])
+        .chain(["server", "log", "tracing", "decide", "descriptor"])
         .map(|key| (String::new(), key));
     let inner = [
         ("deny", "body"),
@@ -122,6 +122,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
         ("tls", "certificates"),
         ("tls", "acme"),
         ("tracing", "tls"),
+        ("decide", "tls"),
     ];
     let parts = ["servers", "health", "eject", "retries", "tls"];
     let inner = inner
@@ -195,6 +196,7 @@ fn every_key_that_is_commented_out_can_be_used() {
         "add_prefix",
         "respond",
         "redirect",
+        "replaces",
     ];
     let mut within = "";
     let text: String = REFERENCE
@@ -207,7 +209,7 @@ fn every_key_that_is_commented_out_can_be_used() {
             Some(rest)
                 if rest.split_once('=').is_some_and(|(key, _)| {
                     let key = key.trim_end();
-                    let here = within == "[[tls.certificates]]";
+                    let here = ["[[tls.certificates]]", "[decide.tls]"].contains(&within);
                     (here || !excluded.contains(&key))
                         && key
                             .bytes()

@@ -169,7 +169,7 @@ fn said(text: &str) -> Vec<Diagnostic> {
 fn alone(known: &Setting, value: &str) -> String {
     let header = match known.section.as_str() {
         "" => String::new(),
-        list @ ("route" | "bypass" | "tls.certificates") => format!("[[{list}]]"),
+        list @ ("route" | "bypass" | "descriptor" | "tls.certificates") => format!("[[{list}]]"),
         "upstream.NAME.servers" => "[[upstream.a.servers]]".to_owned(),
         section => format!("[{}]", section.replace("NAME", "a")),
     };

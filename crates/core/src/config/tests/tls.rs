@@ -235,3 +235,41 @@ fn a_certificate_may_be_got_from_an_authority() {
     let within = ACME.replace("cache", "challenge = \"tls-alpn-01\"\ncache");
     fine(&format!("listen = []\n{}", files.text(&within)));
 }
+
+#[test]
+fn proxies_that_ask_can_be_asked_for_certificates() {
+    let files = Files::new();
+    let decide = |rest: &str| format!("[decide]\nlisten = \"127.0.0.1:8081\"\n{rest}");
+    let pair = "cert = \"DIR/good.pem\"\nkey = \"DIR/good.key\"\n";
+    let plain = files.fine(&decide("")).decide.unwrap();
+    assert!(plain.tls.is_none());
+    assert_eq!((plain.max_message, plain.max_descriptors), (64 << 10, 64));
+    let bounds = decide("max_message = \"1MiB\"\nmax_descriptors = 1024\n");
+    let bounded = files.fine(&bounds).decide.unwrap();
+    assert_eq!(
+        (bounded.max_message, bounded.max_descriptors),
+        (1 << 20, 1024)
+    );
+    let own = files.fine(&decide(&format!("[decide.tls]\n{pair}")));
+    let own = own.decide.unwrap().tls.clone().unwrap();
+    assert!(own.http2 && own.clients.is_none());
+    let mutual = format!("[decide.tls]\n{pair}client_ca = \"DIR/other.pem\"\n");
+    let mutual = files.fine(&decide(&mutual)).decide.unwrap();
+    let clients = mutual.tls.clone().unwrap().clients.clone().unwrap();
+    assert!(clients.required);
+    for (wrong, expected) in [
+        ("max_message = \"2MiB\"\n", "1024 to 1048576"),
+        ("max_message = 1000\n", "1024 to 1048576"),
+        ("max_descriptors = 0\n", "1 to 1024"),
+        ("[decide.tls]\n", "`decide.tls` has no `cert`"),
+        (
+            "[decide.tls]\ncert = \"DIR/good.pem\"\nkey = \"DIR/other.key\"\n",
+            "decide.tls",
+        ),
+    ] {
+        let found = files.refused(&decide(wrong));
+        assert!(found.contains(expected), "{wrong}: {found}");
+    }
+    let expired = "[decide.tls]\ncert = \"DIR/expired.pem\"\nkey = \"DIR/expired.key\"\n";
+    assert_eq!(codes(&files.text(&decide(expired))), ["T220"]);
+}
