@@ -12,8 +12,9 @@ use http::header::{
 use http::{Method, Request, Response, StatusCode};
 use smallvec::SmallVec;
 
-use super::access_record::AccessRecord;
+use super::Exchange;
 use super::admit::Admission;
+use super::downstream::Downstream;
 use super::grpc;
 use super::headers::{RequestFault, put_line};
 use super::problem::{self, BLANK, Detail, Problem, QUOTA_EXCEEDED, REDUCED_CAPACITY};
@@ -49,7 +50,9 @@ struct DenialForm {
 }
 
 impl DenialForm {
-    fn take<B>(request: &mut Request<B>) -> DenialForm {
+    /// A proxy that describes its client's request reads the status of HTTP, so a denial for it is
+    /// never that of gRPC, which has status 200.
+    fn take<B>(request: &mut Request<B>, downstream: &Downstream) -> DenialForm {
         let is_head = request.method() == Method::HEAD;
         let headers = request.headers_mut();
         let content_type = headers.get(CONTENT_TYPE);
@@ -57,7 +60,7 @@ impl DenialForm {
             kind: problem::preferred(headers),
             is_head,
             grpc: content_type
-                .filter(|value| grpc::is_grpc_type(value))
+                .filter(|value| !downstream.is_described && grpc::is_grpc_type(value))
                 .cloned(),
             origin: headers.get(ORIGIN).cloned(),
             map: HeaderMap::new(),
@@ -98,25 +101,33 @@ impl LocalReplies {
     }
 
     /// The response to a refused request. A denial takes the memory of the request's headers.
-    pub(super) fn respond<B>(
+    pub(super) fn respond<B, R>(
         &self,
         rejection: &Rejection,
-        request: &mut Request<B>,
-        record: &mut AccessRecord,
+        x: &mut Exchange<'_, B, R>,
     ) -> Response<Bytes> {
+        let record = &mut x.record;
         record.outcome = rejection.outcome();
         record.reason = rejection.reason();
         let id = record.request_id.take().unwrap_or_else(request_id::made);
         let response = match rejection {
             Rejection::Limited(denial) => {
                 record.note_denial(denial.decided());
-                self.denial(denial, DenialForm::take(request), id.as_str())
+                self.denial(
+                    denial,
+                    DenialForm::take(x.request, x.downstream),
+                    id.as_str(),
+                )
             }
             Rejection::Blocked(blocked) => {
                 record.note_denier(&BLOCK_POLICY.into(), blocked.tag, blocked.plain.as_ref());
-                self.blocked(blocked, DenialForm::take(request), id.as_str())
+                self.blocked(
+                    blocked,
+                    DenialForm::take(x.request, x.downstream),
+                    id.as_str(),
+                )
             }
-            other if record.grpc => {
+            other if record.grpc && !x.downstream.is_described => {
                 grpc::translate(self.refusal(other, id.as_str()), other.sentence())
             }
             other => self.refusal(other, id.as_str()),

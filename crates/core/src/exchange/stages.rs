@@ -238,7 +238,7 @@ impl Stages {
     /// Makes the response to a request that a stage refused. It has the route's own headers, if
     /// the route is known.
     pub fn reject<B, R: From<Bytes>>(&self, x: &mut Exchange<'_, B, R>, rejection: &Rejection) {
-        let mut response = self.replies.respond(rejection, x.request, &mut x.record);
+        let mut response = self.replies.respond(rejection, x);
         if let Some(changes) = &x.changes {
             changes.add_missing(response.headers_mut());
         }
