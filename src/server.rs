@@ -41,7 +41,8 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::clock::{self, Sweep};
 use crate::config::{
-    Config, LogFormat, LogSettings, LogTarget, ServerSettings, SettingError, UpstreamSettings,
+    Config, LogFormat, LogSettings, LogTarget, ServerSettings, SettingError, TlsSettings,
+    UpstreamSettings,
 };
 use crate::otlp::Exports;
 use crate::proxy::limiter::StoreHandle;
@@ -79,13 +80,17 @@ pub(crate) struct ServerState {
     pub(crate) heartbeats: Arc<Heartbeats>,
     pub(crate) introspection: Arc<Introspection>,
     pub(crate) exports: Arc<Exports>,
+    /// With clients.
     pub(crate) tls: Option<Arc<ServerTls>>,
+    /// With proxies that ask for decisions.
+    decide_tls: Option<Arc<ServerTls>>,
 }
 
 impl ServerState {
     fn new(config: &Config, handles: &ServerHandles) -> io::Result<ServerState> {
         let most = config.server.max_connections;
         let tls = config.tls.as_deref().map(ServerTls::new).transpose()?;
+        let decide_tls = decide_tls(config).map(ServerTls::new).transpose()?;
         let state = ServerState {
             exports: Arc::default(),
             access: Arc::new(open_access_log(&config.log)?),
@@ -98,6 +103,7 @@ impl ServerState {
             heartbeats: Arc::clone(&handles.heartbeats),
             introspection: Arc::clone(&handles.introspection),
             tls: tls.map(Arc::new),
+            decide_tls: decide_tls.map(Arc::new),
         };
         state.follow(config)?;
         Ok(state)
@@ -115,22 +121,22 @@ impl ServerState {
             false => Arc::new(open_access_log(log)?),
         };
         let counts = self.counts.renewed(&config.store)?;
-        let tls = match (&self.tls, &config.tls) {
-            (Some(tls), Some(settings)) => {
-                tls.renew(settings)?;
-                Some(Arc::clone(tls))
-            }
-            (None, Some(settings)) => Some(Arc::new(ServerTls::new(settings)?)),
-            (_, None) => None,
-        };
+        let tls = ServerTls::renewed(self.tls.as_ref(), config.tls.as_deref())?;
+        let decide_tls = ServerTls::renewed(self.decide_tls.as_ref(), decide_tls(config))?;
         self.follow(config)?;
         Ok(ServerState {
             access,
             counts,
             max_connections: self.limit_connections(config.server.max_connections),
             tls,
+            decide_tls,
             ..self.clone()
         })
+    }
+
+    fn all_tls(&self) -> Vec<Arc<ServerTls>> {
+        let both = self.tls.iter().chain(&self.decide_tls);
+        both.cloned().collect()
     }
 
     /// Starts or changes the threads beside the workers: health checks, and the export of traces.
@@ -402,6 +408,10 @@ fn deadlines(lifecycle: Lifecycle, settings: &ServerSettings) -> Deadlines {
             all: settings.drain_timeout,
         },
     }
+}
+
+fn decide_tls(config: &Config) -> Option<&TlsSettings> {
+    config.decide.as_ref()?.tls.as_deref()
 }
 
 fn open_access_log(log: &LogSettings) -> io::Result<AccessLog> {

@@ -145,11 +145,11 @@ fn the_structure_does_not_get_worse() {
         counts.tuple_parameters
     );
     let types = &counts.ambiguous_types;
-    assert!(types.len() <= 20, "{types:#?}");
+    assert!(types.len() <= 18, "{types:#?}");
     assert!(counts.circles.is_empty(), "{:#?}", counts.circles);
-    assert!(counts.files <= 330, "{} files", counts.files);
+    assert!(counts.files <= 356, "{} files", counts.files);
     assert!(
-        counts.production_lines <= 73_000,
+        counts.production_lines <= 78_000,
         "{} lines",
         counts.production_lines
     );
@@ -436,8 +436,8 @@ fn only_the_path_charges_and_sends() {
 fn raw_toml_stays_in_the_configuration() {
     for (file, text) in sources() {
         let uses = shipped(&text).contains("toml::");
-        // What Traefik wrote is no configuration of ours.
-        let may = room_of(&file) == "config" || file == "crates/import/src/traefik/tree.rs";
+        // A file of another program is no configuration of ours.
+        let may = room_of(&file) == "config" || file == "crates/import/src/tree.rs";
         assert!(!uses || may, "src/{file} reads TOML");
     }
 }

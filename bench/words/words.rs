@@ -337,6 +337,7 @@ fn log_line() -> Word {
             bytes: 1234,
             truncated: None,
             route: Some("items"),
+            door: None,
             outcome: Outcome::Allowed,
             denied_by: &[],
             would_deny: &[],

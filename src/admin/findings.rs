@@ -18,6 +18,7 @@ use crate::server::introspection::Snapshot;
 use crate::store::memory::Evictions;
 use crate::store::redis::ServerInfo;
 use crate::telemetry::metrics::Meter;
+use crate::telemetry::metrics::decide::DecideSum;
 
 const FORWARDED: &str = FINDINGS[0];
 const ONE_CLIENT: &str = FINDINGS[1];
@@ -25,6 +26,10 @@ const CLOCK: &str = FINDINGS[2];
 const EVICTS: &str = FINDINGS[3];
 const REPLICA: &str = FINDINGS[4];
 const FULL: &str = FINDINGS[5];
+const UNMATCHED: &str = FINDINGS[6];
+const IGNORED_LIMITS: &str = FINDINGS[7];
+const LOST_REPORTS: &str = FINDINGS[8];
+const REFUSED_CALLERS: &str = FINDINGS[9];
 
 /// How long a finding about a counter holds after the counter last grew, seconds.
 const RECENT: u64 = 600;
@@ -44,6 +49,8 @@ pub(super) struct Findings {
     forwarded: GrowingCount,
     /// Keys that the embedded store has evicted.
     evicted: GrowingCount,
+    /// What proxies that ask for decisions do, by the id of the finding.
+    questions: BTreeMap<&'static str, GrowingCount>,
     /// How long the store took for its last answer.
     pub(super) round_trip: Option<Duration>,
 }
@@ -98,6 +105,9 @@ impl Findings {
         }
         if !silent.contains(&FULL) {
             self.check_evictions(&snapshot.counts.in_process().evictions(), now);
+        }
+        if snapshot.config.decide.is_some() {
+            self.check_questions(snapshot, now);
         }
         if now.is_multiple_of(CHECK_CLIENTS_EVERY) && !silent.contains(&ONE_CLIENT) {
             self.note(
@@ -157,6 +167,45 @@ impl Findings {
             count,
         });
         self.note(FORWARDED, found);
+    }
+
+    fn check_questions(&mut self, snapshot: &Snapshot<'_>, now: u64) {
+        let mut sum = DecideSum::default();
+        let meters = snapshot.proxies().map(Proxy::meter);
+        meters.for_each(|meter| meter.decide().add_to(&mut sum));
+        let domains: Vec<&str> = sum.unmatched.keys().map(String::as_str).collect();
+        let unmatched = format!(
+            "proxies send descriptors that no rule takes, so nothing limits them. Their domains: \
+             {}. Compare the entries with `tidegate explain --rls`",
+            domains.join(", ")
+        );
+        let found = [
+            (UNMATCHED, sum.unmatched.values().sum(), unmatched.as_str()),
+            (
+                IGNORED_LIMITS,
+                sum.ignored_limits,
+                "a proxy brings limits of its own with its descriptors, and they are ignored. \
+                 `[decide] overrides = true` believes them",
+            ),
+            (
+                LOST_REPORTS,
+                sum.lost_reports,
+                "descriptors with `hits_addend` were denied and not charged. If they report what a \
+                 response cost, give their rules `charge = \"always\"`",
+            ),
+            (
+                REFUSED_CALLERS,
+                sum.refused_callers,
+                "an address outside `[decide] from` asks for decisions and is refused. If it is \
+                 your proxy, name its network there",
+            ),
+        ];
+        let silent = &snapshot.config.log.silence;
+        for (id, count, text) in found.into_iter().filter(|(id, ..)| !silent.contains(id)) {
+            let recent = self.questions.entry(id).or_default().recent(count, now);
+            let text = text.to_owned();
+            self.note(id, recent.map(|count| FoundIssue { text, count }));
+        }
     }
 
     fn check_evictions(&mut self, evictions: &[Evictions], now: u64) {

@@ -19,10 +19,12 @@ use crate::route::{Route, Target};
 use crate::server::introspection::Snapshot;
 use crate::store::StoreError;
 use crate::store::memory::Evictions;
+use crate::telemetry::metrics::cells::Durations;
+use crate::telemetry::metrics::decide::DecideSum;
 use crate::telemetry::metrics::text::{MetricType, MetricsText, TextFormat};
 use crate::telemetry::metrics::{
     CODES, DECISION_BOUNDS, DecideCode, Door, GRPC_STATUSES, LimitSum, LimitVerdict, METHODS,
-    Meter, NO_ROUTE, REQUEST_BOUNDS, RETRIES, RouteSum, SOURCES, Sum, Unanswered, UpstreamSum,
+    NO_ROUTE, REQUEST_BOUNDS, RETRIES, RouteSum, SOURCES, Sum, Unanswered, UpstreamSum,
 };
 use crate::telemetry::panics::panics;
 use crate::upstream::{ServerReport, ServerStatus};
@@ -141,14 +143,23 @@ fn requests(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
 
 /// The questions of other proxies, by door and answer.
 fn questions(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
+    let mut sum = DecideSum::default();
     let meters = snapshot.proxies().map(Proxy::meter);
-    let counts: Vec<_> = meters.map(Meter::all_questions).collect();
+    meters.for_each(|meter| meter.decide().add_to(&mut sum));
     family(text, "tidegate_decide_requests");
-    for (door, name) in Door::WORDS.iter().enumerate() {
-        for (code, word) in DecideCode::WORDS.iter().enumerate() {
-            let count: u64 = counts.iter().map(|counts| counts[door][code]).sum();
-            text.sample(&[("door", *name), ("code", *word)], count);
+    for (door, counts) in Door::WORDS.iter().zip(&sum.questions) {
+        for (code, count) in DecideCode::WORDS.iter().zip(counts) {
+            text.sample(&[("door", *door), ("code", *code)], *count);
         }
+    }
+    family(text, "tidegate_decide_duration_seconds");
+    let asked = |of: &(&&str, &Durations)| of.1.classes.iter().any(|count| *count > 0);
+    for (door, durations) in Door::WORDS.iter().zip(&sum.durations).filter(asked) {
+        text.durations(&[("door", *door)], &DECISION_BOUNDS, durations);
+    }
+    family(text, "tidegate_decide_unmatched");
+    for (domain, count) in &sum.unmatched {
+        text.sample(&[("domain", domain)], *count);
     }
 }
 

@@ -1,11 +1,14 @@
 //! The body of a response to a client. Its end releases slots, and writes the access record.
 
+use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
+use http::HeaderMap;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Bytes;
 
@@ -21,10 +24,29 @@ pub struct Body {
     /// `None` for a body that the proxy made.
     upstream: Option<UpstreamBody>,
     made: Bytes,
+    /// `None` if nothing follows `made`.
+    tail: Option<Box<MadeTail>>,
     record: Option<Box<AccessRecord>>,
     slots: Option<Box<HeldSlots>>,
     /// Set if the response will decide the cost of its request.
     settles: Option<Arc<AtomicBool>>,
+}
+
+/// The frames that follow the first bytes of a body that the proxy made.
+#[derive(Default)]
+struct MadeTail {
+    /// Bytes that come later.
+    awaited: Option<BoxFuture<'static, Bytes>>,
+    trailers: Option<HeaderMap>,
+}
+
+impl fmt::Debug for MadeTail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MadeTail")
+            .field("is_awaited", &self.awaited.is_some())
+            .field("trailers", &self.trailers)
+            .finish()
+    }
 }
 
 impl Body {
@@ -32,6 +54,7 @@ impl Body {
         Body {
             upstream,
             made,
+            tail: None,
             record: None,
             slots: None,
             settles: None,
@@ -59,6 +82,22 @@ impl Body {
         Body::new(None, bytes)
     }
 
+    /// Adds bytes that come later, after the others.
+    pub(crate) fn then(mut self, bytes: BoxFuture<'static, Bytes>) -> Body {
+        self.tail.get_or_insert_default().awaited = Some(bytes);
+        self
+    }
+
+    pub(crate) fn with_trailers(mut self, trailers: HeaderMap) -> Body {
+        self.tail.get_or_insert_default().trailers = Some(trailers);
+        self
+    }
+
+    /// Takes the bytes of a body that the proxy made.
+    pub(crate) fn take_made(&mut self) -> Bytes {
+        std::mem::take(&mut self.made)
+    }
+
     pub(crate) fn upstream(body: UpstreamBody) -> Body {
         Body::new(Some(body), Bytes::new())
     }
@@ -81,10 +120,39 @@ impl Body {
         self.upstream.as_ref().is_some_and(UpstreamBody::may_be_cut)
     }
 
+    fn poll_made(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
+        if self.made.is_empty()
+            && let Some(tail) = &mut self.tail
+        {
+            self.made = ready!(tail.poll_bytes(context));
+        }
+        if !self.made.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(self.take_made()))));
+        }
+        let tail = self.tail.take();
+        let trailers = tail.and_then(|tail| tail.trailers);
+        Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+
     /// Writes `record` when this body is dropped.
     pub(crate) fn log(&mut self, mut record: Box<AccessRecord>) {
         record.expect_bytes(http_body::Body::size_hint(self).exact());
         self.record = Some(record);
+    }
+}
+
+impl MadeTail {
+    /// The bytes that come later; empty if there are none.
+    fn poll_bytes(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
+        let Some(awaited) = &mut self.awaited else {
+            return Poll::Ready(Bytes::new());
+        };
+        let bytes = ready!(awaited.as_mut().poll(context));
+        self.awaited = None;
+        Poll::Ready(bytes)
     }
 }
 
@@ -129,8 +197,7 @@ impl http_body::Body for Body {
         let this = &mut *self;
         let polled = match &mut this.upstream {
             Some(body) => Pin::new(body).poll_frame(context),
-            None if this.made.is_empty() => Poll::Ready(None),
-            None => Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut this.made))))),
+            None => this.poll_made(context),
         };
         if let (Some(record), Poll::Ready(Some(polled))) = (&mut this.record, &polled) {
             match polled {
@@ -145,13 +212,17 @@ impl http_body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        let upstream = self.upstream.as_ref();
-        upstream.map_or(self.made.is_empty(), UpstreamBody::is_end_stream)
+        match &self.upstream {
+            Some(body) => body.is_end_stream(),
+            None => self.made.is_empty() && self.tail.is_none(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        let made = || SizeHint::with_exact(self.made.len() as u64);
-        let upstream = self.upstream.as_ref();
-        upstream.map_or_else(made, UpstreamBody::size_hint)
+        match &self.upstream {
+            Some(body) => body.size_hint(),
+            None if self.tail.is_some() => SizeHint::default(),
+            None => SizeHint::with_exact(self.made.len() as u64),
+        }
     }
 }

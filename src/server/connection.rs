@@ -71,7 +71,11 @@ async fn open_connection(
     let Accepted { mut stream, ip } = accepted;
     let config = worker.serving.load_full();
     let settings = &config.settings;
-    let tls = config.tls.clone().filter(|_| kind == ListenerKind::Tls);
+    let tls = match kind {
+        ListenerKind::Plain => None,
+        ListenerKind::Tls => config.tls.clone(),
+        ListenerKind::Decide => config.decide_tls.clone(),
+    };
     let alarm = worker.sweep.alarm();
     alarm.arm(match tls {
         Some(_) => settings.header_timeout,
@@ -99,7 +103,8 @@ async fn open_connection(
         }
     };
     let phase = Phase::new(alarm, settings);
-    let is_http2_allowed = settings.http2;
+    // gRPC needs it.
+    let is_http2_allowed = settings.http2 || kind == ListenerKind::Decide;
     drop(config);
     let (version, prefix) = match stream.agreed_http2() {
         Some(true) => (Version::Http2, Bytes::new()),

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 
 use crate::clock::Sweep;
 use crate::telemetry::panics::lock;
@@ -23,6 +23,8 @@ const IPV6_BITS: u32 = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Drain {
     draining: AtomicBool,
+    /// The same, for those who wait for it.
+    begun: watch::Sender<bool>,
     closing: AtomicBool,
     open: AtomicUsize,
     closed: Notify,
@@ -61,6 +63,11 @@ impl Drain {
         self.draining.load(Ordering::SeqCst)
     }
 
+    /// Becomes true when the drain begins.
+    pub(crate) fn begun(&self) -> watch::Receiver<bool> {
+        self.begun.subscribe()
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
@@ -80,6 +87,7 @@ impl Drain {
         // `SeqCst`, because of connections that other workers hand off to this one: either the
         // other worker sees the drain, or the drain sees the connection.
         self.draining.store(true, Ordering::SeqCst);
+        self.begun.send_replace(true);
         sweep.wake_all();
     }
 

@@ -140,10 +140,11 @@ impl Reloader {
             while let Ok(more) = requests.0.try_recv() {
                 waiting.push(more);
             }
-            let before = self.state.tls.clone();
+            let before = self.state.all_tls();
             let outcome = Arc::new(self.reload().await);
-            let after = self.state.tls.as_ref();
-            if before.as_ref().map(Arc::as_ptr) != after.map(Arc::as_ptr) {
+            let after = self.state.all_tls();
+            let places = |tls: &[Arc<_>]| tls.iter().map(Arc::as_ptr).collect::<Vec<_>>();
+            if places(&before) != places(&after) {
                 // This aborts the old tasks.
                 self.certificates = self.maintain_certificates();
             }
@@ -159,12 +160,14 @@ impl Reloader {
 
     fn maintain_certificates(&self) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
-        if let Some(tls) = &self.state.tls {
-            let (watched, acquired) = (Arc::clone(tls), Arc::clone(tls));
+        for watched in self.state.all_tls() {
             let shutdown = self.handles.shutdown.clone();
             tasks.spawn(endure(move || {
                 tls::watch_files(Arc::clone(&watched), shutdown.clone())
             }));
+        }
+        if let Some(tls) = &self.state.tls {
+            let acquired = Arc::clone(tls);
             let shutdown = self.handles.shutdown.clone();
             tasks.spawn(endure(move || {
                 tls::acquire_certificates(Arc::clone(&acquired), shutdown.clone())

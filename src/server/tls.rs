@@ -70,6 +70,23 @@ impl ServerTls {
         })
     }
 
+    /// The same one with other settings, or another one if there was none.
+    pub(super) fn renewed(
+        known: Option<&Arc<ServerTls>>,
+        settings: Option<&TlsSettings>,
+    ) -> io::Result<Option<Arc<ServerTls>>> {
+        let Some(settings) = settings else {
+            return Ok(None);
+        };
+        Ok(Some(match known {
+            Some(known) => {
+                known.renew(settings)?;
+                Arc::clone(known)
+            }
+            None => Arc::new(ServerTls::new(settings)?),
+        }))
+    }
+
     /// Uses other settings for new connections. On an error nothing changes.
     pub(super) fn renew(&self, settings: &TlsSettings) -> io::Result<()> {
         let mut state = lock(&self.state);

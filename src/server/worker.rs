@@ -112,8 +112,8 @@ impl ClientConnection {
         let handling = async {
             match self.asks {
                 true => {
-                    let is_draining = self.worker.drain.is_draining();
-                    let deciding = proxy.decide(request, response, downstream, error, is_draining);
+                    let draining = self.worker.drain.begun();
+                    let deciding = proxy.decide(request, response, downstream, error, draining);
                     // Few connections need this much room.
                     Box::pin(deciding).await;
                 }
@@ -148,7 +148,10 @@ impl Drop for PendingAnswer<'_> {
 pub(crate) struct ActiveConfig {
     pub(super) proxy: Proxy,
     pub(super) settings: ServerSettings,
+    /// With clients.
     pub(super) tls: Option<Arc<ServerTls>>,
+    /// With proxies that ask for decisions.
+    pub(super) decide_tls: Option<Arc<ServerTls>>,
     /// The number of configurations before this one.
     pub(super) generation: u64,
 }
@@ -211,6 +214,7 @@ impl CarriedOver {
             proxy: proxy.traced(tracing.as_deref(), &self.spans),
             settings,
             tls: state.tls.clone(),
+            decide_tls: state.decide_tls.clone(),
             generation: old.map_or(0, |old| old.generation + 1),
         }
     }

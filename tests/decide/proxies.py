@@ -6,6 +6,7 @@ import http.server
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,9 +45,17 @@ static_resources:
         cluster_name: app
         endpoints: [{{ lb_endpoints: [{{ endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: 3000 }} }} }} }}] }}]
     - name: tidegate
+{http2}
       load_assignment:
         cluster_name: tidegate
         endpoints: [{{ lb_endpoints: [{{ endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: 8081 }} }} }} }}] }}]
+"""
+
+HTTP2 = """
+      typed_extension_protocol_options:
+        envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+          "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+          explicit_http_config: { http2_protocol_options: {} }
 """
 
 
@@ -61,7 +70,7 @@ class App(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    do_POST = do_GET
+    do_HEAD = do_POST = do_GET
 
     def handle(self):
         with contextlib.suppress(ConnectionResetError):
@@ -72,9 +81,13 @@ class App(http.server.BaseHTTPRequestHandler):
 
 
 def blocks():
-    """The code blocks of the page, by their language, in order."""
+    return blocks_of(PAGE)
+
+
+def blocks_of(page):
+    """The code blocks of a page, by their language, in order."""
     found = {}
-    for language, text in re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(), re.M | re.S):
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.M | re.S):
         found.setdefault(language, []).append(text)
     return found
 
@@ -92,13 +105,13 @@ def wait_for(port, process, path="/status/204", status=204):
     sys.exit(f"{process.args[0]} does not answer")
 
 
-def ask(port, request, headers=()):
+def ask(port, request, headers=(), body=b""):
     """Status and headers of the answer to METHOD PATH."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.putrequest(*request)
-    for name, value in (*headers, ("Content-Length", "0")):
+    for name, value in (*headers, ("Content-Length", str(len(body)))):
         connection.putheader(name, value)
-    connection.endheaders()
+    connection.endheaders(body)
     answer = connection.getresponse()
     answer.read()
     connection.close()
@@ -151,7 +164,6 @@ class Recipes:
         haproxy = (f"global\n    lua-load {here}/tidegate.lua\ndefaults\n    mode http\n"
                    "    timeout connect 1s\n    timeout client 5s\n    timeout server 5s\n"
                    + page["haproxy"][0])
-        recipe = "".join(" " * 18 + line for line in page["yaml"][1].splitlines(keepends=True))
         return {
             "nginx": self.start("nginx", {"nginx.conf": nginx},
                                 ["nginx", "-p", here, "-c", here / "nginx.conf"]),
@@ -163,10 +175,16 @@ class Recipes:
             "haproxy": self.start("haproxy",
                                   {"haproxy.cfg": haproxy, "tidegate.lua": page["lua"][0]},
                                   ["haproxy", "-f", "haproxy.cfg"]),
-            "envoy": self.start("envoy", {"envoy.yml": ENVOY.format(recipe=recipe)},
-                                [PROGRAMS / "envoy", "-c", "envoy.yml", "--concurrency", "1",
-                                 "--base-id", str(os.getpid() % 30_000)]),
+            "envoy": self.envoy("envoy", page["yaml"][1], ""),
+            "envoy-grpc": self.envoy("envoy-grpc", page["yaml"][2], HTTP2),
         }
+
+    def envoy(self, name, recipe, http2):
+        recipe = "".join(" " * 18 + line for line in recipe.splitlines(keepends=True))
+        config = ENVOY.format(recipe=recipe, http2=http2)
+        return self.start(name, {f"{name}.yml": config},
+                          [PROGRAMS / "envoy", "-c", f"{name}.yml", "--concurrency", "1",
+                           "--use-dynamic-base-id"])
 
     def end(self):
         for process in self.processes:
@@ -204,12 +222,17 @@ def main():
             proxies = recipes.proxies()
             for name, port in proxies.items():
                 check(f"{name} passes", 200, ask(port, LOGIN)[0])
-                check(f"{name} leaves the answer", 403, ask(port, ("GET", "/status/403"))[0])
-            # Seven logins a minute in all: three are left, through whatever proxy they come. Envoy
-            # replaces the address of this machine's clients, so they have a budget of their own there.
+                for status in (403, 500):
+                    path = f"/status/{status}"
+                    check(f"{name} leaves {status}", status, ask(port, ("GET", path))[0])
+                check(f"{name} passes HEAD", 200, ask(port, ("HEAD", "/"))[0])
+                check(f"{name} passes a body", 200, ask(port, ("POST", "/"), body=b"x" * 5_000)[0])
+            # Seven logins a minute in all, through whatever proxy they come. One of each proxy has
+            # passed. Envoy replaces the address of this machine's clients, so they have a budget of
+            # their own there.
             shared = [port for name, port in proxies.items() if name != "envoy"]
             passed = [ask(port, LOGIN)[0] for port in shared * 2]
-            check("one budget", 3, passed.count(200))
+            check("one budget", 7 - len(shared), passed.count(200))
             passed = [ask(proxies["envoy"], LOGIN)[0] for _ in range(8)]
             check("envoy's budget", 6, passed.count(200))
             forged = [("X-Forwarded-For", "6.6.6.6"), ("X-Forwarded-Uri", "/free"),
@@ -220,6 +243,16 @@ def main():
                 wait = int(headers["Retry-After"] or 0)
                 check(f"{name} says when", True, 1 <= wait <= 60)
                 check(f"{name} believes no client", 429, ask(port, LOGIN, forged)[0])
+                status, headers = ask(port, LOGIN, [("Content-Type", "application/grpc")])
+                # Envoy translates a denial for clients of gRPC.
+                told = headers["grpc-status"] if status == 200 else str(status)
+                check(f"{name} denies a call of gRPC", True, told in ("429", "8", "14"))
+            tidegate.send_signal(signal.SIGSTOP)
+            # Traefik waits for 30 seconds, which nobody has here.
+            for name in proxies.keys() - {"traefik"}:
+                status = ask(proxies[name], ("GET", "/"))[0]
+                check(f"{name} with a frozen tidegate", True, status in (403, 500, 502, 503, 504))
+            tidegate.send_signal(signal.SIGCONT)
             tidegate.terminate()
             tidegate.wait(20)
             for name, port in proxies.items():
@@ -233,4 +266,5 @@ def main():
             recipes.end()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -14,15 +14,18 @@
 pub mod access_record;
 mod adjust;
 pub mod admit;
+mod call_checks;
 pub mod changes;
 mod checks;
 mod claims;
+mod decide_call;
 pub mod downstream;
 pub mod grpc;
 pub mod headers;
 pub mod limiter;
 pub mod local_reply;
 pub mod problem;
+pub mod rate_limit_call;
 pub mod rejection;
 mod request_end;
 mod request_id;

@@ -3,6 +3,7 @@
 
 pub mod access;
 pub mod decisions;
+pub mod door;
 pub mod json;
 mod log_writer;
 pub mod metrics;

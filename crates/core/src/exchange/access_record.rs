@@ -14,6 +14,7 @@ use super::traced::Trace;
 use crate::clock;
 use crate::limit::{Decided, DeniedKey, KeyHash, Retry};
 use crate::telemetry::access::{Buffer, Outcome};
+use crate::telemetry::door::Door;
 use crate::telemetry::metrics::method_of;
 use crate::telemetry::watched::DeniedRequest;
 
@@ -35,6 +36,8 @@ pub struct AccessRecord {
     pub outcome: Outcome,
     pub status: u16,
     pub reason: Option<&'static str>,
+    /// Where a proxy asked for this decision; `None` for a request that came here.
+    pub door: Option<Door>,
     pub request_id: Option<RequestId>,
     /// Whether the client speaks gRPC, which needs HTTP/2.
     pub grpc: bool,
@@ -92,6 +95,7 @@ impl AccessRecord {
             outcome: Outcome::Unlimited,
             status: 0,
             reason: None,
+            door: None,
             request_id: None,
             grpc: request.version() == Version::HTTP_2 && is_grpc(request.headers()),
             call: None,
@@ -156,6 +160,7 @@ impl AccessRecord {
             method,
             path: uri.path(),
             route: self.route.as_deref().unwrap_or_default(),
+            door: self.door,
             id: self.request_id.as_ref().map_or("", RequestId::as_str),
         }
     }

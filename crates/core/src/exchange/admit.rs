@@ -4,7 +4,7 @@
 //! The store has the mechanism of an outage (deadline, circuit breaker). The policy is only here.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::limiter::{HeldSlots, Limiter, slots_of};
 use super::rejection::{Denial, Rejection};
@@ -29,6 +29,8 @@ pub struct Admission {
     pub(super) decider: Option<Decider>,
     /// The wall clock at the decision, microseconds. `RateLimit` headers count from there.
     pub(super) unix_us: u64,
+    /// When an answer of the store comes too late; `None` if its own timeout is the only one.
+    pub(super) deadline: Option<Instant>,
     /// The slots that the request holds.
     pub slots: Option<Box<HeldSlots>>,
     /// Whether a script of another origin may read the rate-limit headers.
@@ -47,6 +49,11 @@ pub(super) enum Decider {
 }
 
 impl Admission {
+    /// Bounds the wait for the store: the caller itself waits for this time from `since`.
+    pub fn set_timeout(&mut self, timeout: Duration, since: Instant) {
+        self.deadline = Some(deadline(since, timeout));
+    }
+
     /// Adds the checks of one limit: `windows`, and those of its candidate.
     pub fn add(
         &mut self,
@@ -120,8 +127,7 @@ impl Limiter {
             true => self.keep_to_share(admission)?,
             false => None,
         };
-        let (charge, generation) = (&admission.charge, admission.generation);
-        let answered = self.store.charge(charge, generation, since).await;
+        let answered = self.charge_store(admission, since).await;
         self.observe_duration(since);
         match answered {
             Ok(decision) => {
@@ -134,6 +140,20 @@ impl Limiter {
                 }
                 self.admit_locally(admission, &error)
             }
+        }
+    }
+
+    /// Charges the store. Waits for it until the deadline of the admission at most.
+    pub(super) async fn charge_store(
+        &self,
+        admission: &Admission,
+        since: Instant,
+    ) -> Result<Decision, StoreError> {
+        let (charge, generation) = (&admission.charge, admission.generation);
+        let charged = self.store.charge(charge, generation, since);
+        match admission.deadline {
+            None => charged.await,
+            Some(deadline) => within(deadline, charged).await,
         }
     }
 
@@ -266,6 +286,23 @@ impl Limiter {
         admission.unix_us = clock::unix_us();
         Ok(())
     }
+}
+
+/// The last instant at which a decision is of use. The answer needs some time to arrive.
+pub(super) fn deadline(since: Instant, timeout: Duration) -> Instant {
+    const ON_THE_WAY: Duration = Duration::from_millis(5);
+    let on_the_way = ON_THE_WAY.max(timeout / 4).min(timeout / 2);
+    since + (timeout - on_the_way)
+}
+
+/// Waits for an answer of the store until `deadline`.
+async fn within(
+    deadline: Instant,
+    answer: impl Future<Output = Result<Decision, StoreError>>,
+) -> Result<Decision, StoreError> {
+    // Few requests have a deadline: the others need no room for it.
+    let answer = Box::pin(tokio::time::timeout_at(deadline.into(), answer));
+    answer.await.unwrap_or(Err(StoreError::Timeout))
 }
 
 fn names_with(charge: &Charge, on_error: OnError) -> Vec<Arc<str>> {

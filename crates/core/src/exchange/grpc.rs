@@ -84,7 +84,7 @@ fn insert_text(headers: &mut HeaderMap, header: &'static str, text: &str) {
 }
 
 /// Encodes `grpc-message`: all characters from space to `~` stay, except `%`.
-fn percent_encode(message: &str) -> String {
+pub fn percent_encode(message: &str) -> String {
     let mut out = String::with_capacity(message.len());
     for byte in message.bytes() {
         match byte {

@@ -58,6 +58,7 @@ impl AccessRecord {
                 expected: self.expected,
             }),
             route: self.route.as_deref(),
+            door: self.door,
             outcome: self.outcome,
             denied_by: &self.denied_by,
             would_deny,
@@ -113,6 +114,7 @@ impl AccessRecord {
         );
         add("http.route", recorded.route.clone().map(SpanValue::from));
         add("tidegate.route", self.route.as_ref().map(SpanValue::from));
+        add("tidegate.door", self.door.map(|door| door.word().into()));
         let id = self.request_id.as_ref();
         add(
             "tidegate.request_id",

@@ -22,6 +22,8 @@ use super::secure::Secure;
 use super::shadow::ShadowChecks;
 use super::traced::{Trace, Tracer};
 use crate::config::{Config, LogKeys};
+use crate::descriptor::DescriptorTable;
+use crate::limit::OnError;
 use crate::limit::key::Facts;
 use crate::request_head::{HeadError, RequestHead, Scheme};
 use crate::route::RouteMatch;
@@ -36,6 +38,11 @@ pub struct Stages {
     pub router: Router,
     pub limiter: Arc<Limiter>,
     pub replies: LocalReplies,
+    pub(super) descriptors: DescriptorTable,
+    /// Whether limits that callers bring with a descriptor count.
+    pub(super) believes_limits: bool,
+    /// For those limits, if no rule takes the descriptor.
+    pub(super) on_error: OnError,
     pub log: Buffer,
     pub(super) log_keys: LogKeys,
     /// Whether the decision log has the traces of requests.
@@ -63,6 +70,7 @@ impl Stages {
     pub fn new(config: Config, store: WorkerStore, log: &Buffer, old: Option<&Meter>) -> Stages {
         let limiter = Limiter::new(&config, store, old);
         let secure = Secure::new(config.tls.as_deref(), &config.server);
+        let decide = config.decide.as_ref();
         let router = Router {
             routes: config.routes,
             unrouted: config.unrouted,
@@ -74,6 +82,9 @@ impl Stages {
         };
         Stages {
             limiter,
+            descriptors: config.descriptors,
+            believes_limits: decide.is_some_and(|decide| decide.overrides),
+            on_error: config.store.on_error,
             replies: LocalReplies::new(config.headers, config.deny, router.challenge()),
             router,
             log: log.clone(),

@@ -9,6 +9,7 @@
 //! later begins at 0.
 
 pub mod cells;
+pub mod decide;
 pub mod grpc;
 pub mod text;
 
@@ -24,9 +25,11 @@ pub use cells::{
 pub use grpc::{GRPC_STATUSES, GrpcStatus};
 
 use super::access::Outcome;
+pub use super::door::{DecideCode, Door};
 use super::watched::{DenialBuffer, Trail};
 use crate::limit::Role;
 use cells::add_counters;
+use decide::DecideCells;
 
 /// The name of the cells for requests without a route. No route can have this name.
 pub const NO_ROUTE: &str = "(none)";
@@ -60,33 +63,6 @@ impl Unanswered {
     pub const WORDS: [&str; 3] = ["unreadable", "client_left", "panic"];
 }
 
-/// How a proxy asks for decisions, as the label `door`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
-    Auth,
-    Nginx,
-    Envoy,
-}
-
-impl Door {
-    pub const WORDS: [&str; 3] = ["auth", "auth_nginx", "auth_envoy"];
-}
-
-/// The answer to a question of a proxy, as the label `code`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecideCode {
-    Ok,
-    OverLimit,
-    Error,
-}
-
-impl DecideCode {
-    pub const WORDS: [&str; 3] = ["ok", "over_limit", "error"];
-}
-
-/// By door, then by code.
-pub type Questions<T> = [[T; DecideCode::WORDS.len()]; Door::WORDS.len()];
-
 /// Events of single clients, which the admin takes many times a second.
 #[derive(Debug, Default)]
 struct WatchedEvents {
@@ -102,7 +78,7 @@ struct MeterTotals {
     /// Requests with forwarding headers from peers that are not trusted.
     forwarded: WorkerCounter,
     unanswered: [WorkerCounter; Unanswered::WORDS.len()],
-    questions: Questions<WorkerCounter>,
+    decide: DecideCells,
     decisions: [Histogram; SOURCES.len()],
     turns: WorkerCounter,
     store_errors: Mutex<BTreeMap<&'static str, u64>>,
@@ -235,13 +211,9 @@ impl Meter {
         self.totals.unanswered.each_ref().map(WorkerCounter::get)
     }
 
-    pub fn count_question(&self, door: Door, code: DecideCode) {
-        self.totals.questions[door as usize][code as usize].add(1);
-    }
-
-    pub fn all_questions(&self) -> Questions<u64> {
-        let counts = |codes: &[WorkerCounter; _]| codes.each_ref().map(WorkerCounter::get);
-        self.totals.questions.each_ref().map(counts)
+    /// The questions of other proxies.
+    pub fn decide(&self) -> &DecideCells {
+        &self.totals.decide
     }
 
     pub fn count_decision(&self, limit: usize, verdict: LimitVerdict, source: usize) {

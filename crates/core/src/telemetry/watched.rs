@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use http::Method;
 
+use super::door::Door;
 use crate::clock;
 use crate::limit::headers::seconds_up;
 use crate::limit::{CheckResult, Decided, KeyHash, Retry};
@@ -127,6 +128,8 @@ pub struct ObservedDenial {
     /// The first limit that denied. A candidate has its mark.
     pub limit: String,
     pub route: String,
+    /// Where a proxy asked for the decision; `None` for a request that came here.
+    pub door: Option<Door>,
     pub method: Method,
     pub path: String,
     pub client: IpAddr,
@@ -147,6 +150,7 @@ pub struct DeniedRequest<'r> {
     pub path: &'r str,
     /// The name of the route; empty for none.
     pub route: &'r str,
+    pub door: Option<Door>,
     pub id: &'r str,
 }
 
@@ -166,6 +170,7 @@ impl ObservedDenial {
             at_us: clock::unix_us(),
             limit: limit.to_owned(),
             route: request.route.to_owned(),
+            door: request.door,
             method: request.method.clone(),
             path: truncate_path(request.path),
             client: request.client,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::limit::DeniedKey;
+use crate::telemetry::door::Door;
 use crate::telemetry::metrics::grpc::GrpcStatus;
 use crate::telemetry::{json, stamp};
 use crate::trace::TraceId;
@@ -57,6 +58,7 @@ pub struct AccessEntry<'a> {
     pub bytes: u64,
     pub truncated: Option<MissingBytes>,
     pub route: Option<&'a str>,
+    pub door: Option<Door>,
     pub outcome: Outcome,
     pub denied_by: &'a [(Arc<str>, Option<DeniedKey>)],
     pub would_deny: &'a [Arc<str>],
@@ -84,6 +86,9 @@ pub(super) fn text(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     printable(out, entry.path);
     let _ = write!(out, " {} {millis:.1}ms ", entry.status);
     address(out, entry.client);
+    if let Some(door) = entry.door {
+        let _ = write!(out, " asked by {}", door.word());
+    }
     let _ = write!(out, " {}", entry.outcome_word());
     if let Some(truncated) = entry.truncated {
         let _ = match truncated.expected {
@@ -164,6 +169,9 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     if let Some(route) = entry.route {
         member(out, b",\"route\":", route);
     }
+    if let Some(door) = entry.door {
+        member(out, b",\"door\":", door.word());
+    }
     member(out, b",\"outcome\":", entry.outcome_word());
     if let Some(expected) = entry.truncated.and_then(|truncated| truncated.expected) {
         out.extend_from_slice(b",\"expected_bytes\":");
@@ -234,6 +242,9 @@ pub(super) fn combined(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         entry.status, entry.bytes
     );
     // Readers of the format ignore what follows its fields.
+    if let Some(door) = entry.door {
+        let _ = write!(out, " door={}", door.word());
+    }
     if let Some(status) = entry.grpc_status {
         let _ = write!(out, " grpc_status={status}");
     }

@@ -18,6 +18,7 @@ fn with_entry(write: impl FnOnce(&AccessEntry<'_>)) {
         bytes: 7,
         truncated: None,
         route: Some("login"),
+        door: None,
         outcome: Outcome::Denied,
         denied_by: &[("per_ip".into(), Some(DeniedKey::Hash(KeyHash([0xfb; 16]))))],
         would_deny: &["search".into()],
