@@ -3,6 +3,7 @@
 //! It runs the stages of a real request (`proxy/dry_run.rs`) and reports what they find. Nothing is
 //! counted, sent or logged. It must never show a secret: see `secret.rs`.
 
+pub mod call;
 mod explanation;
 mod limits;
 mod matching;

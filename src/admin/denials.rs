@@ -46,6 +46,8 @@ described! {
         at: f64,
         limit: String,
         route: String,
+        /// Where another proxy asked for the decision.
+        door: Option<String>,
         method: String,
         path: String,
         client: Option<String>,
@@ -290,6 +292,7 @@ fn report(denial: &ObservedDenial) -> DenialReport {
         at: seconds(denial.at_us),
         limit: denial.limit.clone(),
         route: denial.route.clone(),
+        door: denial.door.map(|door| door.word().to_owned()),
         method: denial.method.to_string(),
         path: denial.path.clone(),
         client: network(denial.client),

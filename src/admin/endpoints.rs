@@ -215,6 +215,12 @@ fn proxy_reads() -> Vec<ApiEndpoint> {
         )
         .body(&explain::body_schema(), &explain::body_example())
         .respond_async(object_content, explain::answer),
+        read(
+            "/api/v1/explain/call",
+            "Shows what happens to a call of the rate limit service, and why. Charges nothing.",
+        )
+        .body(&explain::call_schema(), &explain::call_example())
+        .respond_async(object_content, explain::answer_call),
     ]
 }
 

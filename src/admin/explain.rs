@@ -9,6 +9,7 @@ use super::overrides::StorePlace;
 use super::request::ApiRequest;
 use super::response::{ApiError, ApiResult, json_response};
 use crate::config::{Config, StoreKind};
+use crate::explain::call::{CallDescription, explain_call};
 use crate::explain::{
     EXAMPLE_PEER, Explanation, LiveCounts, RequestDescription, RequestError, explain,
 };
@@ -61,12 +62,81 @@ pub(super) async fn answer(request: ApiRequest) -> ApiResult {
     Ok(json_response(&explanation))
 }
 
+/// `/api/v1/explain/call`: the same for a call of the rate limit service.
+pub(super) async fn answer_call(request: ApiRequest) -> ApiResult {
+    let call = call(&request)?;
+    let live = request.flag("live")?;
+    let read = request
+        .state
+        .inspect(|snapshot| (snapshot.config.fresh_copy(), StorePlace::new(snapshot)));
+    let (config, place) = read?;
+    let work = move || match live {
+        true => Ok(with_live(&config, place.open()?, |live| {
+            explain_call(&config, &call, live)
+        })??),
+        false => Ok(explain_call(&config, &call, None)?),
+    };
+    let state = &request.state;
+    let explanation = state.run_blocking("it could not be told", work).await?;
+    Ok(json_response(&explanation))
+}
+
+pub(super) fn call_schema() -> Value {
+    let pair =
+        json!({ "type": "array", "items": { "type": "string" }, "minItems": 2, "maxItems": 2 });
+    json!({
+        "type": "object",
+        "properties": {
+            "domain": { "type": "string" },
+            "entries": { "type": "array", "items": pair },
+            "hits": { "type": "integer", "minimum": 0 },
+            "live": { "type": "boolean" },
+        },
+        "required": ["domain", "entries"],
+        "additionalProperties": true,
+    })
+}
+
+pub(super) fn call_example() -> Value {
+    json!({
+        "domain": "shop",
+        "entries": [["generic_key", "login"], ["remote_address", "192.0.2.7"]],
+        "hits": 1,
+        "live": true,
+    })
+}
+
+fn call(request: &ApiRequest) -> Result<CallDescription, ApiError> {
+    let Some(Value::String(domain)) = request.get("domain") else {
+        return Err(ApiError::bad_request("`domain` is a text"));
+    };
+    let Some(Value::Array(entries)) = request.get("entries") else {
+        return Err(ApiError::bad_request("`entries` is a list of pairs"));
+    };
+    let pairs: Option<Vec<_>> = entries.iter().map(pair).collect();
+    let hits = request.field("hits", "a whole number", Value::as_u64)?;
+    Ok(CallDescription {
+        domain: domain.clone(),
+        entries: pairs.ok_or_else(|| ApiError::bad_request("`entries` are pairs of texts"))?,
+        hits: hits.unwrap_or(1),
+    })
+}
+
 /// Explains with the current counts of the store.
 pub(crate) fn explain_live(
     config: &Config,
     question: &RequestDescription,
-    mut store: OperatorStore,
+    store: OperatorStore,
 ) -> Result<Result<Explanation, RequestError>, OverrideClientError> {
+    with_live(config, store, |live| explain(config, question, live))
+}
+
+/// Calls `explain` with the current counts of the store.
+pub(crate) fn with_live<T>(
+    config: &Config,
+    mut store: OperatorStore,
+    explain: impl FnOnce(Option<LiveCounts<'_>>) -> T,
+) -> Result<T, OverrideClientError> {
     let overrides = store.overrides()?;
     let hash_key = *store.hash_key().as_bytes();
     let mut stand = |charge: &Charge| store.stand(charge).map_err(|error| error.to_string());
@@ -79,7 +149,7 @@ pub(crate) fn explain_live(
         overrides: overrides.snapshot(),
         peek: &mut stand,
     };
-    Ok(explain(config, question, Some(live)))
+    Ok(explain(Some(live)))
 }
 
 impl From<RequestError> for ApiError {

@@ -4,23 +4,34 @@
 use std::net::IpAddr;
 
 use clap::Args;
-use serde_json::json;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use super::WRONG_USE;
 use super::admin_client::{AdminArgs, AdminClient};
 use super::output::{CommandError, load, print, say, use_colour};
-use crate::admin::explain::explain_live;
+use crate::admin::explain::{explain_live, with_live};
 use crate::admin::operator_store::OperatorStore;
-use crate::config::StoreKind;
-use crate::explain::text::render;
-use crate::explain::{self, EXAMPLE_PEER, Explanation, RequestDescription, RequestError};
+use crate::config::{Config, StoreKind};
+use crate::explain::call::{CallDescription, CallExplanation, explain_call};
+use crate::explain::text::{render, render_call};
+use crate::explain::{self, EXAMPLE_PEER, RequestDescription, RequestError};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArgs {
-    /// The method of the request.
+    /// The method of the request, or with --rls the domain.
+    #[arg(value_name = "METHOD")]
     method: String,
-    /// The URL of the request, or a path.
-    url: String,
+    /// The URL of the request, or a path. With --rls the entries: KEY=VALUE ..
+    #[arg(value_name = "URL", required = true)]
+    target: Vec<String>,
+    /// Explain a descriptor of the rate limit service in place of a request.
+    #[arg(long)]
+    rls: bool,
+    /// The units of the descriptor; 0 only looks.
+    #[arg(long, value_name = "UNITS", default_value_t = 1, requires = "rls")]
+    hits: u64,
     /// A header of the request; may be given several times.
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
@@ -50,23 +61,43 @@ impl From<RequestError> for CommandError {
 /// `tidegate explain`. Succeeds whatever the verdict.
 pub(super) fn explain(args: &ExplainArgs) -> Result<u8, CommandError> {
     let config = load(&args.admin.config)?;
+    if args.rls {
+        return explain_descriptor(args, &config);
+    }
     let request = describe(args)?;
     let explanation = match &config.store.kind {
         _ if !args.live => explain::explain(&config, &request, None)?,
-        StoreKind::Memory => explain_by_admin(args, &request).inspect_err(|_| {
-            say(&format!(
-                "tidegate: {} keeps counts in the proxy's own process, and `--live` asks that \
-                 process through its admin",
-                args.admin.config.display()
-            ));
-        })?,
+        StoreKind::Memory => explain_by_admin(args, "/api/v1/explain", json!(request))?,
         StoreKind::Redis(server) => OperatorStore::open(&config.store, server)
             .and_then(|store| explain_live(&config, &request, store))
             .map_err(CommandError::signed)??,
     };
+    show(args, &explanation, |colour| render(&explanation, colour))
+}
+
+/// Explains a call of the rate limit service with one descriptor.
+fn explain_descriptor(args: &ExplainArgs, config: &Config) -> Result<u8, CommandError> {
+    let call = CallDescription::parse(&args.method, &args.target, args.hits)?;
+    let explanation: CallExplanation = match &config.store.kind {
+        _ if !args.live => explain_call(config, &call, None)?,
+        StoreKind::Memory => explain_by_admin(args, "/api/v1/explain/call", json!(call))?,
+        StoreKind::Redis(server) => OperatorStore::open(&config.store, server)
+            .and_then(|store| with_live(config, store, |live| explain_call(config, &call, live)))
+            .map_err(CommandError::signed)??,
+    };
+    show(args, &explanation, |colour| {
+        render_call(&explanation, colour)
+    })
+}
+
+fn show(
+    args: &ExplainArgs,
+    explanation: &impl Serialize,
+    render: impl FnOnce(bool) -> String,
+) -> Result<u8, CommandError> {
     print(match args.json {
-        true => serde_json::to_string(&explanation).map_err(CommandError::signed)? + "\n",
-        false => render(&explanation, use_colour(&std::io::stdout())),
+        true => serde_json::to_string(explanation).map_err(CommandError::signed)? + "\n",
+        false => render(use_colour(&std::io::stdout())),
     });
     Ok(0)
 }
@@ -76,23 +107,36 @@ fn describe(args: &ExplainArgs) -> Result<RequestDescription, RequestError> {
         Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
         None => Err(RequestError::bad_header(line)),
     };
+    let [url] = args.target.as_slice() else {
+        let why = "write one method and one URL; entries need --rls";
+        return Err(RequestError::Invalid(why.to_owned()));
+    };
     Ok(RequestDescription {
         method: args.method.clone(),
-        url: args.url.clone(),
+        url: url.clone(),
         headers: args.headers.iter().map(header).collect::<Result<_, _>>()?,
         ip: args.ip.unwrap_or(EXAMPLE_PEER),
     })
 }
 
 /// Asks the running proxy, which explains with its own counts and its own configuration.
-fn explain_by_admin(
+fn explain_by_admin<E: DeserializeOwned>(
     args: &ExplainArgs,
-    request: &RequestDescription,
-) -> Result<Explanation, CommandError> {
-    let client = AdminClient::new(&args.admin)?;
-    let mut body = json!(request);
-    body["live"] = true.into();
-    let answer = client.wait(client.post("/api/v1/explain", &body))?;
+    path: &'static str,
+    mut body: Value,
+) -> Result<E, CommandError> {
+    let mut ask = || {
+        let client = AdminClient::new(&args.admin)?;
+        body["live"] = true.into();
+        client.wait(client.post(path, &body))
+    };
+    let answer = ask().inspect_err(|_| {
+        say(&format!(
+            "tidegate: {} keeps counts in the proxy's own process, and `--live` asks that process \
+             through its admin",
+            args.admin.config.display()
+        ));
+    })?;
     serde_json::from_value(answer)
         .map_err(|error| CommandError::failed(format!("the proxy's answer is none: {error}")))
 }

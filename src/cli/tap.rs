@@ -210,12 +210,17 @@ fn denial_line(denial: &DenialReport) -> StyledLine {
         "" => String::new(),
         request => format!("  request {request}"),
     };
+    let asked = match &denial.door {
+        Some(door) => format!("  asked by {door}, {}", denial.route),
+        None => String::new(),
+    };
     let line = StyledLine::new(Tone::Faint, time(denial.at))
         .plain("  ")
         .with(Tone::Warn, &denial.limit)
         .plain(format!("  {method} {path}  {client}  key {id}  "))
         .with(Tone::Faint, wait)
-        .with(Tone::Faint, request);
+        .with(Tone::Faint, request)
+        .with(Tone::Faint, asked);
     match denial.shadow {
         true => line.with(Tone::Faint, "  (shadow: let through)"),
         false => line,

@@ -45,7 +45,7 @@ pub(super) fn add_counts(limits: &mut [LimitExplanation], result: &DryRunResult)
     }
 }
 
-fn add_decision(limits: &mut [LimitExplanation], charge: &Charge, decision: &Decision) {
+pub(super) fn add_decision(limits: &mut [LimitExplanation], charge: &Charge, decision: &Decision) {
     let seconds = |us: u64| us as f64 / 1e6;
     for (check, verdict) in charge.iter().zip(&decision.verdicts) {
         let name = &*check.limit.name;
@@ -166,7 +166,7 @@ fn explain_state(
     (state, Some(why))
 }
 
-fn explain_rate(window: &Window, role: &str) -> RateExplanation {
+pub(super) fn explain_rate(window: &Window, role: &str) -> RateExplanation {
     let rule = &window.rule;
     let algorithm = match rule.algorithm {
         Algorithm::Log if rule.precision_us <= 1 => "exact log".to_owned(),

@@ -1,8 +1,9 @@
 //! Renders an explanation for people, in 80 columns.
 
+use super::call::CallExplanation;
 use super::explanation::{
-    ClientExplanation, Explanation, KeyPart, LimitExplanation, NearRoute, Pairs, RateExplanation,
-    RouteExplanation,
+    ClientExplanation, CountsSource, Explanation, KeyPart, LimitExplanation, NearRoute, Pairs,
+    RateExplanation, RouteExplanation,
 };
 
 const WIDTH: usize = 80;
@@ -28,6 +29,43 @@ pub fn render(explanation: &Explanation, colour: bool) -> String {
     page.limits(&explanation.limits);
     page.upstream(explanation);
     page.response(explanation);
+    page.text
+}
+
+/// The page of a call of the rate limit service.
+pub fn render_call(explanation: &CallExplanation, colour: bool) -> String {
+    let mut page = Page {
+        text: String::new(),
+        colour,
+    };
+    let call = &explanation.call;
+    let pairs = call
+        .entries
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"));
+    let pairs: Vec<String> = pairs.collect();
+    page.line(&format!(
+        "{} {}  hits {}",
+        call.domain,
+        pairs.join(" "),
+        call.hits
+    ));
+    let outcome = explanation.outcome.as_str();
+    let word = match outcome {
+        "denied" => page.bad(outcome),
+        _ => page.good(outcome),
+    };
+    page.section("Verdict", &format!("{word}: {}", explanation.why));
+    page.counts(&explanation.counts, &explanation.limits);
+    if let Some(rule) = &explanation.rule {
+        page.section("Rule", &rule.name);
+        page.entry(&rule.entries.join(", "));
+        rule.notes.iter().for_each(|note| page.entry(note));
+    }
+    for other in &explanation.beaten {
+        page.entry(&format!("not {}: {}", other.name, other.why));
+    }
+    page.limits(&explanation.limits);
     page.text
 }
 
@@ -105,13 +143,16 @@ impl Page {
             (_, None) => self.bad(outcome),
         };
         self.section("Verdict", &format!("{word}: {}", verdict.why));
-        let counts = &explanation.counts;
+        self.counts(&explanation.counts, &explanation.limits);
+    }
+
+    fn counts(&mut self, counts: &CountsSource, limits: &[LimitExplanation]) {
         let text = match (&counts.trouble, &counts.from) {
             (Some(trouble), _) => {
                 format!("counts could not be read ({trouble}): those of a new client")
             }
             (None, Some(from)) => format!("counts of now, from {from}; nothing was charged"),
-            (None, None) if !explanation.limits.iter().any(LimitExplanation::is_counted) => return,
+            (None, None) if !limits.iter().any(LimitExplanation::is_counted) => return,
             (None, None) => {
                 "Assumes a client with no earlier requests; add --live for current counts"
                     .to_owned()

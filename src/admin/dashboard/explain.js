@@ -66,6 +66,7 @@ function about(denial) {
     ['When', clock(denial.at)],
     ['Request', `${plain(denial.method, 12)} ${plain(denial.path, 400)}`],
     ['Route', plain(denial.route)],
+    ...(denial.door ? [['Asked by another proxy, through', plain(denial.door)]] : []),
     ['Client', from],
     ['Key, hashed', plain(denial.id)],
     ['Told to wait', denial.shadow ? 'nothing: it was let through' : wait],
