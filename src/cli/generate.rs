@@ -112,9 +112,10 @@ pub(super) struct ImportArgs {
     /// The program of the configuration.
     #[arg(value_enum)]
     from: ImportFormat,
-    /// The file, with all that it includes; `-` is standard input.
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    /// The file, with all that it includes; `-` is standard input. `envoy-ratelimit` takes several
+    /// files or folders.
+    #[arg(value_name = "FILE", required = true)]
+    files: Vec<PathBuf>,
     /// The proxy.toml to write; the default is standard output.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -132,6 +133,8 @@ enum ImportFormat {
     Nginx,
     /// Traefik's dynamic or static configuration, YAML or TOML.
     Traefik,
+    /// YAML of envoyproxy/ratelimit, one file for each domain.
+    EnvoyRatelimit,
 }
 
 /// `tidegate import`: writes another program's configuration as a `proxy.toml`, and lists what is
@@ -140,10 +143,15 @@ pub(super) fn import(args: &ImportArgs) -> Result<u8, CommandError> {
     let from = match args.from {
         ImportFormat::Nginx => import::SourceProgram::Nginx,
         ImportFormat::Traefik => import::SourceProgram::Traefik,
+        ImportFormat::EnvoyRatelimit => import::SourceProgram::EnvoyRatelimit,
     };
-    let imported = import::import(from, &args.file).map_err(|error| {
+    if args.files.len() > 1 && args.from != ImportFormat::EnvoyRatelimit {
+        let message = "only `envoy-ratelimit` takes several files";
+        return Err(CommandError::wrong_use(message));
+    }
+    let imported = import::import(from, &args.files).map_err(|error| {
         let code = match error {
-            ImportError::Syntax { .. } => BAD_CONFIGURATION,
+            ImportError::Syntax(_) => BAD_CONFIGURATION,
             ImportError::Unreadable(_) | ImportError::Refused(_) => DID_NOT_WORK,
         };
         CommandError::signed(error).with_code(code)

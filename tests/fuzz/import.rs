@@ -207,6 +207,71 @@ const TRAEFIK: &[&str] = &[
     "\0",
 ];
 
+const ENVOY_RATELIMIT: &[&str] = &[
+    "\n",
+    "domain: d\n",
+    "domain: '${HOME} $$'\n",
+    "descriptors:\n",
+    "- key: a\n",
+    "- key: a\n",
+    "- key: b\n",
+    "- key: 'a=b'\n",
+    "- key: 'b*'\n",
+    "- key: \"a \\t\\u0007\\\"\"\n",
+    "- {key: c, value: '${X}*', rate_limit: {unit: day}}\n",
+    "  value: x\n",
+    "  value: 'x*'\n",
+    "  value: '*y'\n",
+    "  value: 'x*y*z'\n",
+    "  value: '*'\n",
+    "  value: '='\n",
+    "  value: 1e3\n",
+    "  value: 010\n",
+    "  value: ''\n",
+    "  descriptors:\n",
+    "  - key: a\n",
+    "  - key: b\n",
+    "  - {key: a, value: 'y*z', rate_limit: {unit: Week, requests_per_unit: 7}}\n",
+    "    value: y\n",
+    "    descriptors: [{key: a, rate_limit: {unit: second, requests_per_unit: 1}}]\n",
+    "    rate_limit: {unit: day, requests_per_unit: 4294967295}\n",
+    "    rate_limit: {unlimited: true, name: n}\n",
+    "  rate_limit: {unit: day, requests_per_unit: 3}\n",
+    "  rate_limit: {unit: minute, requests_per_unit: 3, name: n, replaces: [{name: m}]}\n",
+    "  rate_limit: {unit: year, requests_per_unit: 0, name: m, replaces: [{name: n}]}\n",
+    "  rate_limit: {unlimited: yes, name: \"\\0\"}\n",
+    "  rate_limit: {unit: none, requests_per_unit: -1}\n",
+    "  rate_limit:\n",
+    "    unit: hour\n",
+    "    requests_per_unit: 0x1_0\n",
+    "    name: 'd/a=x'\n",
+    "    replaces: [{name: ''}]\n",
+    "  share_threshold: true\n",
+    "    share_threshold: true\n",
+    "  shadow_mode: true\n",
+    "  quota_mode: on\n",
+    "  detailed_metric: true\n",
+    "  value_to_metric: 1\n",
+    "  metadata: {'${X}': [1, 1.5, ~, {a.b: \"\\u0007\"}], n: 99999999999999999999}\n",
+    "  metadata: {d: 2001-01-01, i: .inf, o: 010, '': {}}\n",
+    "  x: y\n",
+    "0.5: y\n",
+    "  <<: {key: e}\n",
+    "- &x {key: f}\n- *x\n",
+    "---\n",
+    "  ",
+    "\t",
+    "{",
+    "[",
+    "\"",
+    "'",
+    "*",
+    "#",
+    "~",
+    "\u{20ac}",
+    "\0",
+];
+
 #[test]
 fn any_file_of_nginx_is_imported_or_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -233,13 +298,26 @@ fn any_file_of_traefik_is_imported_or_refused() {
         });
 }
 
+#[test]
+fn any_file_of_envoy_ratelimit_is_imported_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yml");
+    bolero::check!(name = "envoy_ratelimit")
+        .with_max_len(96)
+        .for_each(|input: &[u8]| {
+            both(input, ENVOY_RATELIMIT, |text| {
+                check(SourceProgram::EnvoyRatelimit, &path, text)
+            })
+        });
+}
+
 fn check(from: SourceProgram, path: &Path, text: &[u8]) {
     // A file that is written over is put on the disk at once; a new one is not.
     let _ = std::fs::remove_file(path);
     std::fs::write(path, text).unwrap();
     let told = || String::from_utf8_lossy(text).into_owned();
     let began = Instant::now();
-    let imported = import(from, path);
+    let imported = import(from, &[path.to_owned()]);
     assert!(began.elapsed() < PATIENCE, "{}", told());
     match imported {
         Ok(imported) => {
@@ -253,8 +331,15 @@ fn check(from: SourceProgram, path: &Path, text: &[u8]) {
                 assert!((1..=lines).contains(&line), "{}: {note}", told());
             }
         }
-        Err(ImportError::Syntax { place, what }) => {
-            assert!(place.line > 0 && !what.is_empty(), "{}: {place}", told());
+        Err(ImportError::Syntax(faults)) => {
+            assert!(!faults.is_empty(), "{}", told());
+            for fault in faults {
+                assert!(
+                    fault.place.line > 0 && !fault.what.is_empty(),
+                    "{}: {fault}",
+                    told()
+                );
+            }
         }
         Err(error) => panic!("{}\n{error}", told()),
     }

@@ -1,7 +1,7 @@
 //! `tidegate import`: a corpus of configurations with exactly what they become, and nginx itself
 //! beside the proxy that it became.
 //!
-//! `tests/fixtures/import/nginx/NAME` beside `NAME.toml`, and the same of Traefik's;
+//! `tests/fixtures/import/nginx/NAME` beside `NAME.out.toml`, and the same for other programs;
 //! `TIDEGATE_ACCEPT=1 cargo test --test it -- import` writes what comes out now.
 
 mod guards;
@@ -40,7 +40,7 @@ fn corpus(program: &str) -> Vec<String> {
 #[test]
 fn every_configuration_becomes_its_text_which_check_takes() {
     let mut wrong = String::new();
-    for program in ["nginx", "traefik"] {
+    for program in ["nginx", "traefik", "envoy-ratelimit"] {
         let names = corpus(program);
         assert!(names.len() >= 4, "{names:?}");
         for name in names {
@@ -119,6 +119,38 @@ fn standard_input_is_read_too() {
         out.contains("listen = [\":81\"]") && out.contains("# -:1: location /"),
         "{out}"
     );
+}
+
+#[test]
+fn each_domain_of_a_rate_limit_service_is_a_file() {
+    let source = folder("envoy-ratelimit");
+    let written = tempfile::tempdir().unwrap();
+    let output = written.path().join("proxy.toml");
+    let output = output.to_str().unwrap();
+    let words = ["import", "envoy-ratelimit"];
+    let files = ["shop.yml", "tenants.yml"];
+    let made = run(&source, &[&words[..], &files, &["-o", output]].concat());
+    assert_eq!(made.status.code(), Some(0), "{made:?}");
+    let error = String::from_utf8(made.stderr).unwrap();
+    assert!(
+        error.contains("differs:  tenants.yml:12: tenant=acme, user: "),
+        "{error}"
+    );
+    let checked = run(written.path(), &["check"]);
+    assert_eq!(checked.status.code(), Some(0), "{checked:?}");
+    let text = fs::read_to_string(output).unwrap();
+    for line in ["domain  = \"shop\"", "domain  = \"tenants\"", "listen = []"] {
+        assert!(text.contains(&format!("\n{line}\n")), "{line}\n{text}");
+    }
+    let strict = run(&source, &[&words[..], &files, &["--strict"]].concat());
+    assert_eq!(strict.status.code(), Some(1), "{strict:?}");
+    let twice = run(&source, &[&words[..], &["shop.yml", "shop.yml"]].concat());
+    assert_eq!(twice.status.code(), Some(78), "{twice:?}");
+    let many = run(
+        &folder("traefik"),
+        &["import", "traefik", "dynamic.yml", "labels.yml"],
+    );
+    assert_eq!(many.status.code(), Some(2), "{many:?}");
 }
 
 /// Blocks and included files count as one depth, so that a file which includes itself within many
@@ -328,6 +360,7 @@ fn whatever_is_read_what_is_written_can_be_used() {
     for (program, from) in [
         ("nginx", SourceProgram::Nginx),
         ("traefik", SourceProgram::Traefik),
+        ("envoy-ratelimit", SourceProgram::EnvoyRatelimit),
     ] {
         for name in corpus(program) {
             let text = fs::read_to_string(self::folder(program).join(&name)).unwrap();
@@ -337,9 +370,9 @@ fn whatever_is_read_what_is_written_can_be_used() {
             for round in 0..40 {
                 let text = shaken(&text, &words, &mut chance);
                 fs::write(&path, &text).unwrap();
-                match tidegate::import::import(from, &path) {
+                match tidegate::import::import(from, std::slice::from_ref(&path)) {
                     Ok(_) => written += 1,
-                    Err(ImportError::Syntax { .. }) => {}
+                    Err(ImportError::Syntax(_)) => {}
                     Err(error) => panic!("{name}, round {round}: {error}\n{text}"),
                 }
             }

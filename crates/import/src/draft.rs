@@ -38,7 +38,7 @@ impl fmt::Display for Note {
 
 /// The notes of an import, which all of its parts share.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Notes(Rc<RefCell<Vec<Note>>>);
+pub(super) struct Notes(Rc<RefCell<BTreeSet<Note>>>);
 
 impl Notes {
     pub(super) fn lost(&self, place: &SourceLine, what: &str, why: impl Into<String>) {
@@ -53,16 +53,11 @@ impl Notes {
             what: one_line(what),
             why: why.into(),
         };
-        let mut list = self.0.borrow_mut();
-        if !list.contains(&note) {
-            list.push(note);
-        }
+        self.0.borrow_mut().insert(note);
     }
 
     pub(super) fn sorted(&self) -> Vec<Note> {
-        let mut list = self.0.borrow().clone();
-        list.sort();
-        list
+        self.0.borrow().iter().cloned().collect()
     }
 }
 
@@ -89,6 +84,9 @@ pub(super) struct Draft {
     pub(super) limits: Vec<LimitDraft>,
     pub(super) upstreams: Vec<UpstreamDraft>,
     pub(super) routes: Vec<RouteDraft>,
+    /// `[decide]`; a draft with it has no clients of its own.
+    pub(super) decide: TomlEntries,
+    pub(super) descriptors: Vec<DescriptorDraft>,
     pub(super) notes: Notes,
     /// The zones of nginx that limits come from.
     pub(super) used_zones: Vec<SourceEntry>,
@@ -260,6 +258,13 @@ pub(super) struct RouteDraft {
     pub(super) headers: Vec<HeaderDraft>,
     pub(super) target: TargetDraft,
     pub(super) limits: Vec<String>,
+    pub(super) entries: TomlEntries,
+}
+
+/// `[[descriptor]]`
+#[derive(Clone, Debug)]
+pub(super) struct DescriptorDraft {
+    pub(super) source: SourceEntry,
     pub(super) entries: TomlEntries,
 }
 

@@ -24,8 +24,10 @@ pub struct SourceLine {
 
 impl SourceLine {
     pub(super) fn fault(&self, what: &str) -> ImportError {
-        let (place, what) = (self.clone(), what.to_owned());
-        ImportError::Syntax { place, what }
+        ImportError::Syntax(vec![SourceFault {
+            place: self.clone(),
+            what: what.to_owned(),
+        }])
     }
 }
 
@@ -42,13 +44,35 @@ pub(super) struct SourceEntry {
     pub(super) text: String,
 }
 
+impl fmt::Display for SourceEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.text.as_str() {
+            "" => write!(f, "{}", self.place),
+            text => write!(f, "{}: {text}", self.place),
+        }
+    }
+}
+
+/// A mistake in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceFault {
+    pub place: SourceLine,
+    pub what: String,
+}
+
+impl fmt::Display for SourceFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.what)
+    }
+}
+
 /// Why there is no result.
 #[derive(Debug)]
 pub enum ImportError {
     /// A file cannot be read.
     Unreadable(String),
-    /// A file is not valid in its own syntax.
-    Syntax { place: SourceLine, what: String },
+    /// The program that the files are for refuses them.
+    Syntax(Vec<SourceFault>),
     /// `tidegate check` refuses the result. This is a bug of the import.
     Refused(String),
 }
@@ -57,7 +81,10 @@ impl fmt::Display for ImportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ImportError::Unreadable(what) => f.write_str(what),
-            ImportError::Syntax { place, what } => write!(f, "{place}: {what}"),
+            ImportError::Syntax(faults) => {
+                let lines: Vec<String> = faults.iter().map(ToString::to_string).collect();
+                f.write_str(&lines.join("\n"))
+            }
             ImportError::Refused(why) => write!(
                 f,
                 "`tidegate check` refuses the result, which is a bug of `tidegate import`; please \
@@ -118,7 +145,8 @@ pub(super) fn find_included(folder: &Path, pattern: &str) -> Vec<PathBuf> {
     found
 }
 
-fn find_in_folder(folder: &Path, pattern: &str) -> Vec<PathBuf> {
+/// Returns the files of a folder whose names fit a shell pattern, in order.
+pub(super) fn find_in_folder(folder: &Path, pattern: &str) -> Vec<PathBuf> {
     let folder = match folder.as_os_str().is_empty() {
         true => Path::new("."),
         false => folder,

@@ -1,5 +1,5 @@
-//! Import: makes a `proxy.toml` of a configuration of nginx or Traefik, and lists each directive
-//! that it cannot translate.
+//! Import: makes a `proxy.toml` of a configuration of nginx, Traefik or envoyproxy/ratelimit, and
+//! lists each directive that it cannot translate.
 //!
 //! The import never guesses. A route answers 501 until the operator decides if the source guards it
 //! with something that `proxy.toml` has not. Only `files` does IO, and it only reads.
@@ -12,18 +12,22 @@ mod values;
 
 mod draft;
 
+mod tree;
+
 mod nginx;
 
 mod print;
 
 mod traefik;
 
-use std::path::Path;
+mod envoy_ratelimit;
+
+use std::path::PathBuf;
 
 use draft::{Draft, RouteDraft, ServerDraft, TargetDraft, UpstreamDraft};
 pub use draft::{Grade, Note};
 use files::SourceEntry;
-pub use files::{ImportError, SourceLine};
+pub use files::{ImportError, SourceFault, SourceLine};
 use tidegate_core::{config, limit, route};
 use values::{TomlEntries, TomlEntry};
 
@@ -34,6 +38,8 @@ pub enum SourceProgram {
     Nginx,
     /// Traefik's dynamic or static configuration, YAML or TOML.
     Traefik,
+    /// YAML of envoyproxy/ratelimit, one file for each domain.
+    EnvoyRatelimit,
 }
 
 #[derive(Debug)]
@@ -44,28 +50,37 @@ pub struct Imported {
     pub notes: Vec<Note>,
 }
 
-/// Reads the file at `path`, `-` for standard input, and writes it as a `proxy.toml`.
-pub fn import(program: SourceProgram, path: &Path) -> Result<Imported, ImportError> {
-    let draft = match program {
-        SourceProgram::Nginx => nginx::read(path)?,
-        SourceProgram::Traefik => traefik::read(path)?,
+/// Reads the files at `paths`, `-` for standard input, and writes them as a `proxy.toml`. Only
+/// envoyproxy/ratelimit has several.
+pub fn import(program: SourceProgram, paths: &[PathBuf]) -> Result<Imported, ImportError> {
+    let names: Vec<String> = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    let draft = match (program, paths) {
+        (SourceProgram::EnvoyRatelimit, paths) => envoy_ratelimit::read(paths)?,
+        (SourceProgram::Nginx, [path]) => nginx::read(path)?,
+        (SourceProgram::Traefik, [path]) => traefik::read(path)?,
+        _ => {
+            let what = "nginx and Traefik have one file, with all that it includes";
+            return Err(ImportError::Unreadable(what.to_owned()));
+        }
     };
-    finish(draft, path)
+    finish(draft, &names.join(", "))
 }
 
 /// Prints the draft and parses the result as a configuration. Writes `[tls]` as comments if its
 /// certificates cannot be read: they may be on another machine.
-fn finish(mut draft: Draft, path: &Path) -> Result<Imported, ImportError> {
-    let name = path.display().to_string();
+fn finish(mut draft: Draft, name: &str) -> Result<Imported, ImportError> {
     let first_line = SourceLine {
-        file: name.as_str().into(),
+        file: name.into(),
         line: 1,
     };
     remove_refused_globals(&mut draft, &first_line);
     remove_refused_limits(&mut draft);
     remove_refused_upstreams(&mut draft);
     close_refused_routes(&mut draft);
-    if draft.limits.is_empty() {
+    if draft.limits.is_empty() && draft.descriptors.is_empty() {
         let why = "the file limits nothing that can be kept, so nothing is limited here: a \
                    `[limit.default]` with a `rate` limits every route that names no other";
         draft
@@ -73,10 +88,10 @@ fn finish(mut draft: Draft, path: &Path) -> Result<Imported, ImportError> {
             .add(Grade::Differs, &first_line, "no limits", why);
     }
     draft.finish();
-    let mut text = print::print(&draft, &name);
+    let mut text = print::print(&draft, name);
     if let (Some(why), true) = (refusal_of_text(&text), draft.tls.is_used()) {
         draft.disable_tls(&why);
-        text = print::print(&draft, &name);
+        text = print::print(&draft, name);
     }
     match config::parse("proxy.toml", &text, &|_| None) {
         Ok(_) => Ok(Imported {

@@ -24,6 +24,7 @@ pub(super) fn print(draft: &Draft, source: &str) -> String {
     let quoted = |text: &Option<String>| text.as_deref().map(quote);
     let status = draft.deny_status.map(|status| status.to_string());
     for (name, entries) in [
+        ("decide", &draft.decide),
         ("client_ip", &one("header", quoted(&draft.client_ip_header))),
         ("server", &draft.server),
         ("headers", &one("request_id", quoted(&draft.request_id))),
@@ -45,14 +46,20 @@ pub(super) fn print(draft: &Draft, source: &str) -> String {
     for route in &draft.routes {
         print_route(route, &mut out);
     }
+    for descriptor in &draft.descriptors {
+        out.push_str("\n[[descriptor]]\n");
+        print_comment(&mut out, &descriptor.source.to_string());
+        print_entries(&descriptor.entries, &mut out);
+    }
     out
 }
 
 fn print_notes(draft: &Draft, source: &str, out: &mut String) {
-    let title = format!(
-        "Made by `tidegate import` of {source}. Look through it, then: tidegate check, tidegate \
-         explain GET URL, tidegate replay."
-    );
+    let next = match draft.decide.list.is_empty() {
+        true => "tidegate check, tidegate explain GET URL, tidegate replay",
+        false => "tidegate check, tidegate explain --rls DOMAIN KEY=VALUE",
+    };
+    let title = format!("Made by `tidegate import` of {source}. Look through it, then: {next}.");
     print_comment(out, &title);
     let notes = draft.notes.sorted();
     for (grade, title) in [
@@ -90,7 +97,8 @@ fn print_comment(out: &mut String, text: &str) {
 fn print_top(draft: &Draft, out: &mut String) {
     out.push('\n');
     let mut entries = TomlEntries::default();
-    if !draft.listen.is_empty() || draft.tls.is_used() {
+    let is_decider = !draft.decide.list.is_empty();
+    if !draft.listen.is_empty() || draft.tls.is_used() || is_decider {
         entries.add("listen", quote_list(&draft.listen));
     }
     if !draft.trusted.is_empty() {
@@ -100,7 +108,7 @@ fn print_top(draft: &Draft, out: &mut String) {
         entries.add("proxy_protocol", quote(header.mode));
     }
     print_entries(&entries, out);
-    if draft.routes.is_empty() {
+    if draft.routes.is_empty() && !is_decider {
         out.push_str("upstream = \"http://127.0.0.1:3000\"     # nothing says where requests go\n");
     }
 }
@@ -165,8 +173,7 @@ fn server_text(server: &ServerDraft) -> String {
 
 fn print_route(route: &RouteDraft, out: &mut String) {
     out.push_str("\n[[route]]\n");
-    let source = &route.source;
-    print_comment(out, &format!("{}: {}", source.place, source.text));
+    print_comment(out, &route.source.to_string());
     let mut entries = TomlEntries::default();
     if let Some(host) = &route.host {
         entries.add("host", quote(host));

@@ -6,7 +6,6 @@ mod labels;
 mod middlewares;
 mod rule;
 mod services;
-mod tree;
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -14,12 +13,29 @@ use std::path::Path;
 use super::draft::{Draft, HeaderDraft, Notes, RouteDraft, TargetDraft, one_line};
 use super::files::{self, ImportError, SourceLine};
 use super::patterns::{self, ImportedPath};
+use super::tree::{self, SourceFile, TreeItem};
 use super::values::quote;
 use crate::route::{HostPattern, PathPattern, method_of};
 use entry_points::EntryPoint;
 use middlewares::MiddlewareEffect;
 use rule::Alternative;
-use tree::{SourceFile, TraefikFile, TreeItem};
+
+struct TraefikFile<'d> {
+    /// The section with the routers, the services and the middlewares.
+    http: &'d TreeItem,
+    draft: Draft,
+}
+
+/// Returns a name without its provider: `auth` of `auth@file`.
+fn local_name(name: &str) -> &str {
+    name.split('@').next().unwrap_or(name)
+}
+
+impl<'d> TraefikFile<'d> {
+    fn find(&self, kind: &str, name: &str) -> Option<&'d TreeItem> {
+        self.http.get(kind)?.get(local_name(name))
+    }
+}
 
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let text = files::read_text(path)?;

@@ -205,18 +205,29 @@ pub(super) fn quote_list(list: &[String]) -> String {
 
 /// Writes a string as TOML. No `$` of it names a variable of the environment.
 pub(super) fn quote(value: &str) -> String {
-    let mut out = String::with_capacity(value.len() + 2);
-    out.push('"');
+    let mut out = String::with_capacity(value.len());
     let mut chars = value.chars().peekable();
     while let Some(c) = chars.next() {
+        out.push(c);
+        // The configuration replaces only `${NAME}`, and reads `$$` as one sign.
+        if c == '$' && matches!(chars.peek(), Some('$' | '{')) {
+            out.push('$');
+        }
+    }
+    quote_literal(&out)
+}
+
+/// Writes a string as TOML, for a place where the configuration replaces no variables.
+pub(super) fn quote_literal(value: &str) -> String {
+    let mut out = String::with_capacity(value.len() + 2);
+    out.push('"');
+    for c in value.chars() {
         match c {
             '"' => out.push_str("\\\""),
             '\\' => out.push_str("\\\\"),
             '\n' => out.push_str("\\n"),
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
-            // The configuration replaces only `${NAME}`, and reads `$$` as one sign.
-            '$' if matches!(chars.peek(), Some('$' | '{')) => out.push_str("$$"),
             c if c.is_control() => {
                 let _ = write!(out, "\\u{:04X}", u32::from(c));
             }

@@ -1,8 +1,9 @@
 //! Where clients connect: entry points of a static configuration, and certificates.
 
-use super::tree::{TraefikFile, TreeItem};
+use super::TraefikFile;
 use crate::draft::{CertificateDraft, ProxyProtocolDraft};
 use crate::files;
+use crate::tree::TreeItem;
 use crate::values::{self, quote};
 
 /// The longest time that `proxy.toml` takes.

@@ -1,6 +1,6 @@
 //! Labels of containers in a compose file, as the configuration that Traefik makes of them.
 
-use super::tree::{TreeItem, TreeNode};
+use crate::tree::{TreeItem, TreeNode};
 
 /// Keys within keys, at most.
 const MAX_DEPTH: usize = 16;
@@ -257,9 +257,9 @@ fn remove_router(root: &mut TreeItem, name: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tree::{self, SourceFile};
     use super::*;
     use crate::draft::Grade;
+    use crate::tree::{self, SourceFile};
 
     struct Compose {
         root: Option<TreeItem>,

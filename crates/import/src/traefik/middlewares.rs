@@ -1,10 +1,11 @@
 //! The effect of middlewares on a router's requests, as limits and settings of its routes.
 
-use super::tree::{TraefikFile, TreeItem, local_name};
+use super::{TraefikFile, local_name};
 use crate::draft::{KeyDraft, LimitDraft, TargetDraft};
 use crate::files::SourceEntry;
 use crate::patterns;
 use crate::route::{Direction, Prefix};
+use crate::tree::TreeItem;
 use crate::values::{self, Refill, TomlEntries, TomlEntry, quote};
 
 /// Chains of chains, at most.

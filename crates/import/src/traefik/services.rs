@@ -1,9 +1,10 @@
 //! Services as upstreams.
 
 use super::entry_points::parse_timeout;
-use super::tree::{TraefikFile, TreeItem, local_name};
+use super::{TraefikFile, local_name};
 use crate::draft::{ServerDraft, UpstreamDraft};
 use crate::files;
+use crate::tree::TreeItem;
 use crate::values::{self, TomlEntries, quote};
 
 /// Services of services, at most.

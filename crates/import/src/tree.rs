@@ -1,4 +1,4 @@
-//! A file of Traefik as a tree with line numbers, read from YAML or TOML.
+//! A file of another program as a tree with line numbers, read from YAML or TOML.
 //!
 //! An alias of YAML is copied where it is used, so the number of values is bounded.
 
@@ -9,17 +9,19 @@ use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::draft::{Draft, Grade, Notes};
+use crate::draft::{Grade, Notes};
 use crate::files::{ImportError, SourceEntry, SourceLine};
 
 /// Values in a YAML file with the copies of its aliases, at most.
-const MAX_ITEMS: usize = 100_000;
+const MAX_ITEMS: usize = 500_000;
 
 /// A value and its line, from 1.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TreeItem {
     pub(super) line: usize,
     pub(super) node: TreeNode,
+    /// Whether a text of YAML has no quotes, so that it may be a number or a boolean.
+    pub(super) is_plain: bool,
     source: SourceFile,
 }
 
@@ -32,8 +34,12 @@ pub(super) struct SourceFile {
 
 impl SourceFile {
     fn item(&self, line: usize, node: TreeNode) -> TreeItem {
-        let source = self.clone();
-        TreeItem { line, node, source }
+        TreeItem {
+            line,
+            node,
+            is_plain: false,
+            source: self.clone(),
+        }
     }
 
     fn fault<T>(&self, line: usize, what: &str) -> Result<T, ImportError> {
@@ -125,23 +131,6 @@ impl TreeItem {
 
     pub(super) fn is_true(&self, path: &str) -> bool {
         self.text_at(path) == Some("true")
-    }
-}
-
-pub(super) struct TraefikFile<'d> {
-    /// The section with the routers, the services and the middlewares.
-    pub(super) http: &'d TreeItem,
-    pub(super) draft: Draft,
-}
-
-/// Returns a name without its provider: `auth` of `auth@file`.
-pub(super) fn local_name(name: &str) -> &str {
-    name.split('@').next().unwrap_or(name)
-}
-
-impl<'d> TraefikFile<'d> {
-    pub(super) fn find(&self, kind: &str, name: &str) -> Option<&'d TreeItem> {
-        self.http.get(kind)?.get(local_name(name))
     }
 }
 
@@ -265,6 +254,7 @@ impl<'t> YamlReader<'t> {
     fn item(&mut self, event: Event<'t>, span: Span) -> Result<TreeItem, ImportError> {
         let line = span.start.line();
         self.count_items(line, 1)?;
+        let is_plain = matches!(&event, Event::Scalar(_, ScalarStyle::Plain, ..));
         let (node, anchor) = match event {
             Event::Scalar(text, style, anchor, _) => match &*text {
                 "" | "~" | "null" if style == ScalarStyle::Plain => (TreeNode::Null, anchor),
@@ -279,7 +269,8 @@ impl<'t> YamlReader<'t> {
             }
             _ => return self.source.fault(line, "a value is missing"),
         };
-        let item = self.source.item(line, node);
+        let mut item = self.source.item(line, node);
+        item.is_plain = is_plain;
         if anchor > 0 {
             self.anchors.insert(anchor, item.clone());
         }
@@ -298,10 +289,11 @@ impl<'t> YamlReader<'t> {
 
     fn table(&mut self) -> Result<TreeNode, ImportError> {
         let mut entries: Vec<(String, TreeItem)> = Vec::new();
+        let mut merged = Vec::new();
         loop {
             let (event, span) = self.next()?;
             if matches!(event, Event::MappingEnd | Event::StreamEnd) {
-                return Ok(TreeNode::Table(entries));
+                break;
             }
             let line = span.start.line();
             let key = self.item(event, span)?;
@@ -311,27 +303,31 @@ impl<'t> YamlReader<'t> {
             if !matches!(value.node, TreeNode::Text(_)) {
                 value.line = line;
             }
-            let Some(key) = key.text() else {
+            let Some(text) = key.text() else {
                 return self.source.fault(line, "a key is no text");
             };
-            let has = |key: &str| entries.iter().any(|(known, _)| known == key);
-            if let ("<<", TreeNode::Table(merged)) = (key, &value.node) {
-                // A merged key does not replace one that is already there.
-                let new: Vec<_> = merged
-                    .iter()
-                    .filter(|(key, _)| !has(key))
-                    .cloned()
-                    .collect();
-                entries.extend(new);
-            } else if has(key) {
-                return self
-                    .source
-                    .fault(line, &format!("`{key}` stands there twice"));
-            } else {
-                entries.push((key.to_owned(), value));
+            match (text, &value.node) {
+                ("<<", TreeNode::Table(_)) if key.is_plain => merged.push(value),
+                ("<<", TreeNode::List(tables)) if key.is_plain => merged.extend(tables.clone()),
+                _ if has_key(&entries, text) => {
+                    let what = format!("`{text}` stands there twice");
+                    return self.source.fault(line, &what);
+                }
+                _ => entries.push((text.to_owned(), value)),
             }
         }
+        // A merged key does not replace one of the table, or of an earlier merged table.
+        for (key, value) in merged.iter().flat_map(TreeItem::entries) {
+            if !has_key(&entries, key) {
+                entries.push((key.clone(), value.clone()));
+            }
+        }
+        Ok(TreeNode::Table(entries))
     }
+}
+
+fn has_key(entries: &[(String, TreeItem)], key: &str) -> bool {
+    entries.iter().any(|(known, _)| known == key)
 }
 
 #[cfg(test)]
@@ -355,6 +351,19 @@ mod tests {
         );
         assert!(read("a: [1\n").is_err());
         assert!(read("").unwrap().entries().is_empty());
+        let root = read("a: 1\nb: \"1\"\nc: |\n  1\n").unwrap();
+        let plain = root.entries().iter().map(|(_, item)| item.is_plain);
+        assert_eq!(plain.collect::<Vec<_>>(), [true, false, false]);
+    }
+
+    #[test]
+    fn a_merged_key_replaces_none() {
+        let bases = "x: &x {a: x, b: x, c: x}\ny: &y {b: y, d: y}\n";
+        for merge in ["<<: [*y, *x]\n  a: own", "a: own\n  <<: [*y, *x]"] {
+            let root = read(&format!("{bases}z:\n  {merge}\n")).unwrap();
+            let texts = ["z.a", "z.b", "z.c", "z.d"].map(|path| root.text_at(path).unwrap());
+            assert_eq!(texts, ["own", "y", "x", "y"], "{merge}");
+        }
     }
 
     #[test]
