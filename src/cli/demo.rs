@@ -5,6 +5,8 @@
 //! user's client, which has 127.0.0.1 or `::1`. They send about 22 requests a second, for an hour
 //! at most, and end with the server.
 
+mod envoy;
+
 use std::fs::DirBuilder;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -37,6 +39,9 @@ pub(super) struct DemoArgs {
     /// The configuration whose routes and limits to show.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Decide for Envoy, which must be in the PATH, in place of serving clients.
+    #[arg(long, conflicts_with_all = ["config", "no_traffic"])]
+    envoy: bool,
     /// Send no requests of its own.
     #[arg(long)]
     no_traffic: bool,
@@ -44,6 +49,20 @@ pub(super) struct DemoArgs {
 
 /// Refuses to share a port: each of two processes would count only a part of the requests.
 pub(super) fn demo(args: &DemoArgs) -> Result<u8, CommandError> {
+    let upstream = echo::start()
+        .map_err(|error| CommandError::signed(format!("cannot start the echo server: {error}")))?;
+    let settings = DemoSettings {
+        upstream,
+        admin: free_admin_address(),
+        access_log: None,
+    };
+    match args.envoy {
+        true => envoy::run(settings),
+        false => serve_clients(args, settings),
+    }
+}
+
+fn serve_clients(args: &DemoArgs, settings: DemoSettings) -> Result<u8, CommandError> {
     let file = args.config.as_deref().unwrap_or(Path::new("proxy.toml"));
     let has_file = args.config.is_some() || file.exists();
     let (loaded, taken_advice) = match has_file {
@@ -58,13 +77,10 @@ pub(super) fn demo(args: &DemoArgs) -> Result<u8, CommandError> {
         ),
     };
     let mut config = print_warnings(loaded)?;
-    let upstream = echo::start()
-        .map_err(|error| CommandError::signed(format!("cannot start the echo server: {error}")))?;
-    let log = (!args.no_traffic).then(LogFolder::create).transpose()?;
+    let log = (!args.no_traffic).then(DemoFolder::create).transpose()?;
     let settings = DemoSettings {
-        upstream,
-        admin: free_admin_address(),
         access_log: log.as_ref().map(|log| log.0.join("access.log")),
+        ..settings
     };
     settings.apply(&mut config);
     let access_log = match &config.log.access {
@@ -101,11 +117,11 @@ pub(super) fn demo(args: &DemoArgs) -> Result<u8, CommandError> {
     })
 }
 
-/// The folder of the demo's access log. Its drop removes it.
-struct LogFolder(PathBuf);
+/// The folder of the demo's files. Its drop removes it.
+struct DemoFolder(PathBuf);
 
-impl LogFolder {
-    fn create() -> Result<LogFolder, CommandError> {
+impl DemoFolder {
+    fn create() -> Result<DemoFolder, CommandError> {
         let name = format!("tidegate-demo-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         // A process with the same id may have left one behind. This removes no link's target.
@@ -113,14 +129,14 @@ impl LogFolder {
         let created = DirBuilder::new().mode(0o700).create(&path);
         created.map_err(|error| {
             let path = path.display();
-            CommandError::signed(format!("cannot create {path} for the access log: {error}"))
+            CommandError::signed(format!("cannot create the folder {path}: {error}"))
                 .help("name another folder with TMPDIR, or use `--no-traffic`")
         })?;
-        Ok(LogFolder(path))
+        Ok(DemoFolder(path))
     }
 }
 
-impl Drop for LogFolder {
+impl Drop for DemoFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
