@@ -60,6 +60,32 @@ HTTP2 = """
 """
 
 
+PROXIES = ["nginx", "nginx-njs", "caddy", "traefik", "haproxy", "envoy", "envoy-grpc"]
+API_KEYS = "".join(f"key-{number}\n" for number in range(2 * len(PROXIES)))
+
+# For what the page does not show.
+KEYS = """
+[api_key]
+known = "keys.txt"
+
+[limit.header]
+rate = "1/min"
+key  = "header:x-api-key"
+
+[limit.api-key]
+rate = "1/min"
+key  = "api_key"
+
+[[route]]
+path   = "/header"
+limits = ["header"]
+
+[[route]]
+path   = "/api-key"
+limits = ["api-key"]
+"""
+
+
 class App(http.server.BaseHTTPRequestHandler):
     """Answers 200, or the status that the path asks for, and says how long the body was."""
 
@@ -125,6 +151,21 @@ def whole_answer(port, request, headers=(), body=b""):
     return found
 
 
+def doubled_keys(name, port):
+    """A key that is there twice gets no budget of its own."""
+    for path in ("/header", "/api-key"):
+        # Each proxy has its clients.
+        base = 2 * PROXIES.index(name)
+        one, other = (f"key-{base + more}" for more in range(2))
+        get = lambda *keys: ask(port, ("GET", path), [("X-Api-Key", key) for key in keys])[0]
+        check(f"{name}{path}: one budget for each key", [200, 429, 200], [
+            get(one), get(one), get(other)])
+        for keys in ((one, other), (other, one), (one, "new"), ("new", one), ("new", "newer")):
+            status = get(*keys)
+            check(f"{name}{path}: {' and '.join(keys)}", True, 400 <= status < 500)
+        check(f"{name}{path}: one key twice is one key", 429, get(one, one))
+
+
 class Recipes:
     """The texts of the page on ports of this run."""
 
@@ -149,9 +190,10 @@ class Recipes:
 
     def tidegate(self):
         config = blocks()["toml"][0]
-        config = config.replace("5/min", "8/min")
+        config = config.replace("5/min", "8/min") + KEYS
         self.asking = 0
         (self.directory / "proxy.toml").write_text(self.text(config, 0))
+        (self.directory / "keys.txt").write_text(API_KEYS)
         command = [os.environ["TIDEGATE"], "run", "-c", "proxy.toml"]
         log = open(self.directory / "tidegate.log", "w")
         process = subprocess.Popen(command, cwd=self.directory, stdout=log, stderr=log)
@@ -270,6 +312,8 @@ def main():
                 # Envoy translates a denial for clients of gRPC.
                 told = headers["grpc-status"] if status == 200 else str(status)
                 check(f"{name} denies a call of gRPC", True, told in ("429", "8", "14"))
+            for name, port in proxies.items():
+                doubled_keys(name, port)
             tidegate.send_signal(signal.SIGSTOP)
             # Traefik waits for 30 seconds, which nobody has here.
             for name in proxies.keys() - {"traefik"}:
