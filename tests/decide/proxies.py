@@ -77,6 +77,11 @@ rate = "1/min"
 key  = "api_key"
 
 [[route]]
+host   = "free.test"
+path   = "/*"
+limits = []
+
+[[route]]
 path   = "/header"
 limits = ["header"]
 
@@ -174,12 +179,14 @@ class Recipes:
         self.decider, self.processes = free_port(), []
 
     def text(self, recipe, listen):
-        ports = {8080: listen, 8081: self.decider, 8084: self.asking, 3000: self.app}
-        return re.sub(r"\b(8080|8081|8084|3000)\b", lambda found: str(ports[int(found[0])]), recipe)
+        ports = {8080: listen, 8081: self.decider, 8084: self.asking, 8085: self.http2,
+                 3000: self.app}
+        number = r"\b(8080|8081|8084|8085|3000)\b"
+        return re.sub(number, lambda found: str(ports[int(found[0])]), recipe)
 
     def start(self, name, files, command):
         """Runs a proxy on these files; the port where it listens."""
-        listen, self.asking = free_port(), free_port()
+        listen, self.asking, self.http2 = free_port(), free_port(), free_port()
         for file, recipe in files.items():
             (self.directory / file).write_text(self.text(recipe, listen))
         log = open(self.directory / f"{name}.log", "w")
@@ -191,7 +198,7 @@ class Recipes:
     def tidegate(self):
         config = blocks()["toml"][0]
         config = config.replace("5/min", "8/min") + KEYS
-        self.asking = 0
+        self.asking = self.http2 = 0
         (self.directory / "proxy.toml").write_text(self.text(config, 0))
         (self.directory / "keys.txt").write_text(API_KEYS)
         command = [os.environ["TIDEGATE"], "run", "-c", "proxy.toml"]
@@ -208,7 +215,8 @@ class Recipes:
                    f"providers: {{ file: {{ filename: {here}/dynamic.yml }} }}\n")
         haproxy = (f"global\n    lua-load {here}/tidegate.lua\ndefaults\n    mode http\n"
                    "    timeout connect 1s\n    timeout client 5s\n    timeout server 5s\n"
-                   + page["haproxy"][0])
+                   # Clients of HTTP/2 have targets of another form.
+                   + page["haproxy"][0].replace("8080\n", "8080\n    bind 127.0.0.1:8085 proto h2\n"))
         return {
             "nginx": self.nginx("nginx", page["nginx"][0], {}, ["nginx"]),
             "nginx-njs": self.nginx("nginx-njs", page["nginx"][1], {"tidegate.js": page["js"][0]},
@@ -218,9 +226,7 @@ class Recipes:
             "traefik": self.start("traefik",
                                   {"traefik.yml": traefik, "dynamic.yml": page["yaml"][0]},
                                   [PROGRAMS / "traefik", "--configfile=traefik.yml"]),
-            "haproxy": self.start("haproxy",
-                                  {"haproxy.cfg": haproxy, "tidegate.lua": page["lua"][0]},
-                                  ["haproxy", "-f", "haproxy.cfg"]),
+            "haproxy": self.haproxy(haproxy, page["lua"][0]),
             "envoy": self.envoy("envoy", page["yaml"][1], ""),
             "envoy-grpc": self.envoy("envoy-grpc", page["yaml"][2], HTTP2),
         }
@@ -234,6 +240,12 @@ class Recipes:
         # Relative paths begin at the folder of the file.
         return self.start(name, files | {f"{name}.conf": config},
                           [*program, "-p", here, "-c", here / f"{name}.conf"])
+
+    def haproxy(self, config, script):
+        port = self.start("haproxy", {"haproxy.cfg": config, "tidegate.lua": script},
+                          ["haproxy", "-f", "haproxy.cfg"])
+        check("haproxy passes HTTP/2", "200", over_http2(f"http://127.0.0.1:{self.http2}/"))
+        return port
 
     def envoy(self, name, recipe, http2):
         recipe = "".join(" " * 18 + line for line in recipe.splitlines(keepends=True))
@@ -261,11 +273,15 @@ def tidegate_alone(recipes):
                           cwd=recipes.directory, capture_output=True, timeout=20)
     check("it is well", 0, told.returncode)
     url = f"http://127.0.0.1:{recipes.decider}/auth/envoy/any"
+    check("it answers over HTTP/2", "200 allow", over_http2(
+        url, "%{http_code} %header{x-decision}", "-H", "X-Forwarded-For: 192.0.2.1"))
+
+
+def over_http2(url, wanted="%{http_code}", *options):
     answer = subprocess.run(
-        ["curl", "-s", "--http2-prior-knowledge", "-H", "X-Forwarded-For: 192.0.2.1", "-o",
-         os.devnull, "-w", "%{http_version} %{http_code} %header{x-decision}", url],
+        ["curl", "-s", "--http2-prior-knowledge", *options, "-o", os.devnull, "-w", wanted, url],
         capture_output=True, text=True, timeout=20)
-    check("it answers over HTTP/2", "2 200 allow", answer.stdout)
+    return answer.stdout
 
 
 def main():
@@ -297,7 +313,9 @@ def main():
             passed = [ask(proxies["envoy"], LOGIN)[0] for _ in range(9)]
             check("envoy's budget", 7, passed.count(200))
             forged = [("X-Forwarded-For", "6.6.6.6"), ("X-Forwarded-Uri", "/free"),
-                      ("X-Forwarded-Method", "GET"), ("X-Original-URI", "/free")]
+                      ("X-Forwarded-Method", "GET"), ("X-Original-URI", "/free"),
+                      ("X-Forwarded-Host", "free.test"), ("X-Forwarded-Proto", "https")]
+            hidden = [("Connection", ", ".join(["close", *(header for header, _ in forged)]))]
             for name, port in proxies.items():
                 status, headers, body = whole_answer(port, LOGIN)
                 check(f"{name} denies", 429, status)
@@ -308,6 +326,10 @@ def main():
                     check(f"{name} says why", ["application/problem+json", 429],
                           [headers["Content-Type"], json.loads(body)["status"]])
                 check(f"{name} believes no client", 429, ask(port, LOGIN, forged)[0])
+                check(f"{name} hides nothing", True, ask(port, LOGIN, hidden)[0] in (400, 429))
+                other_host = ("POST", f"http://127.0.0.1:{port}/login", True)
+                status = ask(port, other_host, [("Host", "free.test")])[0]
+                check(f"{name} has one host", True, status in (400, 429))
                 status, headers = ask(port, LOGIN, [("Content-Type", "application/grpc")])
                 # Envoy translates a denial for clients of gRPC.
                 told = headers["grpc-status"] if status == 200 else str(status)
