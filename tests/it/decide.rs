@@ -119,6 +119,7 @@ fn what_a_client_forges_changes_nothing() {
         described("POST /login", "192.0.2.1, nonsense"),
         described("P(ST /login", "192.0.2.1"),
         described("POST login", "192.0.2.1"),
+        described("POST /free#/../login", "192.0.2.1"),
         "X-Original-URI: /login\r\n".to_owned(),
     ] {
         assert_eq!(

@@ -57,7 +57,7 @@ const OF_THE_QUESTION: [HeaderName; 12] = [
 /// A client's request as another proxy describes it.
 #[derive(Debug)]
 pub(super) struct AuthQuestion {
-    request: Request<RequestBody>,
+    pub(super) request: Request<RequestBody>,
     arrival: Arrival,
 }
 
@@ -274,7 +274,12 @@ fn describe_by_envoy(
     }
 }
 
+/// Reads a path with its query. A `#` is refused: the parser ends there, and the proxy that asks
+/// may send the rest to its upstream.
 fn target(text: &[u8]) -> Result<Uri, UnreadableQuestion> {
+    if text.contains(&b'#') {
+        return Err(BAD_PATH);
+    }
     let path = PathAndQuery::try_from(text).map_err(|_| BAD_PATH)?;
     if !path.as_str().starts_with('/') {
         return Err(BAD_PATH);
