@@ -14,6 +14,8 @@ mod forward_auth;
 mod grpc;
 mod health;
 mod json;
+#[cfg(test)]
+mod message_tests;
 mod messages;
 mod rate_limit_service;
 

@@ -12,7 +12,7 @@ export CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true CARGO_PROFILE_RELEASE_OVERFLO
 if [ -z "${2:-}" ]; then
   export BOLERO_RANDOM_TEST_TIME_MS=${seconds}000
   cargo test --locked --release --test fuzz -- --nocapture
-  exec cargo test --locked --release --lib -- any_bytes_are_read_alike --nocapture
+  exec cargo test --locked --release --lib -- any_bytes_are any_text_is --nocapture
 fi
 
 folder=${CARGO_TARGET_DIR:-target}/guided

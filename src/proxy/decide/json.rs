@@ -185,7 +185,7 @@ fn unit<'d, D: Deserializer<'d>>(from: D) -> Result<i32, D::Error> {
 }
 
 impl RateLimitRequest {
-    fn of_json(text: &[u8]) -> Result<RateLimitRequest, RpcError> {
+    pub(super) fn of_json(text: &[u8]) -> Result<RateLimitRequest, RpcError> {
         let read: Result<CallJson, _> = serde_json::from_slice(text);
         let read = read.map_err(|error| RpcError::invalid(error.to_string()))?;
         Ok(RateLimitRequest {
