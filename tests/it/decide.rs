@@ -12,11 +12,16 @@ struct Decider {
 
 impl Decider {
     fn start(config: &str) -> Decider {
+        Decider::start_with("", config)
+    }
+
+    /// With more settings of `[decide]`.
+    fn start_with(settings: &str, config: &str) -> Decider {
         let upstream = Upstream::ok();
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let tidegate = Tidegate::start(&format!(
             "upstream = \"{}\"\ntrusted_proxies = [\"10.9.9.9\"]\n{config}\n\
-             [decide]\nlisten = \"{address}\"\n",
+             [decide]\nlisten = \"{address}\"\n{settings}\n",
             upstream.url()
         ));
         Decider { tidegate, address }
@@ -25,6 +30,24 @@ impl Decider {
     fn ask(&self, path: &str, headers: &str) -> Answer {
         let head = format!("GET {path} HTTP/1.1\r\nHost: decide\r\n{headers}\r\n");
         Client::to(self.address).ask(head)
+    }
+
+    /// A call of the rate limit service as JSON: its status, and the units that are left.
+    fn call(&self, headers: &str, message: &str) -> (u16, Option<u64>) {
+        let length = message.len();
+        let answer = Client::to(self.address).ask(format!(
+            "POST /json HTTP/1.1\r\nHost: decide\r\n{headers}Content-Length: {length}\r\n\r\n\
+             {message}"
+        ));
+        let json: Option<serde_json::Value> = serde_json::from_str(&answer.text()).ok();
+        let left = json.map(|json| json["statuses"][0]["limitRemaining"].as_u64().unwrap_or(0));
+        (answer.status, left)
+    }
+
+    /// The units that are left to this descriptor. Charges nothing.
+    fn left(&self, entry: &str) -> Option<u64> {
+        let look = descriptor(entry, ", \"hitsAddend\": 0");
+        self.call("", &message(&[look])).1
     }
 
     /// Asks about `METHOD URI` of a client, as Caddy does.
@@ -39,6 +62,17 @@ fn described(request: &str, client: &str) -> String {
         "X-Forwarded-Method: {method}\r\nX-Forwarded-Uri: {uri}\r\nX-Forwarded-Host: shop\r\n\
          X-Forwarded-For: {client}\r\nX-Forwarded-Proto: https\r\n"
     )
+}
+
+/// A descriptor of one entry `KEY=VALUE`, with further fields.
+fn descriptor(entry: &str, fields: &str) -> String {
+    let (key, value) = entry.split_once('=').unwrap();
+    format!("{{\"entries\": [{{\"key\": \"{key}\", \"value\": \"{value}\"}}]{fields}}}")
+}
+
+fn message(descriptors: &[String]) -> String {
+    let descriptors = descriptors.join(",");
+    format!("{{\"domain\": \"shop\", \"descriptors\": [{descriptors}]}}")
 }
 
 fn decision(answer: &Answer) -> String {
@@ -193,4 +227,136 @@ fn questions_are_counted_by_their_door() {
         let line = format!("tidegate_decide_requests_total{sample}");
         assert!(text.contains(&line), "{line}\n{text}");
     }
+}
+
+#[test]
+fn the_type_of_a_client_s_content_says_nothing_of_the_question() {
+    let decider = Decider::start(LIMITS);
+    let typed = |content_type: &str| {
+        let described = described("POST /login", "192.0.2.1");
+        decider.ask(
+            "/auth",
+            &format!("{described}Content-Type: {content_type}\r\n"),
+        )
+    };
+    assert_eq!(decision(&typed("application/grpc")), "200 allow");
+    let denied = typed("application/grpc");
+    assert_eq!(decision(&denied), "429 deny");
+    assert_eq!(denied.header("grpc-status"), None);
+    assert_eq!(decision(&typed("application/grpc-web")), "429 deny");
+    // A method of gRPC needs its type and HTTP/2.
+    let method = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    assert_eq!(decision(&decider.ask(method, "")), "415 ");
+    let typed = decider.ask(method, "Content-Type: application/grpc\r\n");
+    assert_eq!(decision(&typed), "505 ");
+}
+
+#[test]
+fn a_doubled_key_gets_no_budget_of_its_own() {
+    let decider = Decider::start(LIMITS);
+    let ask = |path: &str, keys: &[&str]| {
+        let lines: String = keys
+            .iter()
+            .map(|key| format!("X-User: {key}\r\n"))
+            .collect();
+        let headers = match path {
+            "/auth" => described("GET /user", "192.0.2.1"),
+            _ => "X-Forwarded-For: 192.0.2.1\r\n".to_owned(),
+        };
+        decision(&decider.ask(path, &format!("{headers}{lines}")))
+    };
+    assert_eq!(ask("/auth", &["ann"]), "200 allow");
+    for path in ["/auth", "/auth/envoy/user"] {
+        assert_eq!(ask(path, &["ann"]), "429 deny", "{path}");
+        assert_eq!(ask(path, &["ann", "ann"]), "429 deny", "one key, {path}");
+        for keys in [["ann", "bob"], ["bob", "ann"], ["bob", "eve"]] {
+            assert_eq!(ask(path, &keys), "400 deny", "{path}, {keys:?}");
+        }
+    }
+    // Envoy joins the lines of a header.
+    assert_eq!(ask("/auth/envoy/user", &["ann,bob"]), "400 deny");
+    assert_eq!(ask("/auth/envoy/user", &["bob"]), "200 allow");
+}
+
+const RULES: &str = "[limit.client]\nrate = \"2/min\"\n\
+     [[descriptor]]\ndomain = \"shop\"\nentries = \"remote_address\"\nlimits = \"client\"\n\
+     [[descriptor]]\ndomain = \"shop\"\nentries = \"user\"\nlimits = \"9/min\"\n";
+
+#[test]
+fn the_client_of_a_call_is_in_its_descriptors_alone() {
+    let decider = Decider::start(RULES);
+    let call = message(&[descriptor("remote_address=192.0.2.1", "")]);
+    let forged = |ip: &str| format!("X-Forwarded-For: {ip}\r\nX-Real-IP: {ip}\r\n");
+    assert_eq!(decider.call(&forged("10.9.9.9"), &call), (200, Some(1)));
+    assert_eq!(decider.call(&forged("192.0.2.7"), &call), (200, Some(0)));
+    assert_eq!(decider.call(&forged("192.0.2.8"), &call).0, 429);
+    assert_eq!(decider.left("remote_address=192.0.2.7"), Some(2));
+}
+
+#[test]
+fn what_a_call_can_make_large_is_bounded_before_it_is_charged() {
+    let bounds = "max_message = \"1KiB\"\nmax_descriptors = 2";
+    let decider = Decider::start_with(bounds, RULES);
+    let ann = || descriptor("user=ann", "");
+    assert_eq!(decider.call("", &message(&[ann(), ann()])), (200, Some(7)));
+    let many = message(&[ann(), ann(), ann()]);
+    assert_eq!(decider.call("", &many), (400, None));
+    let long = message(&[ann(), descriptor(&format!("user={}", "x".repeat(1024)), "")]);
+    assert_eq!(decider.call("", &long), (413, None));
+    let chunked = format!(
+        "POST /json HTTP/1.1\r\nHost: decide\r\nTransfer-Encoding: chunked\r\n\r\n\
+                           {:x}\r\n{long}\r\n0\r\n\r\n",
+        long.len()
+    );
+    assert_eq!(Client::to(decider.address).ask(chunked).status, 413);
+    let entry = "{\"key\": \"user\", \"value\": \"a\"}";
+    let entries = vec![entry; 17].join(",");
+    let deep = message(&[ann(), format!("{{\"entries\": [{entries}]}}")]);
+    assert_eq!(decider.call("", &deep), (400, None));
+    assert_eq!(decider.left("user=ann"), Some(7));
+}
+
+#[test]
+fn a_call_whose_deadline_has_passed_is_not_charged() {
+    let decider = Decider::start(RULES);
+    let call = message(&[descriptor("user=ann", "")]);
+    assert_eq!(decider.call("grpc-timeout: 1n\r\n", &call), (408, None));
+    assert_eq!(decider.left("user=ann"), Some(9));
+    // A client's header says nothing of the time that the proxy waits.
+    let described = described("GET /any", "192.0.2.1") + "grpc-timeout: 1n\r\n";
+    assert_eq!(decision(&decider.ask("/auth", &described)), "200 allow");
+}
+
+#[test]
+fn limits_of_callers_count_only_where_they_are_believed() {
+    let brought = ", \"limit\": {\"requestsPerUnit\": 100, \"unit\": \"HOUR\"}";
+    let call = message(&[descriptor("user=ann", brought)]);
+    assert_eq!(Decider::start(RULES).call("", &call), (200, Some(8)));
+    let believing = Decider::start_with("overrides = true", RULES);
+    assert_eq!(believing.call("", &call), (200, Some(99)));
+    assert_eq!(
+        believing.left("user=ann"),
+        Some(9),
+        "the rule's own is apart"
+    );
+}
+
+#[test]
+fn without_the_store_a_call_still_gets_an_answer_of_the_limiter() {
+    let mut redis = RedisServer::start();
+    let limit = |word: &str| {
+        format!(
+            "[limit.{word}]\nrate = \"1/min\"\nkey = \"entry:{word}\"\non_error = \"{word}\"\n\
+             [[descriptor]]\ndomain = \"shop\"\nentries = \"{word}\"\nlimits = \"{word}\"\n"
+        )
+    };
+    let limits = ["deny", "allow", "local"].map(limit).concat();
+    let store = format!("[store]\nurl = \"redis://127.0.0.1:{}\"\n", redis.port());
+    let decider = Decider::start(&(store + &limits));
+    let call = |entry: &str| decider.call("", &message(&[descriptor(entry, "")])).0;
+    assert_eq!(call("deny=a"), 200);
+    redis.kill();
+    assert_eq!([call("deny=b"), call("deny=b")], [429, 429]);
+    assert_eq!([call("allow=a"), call("allow=a")], [200, 200]);
+    assert_eq!([call("local=a"), call("local=a")], [200, 429]);
 }
