@@ -79,8 +79,8 @@ class Fleet:
         return port
 
     def envoy(self, name, decider):
-        filter_, actions, cluster = blocks_of(PAGE)["yaml"][:3]
-        filter_ = filter_.replace("timeout: 0.05s", "timeout: 5s")
+        filter_, actions, cluster, once = blocks_of(PAGE)["yaml"]
+        filter_ = once + filter_.replace("timeout: 0.05s", "timeout: 5s")
         config = ENVOY.format(filter=indented(filter_, 18), actions=indented(actions, 28),
                               cluster=indented(cluster, 4))
         listen = free_port()
@@ -119,6 +119,7 @@ def main():
             envoys = [fleet.envoy(f"envoy-{n}", port) for n, port in enumerate(deciders)]
             exactly(envoys)
             denied(envoys)
+            doubled(envoys)
             frozen(fleet, envoys)
         except SystemExit:
             for log in pathlib.Path(directory).glob("*.log"):
@@ -143,6 +144,13 @@ def denied(envoys):
     check("one value of each header", ["0"], headers.get_all("X-RateLimit-Remaining"))
     check("the problem", "application/problem+json", headers["Content-Type"])
     check("other routes are free", 200, ask(envoys[0], ("GET", "/"))[0])
+
+
+def doubled(envoys):
+    """A second line of the header that is the key is refused."""
+    twice = [("x-user", "someone"), ("X-User", "else")]
+    check("a key that is there twice", 400, ask(envoys[0], ("GET", "/any"), twice)[0])
+    check("a key that is there once", 200, ask(envoys[0], ("GET", "/any"), twice[:1])[0])
 
 
 def frozen(fleet, envoys):
