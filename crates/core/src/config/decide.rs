@@ -55,6 +55,8 @@ pub(super) fn read(top: &mut Section<'_>, places: &mut Places) -> Option<DecideS
             false => this_machine.collect(),
         },
     };
+    places.decide_from = section.key_span("from");
+    places.decide_overrides = section.key_span("overrides");
     section.finish();
     places.decide_listen = listen;
     is_given.then_some(settings)

@@ -37,6 +37,8 @@ pub(super) struct Definitions<'r> {
     pub(super) has_unlimited_route: bool,
     /// Whether the file serves no clients, only proxies that ask for decisions.
     pub(super) only_decides: bool,
+    /// The settings of routes that need the response, in a file that only decides.
+    pub(super) unseen_responses: Vec<Located<&'static str>>,
     /// Whether the file has rules for descriptors.
     pub(super) has_descriptors: bool,
     /// How many limits have a number: those of `unlimited` have none.
@@ -64,6 +66,7 @@ impl<'r> Definitions<'r> {
             without_case: Vec::new(),
             has_unlimited_route: false,
             only_decides: false,
+            unseen_responses: Vec::new(),
             has_descriptors: false,
             numbered: 0,
             sections: limits.len(),

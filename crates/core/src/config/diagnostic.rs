@@ -201,6 +201,8 @@ codes! {
     UnverifiedTls = "T215",
     UntoldKeys = "T216",
     InventableKey = "T217",
+    CallersOwnLimits = "T218",
+    UnseenResponse = "T219",
     Untimely = "T220",
     LoneFleet = "T230",
     NothingLimited = "T301",

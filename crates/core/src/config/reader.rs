@@ -85,6 +85,8 @@ pub(super) struct Places {
     pub(super) listen: Vec<Located<Listen>>,
     pub(super) tls_listen: Vec<Located<Listen>>,
     pub(super) decide_listen: Vec<Located<Listen>>,
+    pub(super) decide_from: TextSpan,
+    pub(super) decide_overrides: TextSpan,
     pub(super) tls_redirect: Option<TextSpan>,
     pub(super) trusted_proxies: TextSpan,
     pub(super) tier: TextSpan,

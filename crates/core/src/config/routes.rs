@@ -46,6 +46,9 @@ pub(super) fn compile(
             is_broken = true;
             continue;
         };
+        if definitions.only_decides {
+            definitions.unseen_responses.extend(one.gives_back);
+        }
         if !one.says_case {
             let route = Located::new(routes.len(), &one.path_span);
             definitions.without_case.push(route);

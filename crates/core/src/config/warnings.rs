@@ -1,6 +1,7 @@
 //! Warnings about a file that compiled and probably does not do what its author meant, and notes
 //! about effects that the author may not expect.
 
+mod decide;
 mod limits;
 
 use std::net::IpAddr;
@@ -25,6 +26,7 @@ const SHOWN: usize = 3;
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     check_trusted_proxies(reader, compiled);
     limits::find(reader, compiled);
+    decide::find(reader, compiled);
     check_tier_header(reader, compiled);
     check_own_upstream(reader, compiled);
     check_unused(reader, compiled);

@@ -1,6 +1,6 @@
 //! `[[descriptor]]`: rules that are right, and what is said of those that are not.
 
-use super::{codes, fine, refuse};
+use super::{check, codes, fine, refuse};
 use crate::limit::key::DescriptorEntry;
 
 const BASE: &str = "listen = []\n[decide]\nlisten = \"127.0.0.1:8081\"\n";
@@ -199,4 +199,52 @@ fn entries_that_cannot_be_read_are_refused() {
     let many = vec!["\"a\""; 17].join(",");
     let rules = descriptor(&format!("entries = [{many}]\nlimits = []"));
     assert_eq!(codes(&with(&rules)), ["T105"]);
+}
+
+#[test]
+fn callers_from_everywhere_are_a_warning() {
+    let rules = descriptor("entries = \"a\"\nlimits = []");
+    check(
+        &format!("{BASE}from = [\"10.0.0.0/8\", \"::/0\"]\n{rules}"),
+        r#"warning[T202]: `from` of `[decide]` trusts the whole internet
+ --> proxy.toml:4:1
+  |
+4 | from = ["10.0.0.0/8", "::/0"]
+  | ^^^^ every machine may ask, and choose the client that is charged
+help: name the networks of the proxies that ask
+"#,
+    );
+}
+
+#[test]
+fn limits_of_callers_on_other_machines_are_a_warning() {
+    let rules = descriptor("entries = \"a\"\nlimits = []");
+    let found = |from: &str| codes(&format!("{BASE}overrides = true\n{from}\n{rules}"));
+    for this_machine in ["", "from = [\"127.0.0.0/8\", \"::1\", \"127.0.0.1\"]"] {
+        assert_eq!(found(this_machine), [""; 0], "{this_machine}");
+    }
+    for wider in ["10.0.0.0/8", "126.0.0.0/7", "::/127", "192.0.2.1"] {
+        let from = format!("from = [\"127.0.0.1\", \"{wider}\"]");
+        assert_eq!(found(&from), ["T218"], "{wider}");
+    }
+    let ignored = format!("{BASE}from = \"10.0.0.0/8\"\n{rules}");
+    assert_eq!(codes(&ignored), [""; 0]);
+}
+
+#[test]
+fn settings_that_need_a_response_are_a_warning_where_there_is_none() {
+    let limits = "[limit.x]\nrate = \"5/s\"\n[limit.slots]\nconcurrent = 3\n\
+                  [limit.default]\nrate = \"9/s\"\n";
+    let route = |settings: &str| format!("{limits}[[route]]\npath = \"/a\"\n{settings}\n");
+    let slots = "[[route]]\npath = \"/b\"\nlimits = [\"slots\"]\n";
+    let found = |settings: &str| codes(&with(&format!("{}{slots}", route(settings))));
+    assert_eq!(found("limits = [\"x\"]"), ["T219"]);
+    for setting in ["refund = \"5xx\"", "settle = \"response-header:x-cost\""] {
+        let settings = format!("limits = [\"x\"]\n{setting}");
+        assert_eq!(found(&settings), ["T219", "T219"], "{setting}");
+        let passing = route(&settings) + slots;
+        let decide = "[decide]\nlisten = \"127.0.0.1:8081\"\n";
+        let both = format!("upstream = \"http://10.0.0.1:1\"\n{decide}{passing}");
+        assert_eq!(codes(&both), [""; 0], "{setting}");
+    }
 }
