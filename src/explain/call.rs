@@ -134,8 +134,10 @@ fn unmatched(config: &Config, call: &CallDescription) -> String {
             call.domain
         );
     }
-    let count = call.entries.len();
-    format!("no rule takes these {count} entries in this order: nothing is limited")
+    format!(
+        "no rule of `{}` takes these entries in this order: nothing is limited",
+        call.domain
+    )
 }
 
 /// The first entry at which `rule` is more specific.

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -185,6 +186,13 @@ class Server:
         url = f"http://127.0.0.1:{self.admin}{path}"
         with urllib.request.urlopen(url, timeout=10) as answer:
             return json.load(answer)
+
+    def findings(self):
+        """The ids of what the admin finds in the calls."""
+        found = re.findall(r'tidegate_findings{id="(decide-[a-z]+)"}', "\n".join(
+            name for name, value in self.metrics().items() if value == 1))
+        listed = [one["id"] for one in self.admin_json("/api/v1/status")["findings"]]
+        return sorted(found) if set(found) <= set(listed) else f"{found}, {listed}"
 
     def block(self, client):
         subprocess.run([os.environ["TIDEGATE"], "limits", "block", "-c", self.file, client],

@@ -373,6 +373,37 @@ def first_calls(fleet):
         redis.send_signal(signal.SIGCONT)
 
 
+def found(fleet):
+    """Each finding about calls comes with the call that causes it, unless `silence` names it."""
+    here = TOP.replace("[decide]", '[decide]\nfrom = ["127.0.0.1"]') + RULES
+    elsewhere = TOP.replace("[decide]", '[decide]\nfrom = ["10.0.0.0/8"]') + RULES
+    limit = descriptor("more=1", limit=(5, 3))
+    causes = [
+        ("decide-unmatched", here, lambda server: server.call("shop", "other=1")),
+        ("decide-overrides", here, lambda server: server.call("shop", limit)),
+        ("decide-report", here, lambda server: server.call("shop", descriptor("more=1", hits=10))),
+        ("decide-from", elsewhere, lambda server: server.error(request("shop", "free=1"))),
+    ]
+    silent = []
+    for finding, config, cause in causes:
+        server = fleet.server(finding, config)
+        silent.append(fleet.server(
+            f"{finding}-silent", config + f'[log]\nsilence = ["{finding}"]\n'))
+        if config == here:
+            # A denied call without units of its own is no report.
+            server.call("shop", "more=full", "blocked=1", "free=1")
+        check(f"{finding} is not found at the start", [], server.findings())
+        cause(silent[-1])
+        cause(server)
+        until(f"{finding} is found", [finding], server.findings)
+        server.end()
+    # The admin looks at the counters each second.
+    time.sleep(1)
+    for server in silent:
+        check(f"{server.name} finds nothing", [], server.findings())
+        server.end()
+
+
 def networks(fleet):
     config = TOP.replace("[decide]", '[decide]\nfrom = ["10.0.0.0/8"]') + RULES
     server = fleet.server("networks", config)
@@ -432,6 +463,7 @@ def main(fleet, store):
     errors(server)
     health(server)
     networks(fleet)
+    found(fleet)
     tls(fleet)
     first_calls(fleet)
     outage(fleet, "Redis is dead", signal.SIGKILL)
