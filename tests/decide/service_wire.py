@@ -326,7 +326,9 @@ def outage(fleet, what, number):
     redis, store = fleet.redis()
     server = fleet.server(what, OUTAGE + store)
     for word in ("local", "deny", "allow"):
-        check(f"{what}: {word} before", [OK, OK], server.codes("away", f"{word}=before"))
+        # Each worker connects by itself.
+        until(f"{what}: {word} before", [OK, OK],
+              lambda: server.codes("away", f"{word}=before"), 20)
     redis.send_signal(number)
     if number == signal.SIGKILL:
         redis.wait()
