@@ -8,7 +8,7 @@
 use tidegate_core::wire;
 pub use tidegate_core::{
     certificate, client, clock, config, limit, path, request_head, route, store, telemetry, tls,
-    trace,
+    trace, usage,
 };
 pub use {tidegate_import as import, tidegate_replay as replay};
 

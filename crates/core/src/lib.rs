@@ -33,6 +33,8 @@ pub mod request_head;
 
 pub mod trace;
 
+pub mod usage;
+
 pub mod limit;
 
 pub mod descriptor;

@@ -1,0 +1,68 @@
+//! Amazon Bedrock: Converse and `InvokeModel`, whole or as event streams.
+//!
+//! The `metadata` message at the end of a Converse stream has the counts. `inputTokens` are those
+//! beside the cache. `InvokeModel` streams the events of the model itself, in Base64, and adds its
+//! metrics to the last one. Whole, it has the counts in headers. An answer does not name its model;
+//! the path of the request does.
+
+use super::super::tokens::{MAX_UNITS, ReportedTokens};
+use super::AnswerRole::{Error, Nested, Text};
+use super::TokenField::{CacheWrite, Cached, Input, Output, Total};
+use super::{AnswerLayout, AnswerRow, Tops, count, row};
+
+pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
+    rows: ROWS,
+    needle: "Tokens\"",
+    tops: Tops::One,
+    is_cache_apart: true,
+    omits_zero_output: false,
+};
+
+const ROWS: &[AnswerRow] = &[
+    count("usage.inputTokens", Input),
+    count("usage.cacheReadInputTokens", Cached),
+    count("usage.cacheWriteInputTokens", CacheWrite),
+    count("usage.outputTokens", Output),
+    count("usage.totalTokens", Total),
+    row("bytes", Nested),
+    count("amazon-bedrock-invocationMetrics.inputTokenCount", Input),
+    count(
+        "amazon-bedrock-invocationMetrics.cacheReadInputTokenCount",
+        Cached,
+    ),
+    count(
+        "amazon-bedrock-invocationMetrics.cacheWriteInputTokenCount",
+        CacheWrite,
+    ),
+    count("amazon-bedrock-invocationMetrics.outputTokenCount", Output),
+    row("error", Error),
+    // Streamed.
+    row("delta.text", Text),
+    row("delta.toolUse.input", Text),
+    row("delta.reasoningContent.text", Text),
+    // Whole.
+    row("output.message.content[].text", Text),
+    row(
+        "output.message.content[].reasoningContent.reasoningText.text",
+        Text,
+    ),
+];
+
+/// Reads the headers in which a whole answer of `InvokeModel` has its counts.
+pub fn header_tokens<'h>(header: impl Fn(&str) -> Option<&'h str>) -> Option<ReportedTokens> {
+    let count = |name: &str| {
+        let name = format!("x-amzn-bedrock-{name}-token-count");
+        let count = header(&name)?.trim().parse::<u64>().ok()?;
+        Some(count.min(MAX_UNITS))
+    };
+    let cached = count("cache-read-input").unwrap_or(0);
+    let cache_write = count("cache-write-input").unwrap_or(0);
+    let whole = |input: u64| input.saturating_add(cached.saturating_add(cache_write));
+    let tokens = ReportedTokens {
+        input: count("input").map(|input| whole(input).min(MAX_UNITS)),
+        cached,
+        cache_write,
+        output: count("output"),
+    };
+    (!tokens.is_empty()).then_some(tokens)
+}

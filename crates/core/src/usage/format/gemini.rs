@@ -1,0 +1,30 @@
+//! Gemini, by its own API and by Vertex AI.
+//!
+//! Each event may have `usageMetadata`, which counts from the beginning. Without `alt=sse` a stream
+//! is one array of the same objects. A number that is 0 is left out.
+
+use super::AnswerRole::{Error, Finished, Model, Text, Unfinished};
+use super::TokenField::{Cached, Input, Output, Thoughts, ToolInput, Total};
+use super::{AnswerLayout, AnswerRow, Tops, count, row};
+
+pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
+    rows: ROWS,
+    needle: "TokenCount\"",
+    tops: Tops::Elements,
+    is_cache_apart: false,
+    omits_zero_output: true,
+};
+
+const ROWS: &[AnswerRow] = &[
+    count("usageMetadata.promptTokenCount", Input),
+    count("usageMetadata.toolUsePromptTokenCount", ToolInput),
+    count("usageMetadata.cachedContentTokenCount", Cached),
+    count("usageMetadata.candidatesTokenCount", Output),
+    count("usageMetadata.thoughtsTokenCount", Thoughts),
+    count("usageMetadata.totalTokenCount", Total),
+    row("modelVersion", Model),
+    row("candidates[]", Unfinished),
+    row("candidates[].finishReason", Finished),
+    row("error", Error),
+    row("candidates[].content.parts[].text", Text),
+];
