@@ -97,7 +97,9 @@ impl TokenWeights {
     /// The weighted sum, rounded up. For prices of a million tokens, the sum is in millionths of
     /// the currency.
     pub fn units(self, tokens: TokenCounts) -> u64 {
-        let plain = tokens.input.saturating_sub(tokens.cached.saturating_add(tokens.cache_write));
+        let plain = tokens
+            .input
+            .saturating_sub(tokens.cached.saturating_add(tokens.cache_write));
         let sum = [
             (plain, self.input),
             (tokens.cached, self.cached),
@@ -107,7 +109,7 @@ impl TokenWeights {
         let sum: u128 = sum
             .into_iter()
             .map(|(count, weight)| u128::from(count) * u128::from(weight))
-            .sum();
+            .fold(0, u128::saturating_add);
         let units = sum.div_ceil(u128::from(TokenWeights::ONE));
         u64::try_from(units).unwrap_or(MAX_UNITS).min(MAX_UNITS)
     }
@@ -128,10 +130,12 @@ pub struct PriceRow {
 
 impl PriceTable {
     pub fn find(&self, model: &str) -> Option<&PriceRow> {
-        self.rows.iter().find(|row| match row.model.strip_suffix('*') {
-            Some(beginning) => model.starts_with(beginning),
-            None => model == &*row.model,
-        })
+        self.rows
+            .iter()
+            .find(|row| match row.model.strip_suffix('*') {
+                Some(beginning) => model.starts_with(beginning),
+                None => model == &*row.model,
+            })
     }
 }
 

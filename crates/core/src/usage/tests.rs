@@ -1,9 +1,12 @@
 //! Answers of model servers as their clients get them, and the same answers in other pieces.
 
+mod estimates;
 mod fixtures;
 mod numbers;
 mod random;
 mod reference;
+mod request_random;
+mod requests;
 mod rules;
 
 use std::sync::Arc;

@@ -1,0 +1,66 @@
+//! The tokens that a request may use, and those that it is charged for in the end.
+
+use super::request::BodyMembers;
+use super::settings::{MissingUsage, UsageSettings};
+use super::tokens::{MAX_UNITS, ReportedTokens, TokenCounts};
+
+/// The tokens that a request reserves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Estimate {
+    pub tokens: TokenCounts,
+    /// The request names a maximum of output itself, so the estimate is never lowered.
+    pub names_maximum: bool,
+}
+
+/// Estimates a request by the bytes of its body. `members` is `None` if the body is not read.
+pub fn estimate(
+    settings: &UsageSettings,
+    members: Option<&BodyMembers>,
+    body_bytes: u64,
+) -> Estimate {
+    let maximum = members.and_then(|members| members.maximum);
+    let answers = members.map_or(1, |members| members.answers.max(1));
+    let output = maximum.unwrap_or(settings.default_output);
+    Estimate {
+        tokens: TokenCounts {
+            input: tokens_of(settings, body_bytes),
+            output: output.saturating_mul(answers).min(MAX_UNITS),
+            ..TokenCounts::default()
+        },
+        names_maximum: maximum.is_some(),
+    }
+}
+
+/// The tokens of an answer: those that it reports, and `settings.missing` decides about the others.
+/// `text_bytes` are the bytes of the answer's text.
+pub fn actual(
+    settings: &UsageSettings,
+    reported: Option<ReportedTokens>,
+    estimate: Estimate,
+    text_bytes: u64,
+) -> TokenCounts {
+    let missing = match settings.missing {
+        MissingUsage::Estimate => estimate.tokens,
+        MissingUsage::Prompt => TokenCounts {
+            output: 0,
+            ..estimate.tokens
+        },
+        MissingUsage::Observed => observed(settings, estimate, text_bytes),
+    };
+    reported.unwrap_or_default().or(missing)
+}
+
+/// The tokens of an answer by the bytes of its text. They are never above the estimate.
+pub fn observed(settings: &UsageSettings, estimate: Estimate, text_bytes: u64) -> TokenCounts {
+    let tokens = estimate.tokens;
+    TokenCounts {
+        output: tokens.output.min(tokens_of(settings, text_bytes)),
+        ..tokens
+    }
+}
+
+fn tokens_of(settings: &UsageSettings, bytes: u64) -> u64 {
+    bytes
+        .div_ceil(settings.bytes_per_token.max(1))
+        .min(MAX_UNITS)
+}
