@@ -1,4 +1,4 @@
-//! Answers of model servers, 16 KiB at a time.
+//! Answers of model servers and bodies of requests, 16 KiB at a time.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tidegate::usage::answer::{AnswerReader, EventScanning};
 use tidegate::usage::format::{AnswerFormat, AnswerTable, TextCount};
 use tidegate::usage::framing::Framing;
+use tidegate::usage::request::{BodyMember, RequestReader, RequestTable};
 
 use super::{Word, word};
 
@@ -15,12 +16,25 @@ const CHUNK: usize = 16 << 10;
 pub(super) fn all() -> Vec<Word> {
     let (openai, anthropic) = (AnswerFormat::OpenAi, AnswerFormat::Anthropic);
     vec![
-        chunk("events without usage, openai", openai, EventScanning::Sparse),
-        chunk("events without usage, anthropic", anthropic, EventScanning::Sparse),
+        chunk(
+            "events without usage, openai",
+            openai,
+            EventScanning::Sparse,
+        ),
+        chunk(
+            "events without usage, anthropic",
+            anthropic,
+            EventScanning::Sparse,
+        ),
         chunk("the same, all scanned, openai", openai, EventScanning::All),
-        chunk("the same, all scanned, anthropic", anthropic, EventScanning::All),
+        chunk(
+            "the same, all scanned, anthropic",
+            anthropic,
+            EventScanning::All,
+        ),
         one_event(),
         document(),
+        request(),
     ]
 }
 
@@ -104,5 +118,20 @@ fn document() -> Word {
         let mut reader = AnswerReader::new(&table, Framing::Document);
         reader.read(black_box(answer.as_bytes()));
         assert!(reader.is_final());
+    })
+}
+
+/// A request with a long prompt.
+fn request() -> Word {
+    let text = "All of it is one long text, with a \\\"quote\\\" here and there.\\n".repeat(250);
+    let mut body =
+        format!("{{\"model\":\"gpt-5\",\"messages\":[{{\"role\":\"user\",\"content\":\"{text}");
+    body.truncate(CHUNK - 200);
+    body.push_str("\"}],\"max_tokens\":64,\"stream\":true}");
+    let table = Arc::new(RequestTable::new(vec![BodyMember::McpTool], true));
+    word("the body of a request", move || {
+        let mut reader = RequestReader::new(&table);
+        reader.read(black_box(body.as_bytes()));
+        assert!(reader.is_done());
     })
 }

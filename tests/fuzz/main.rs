@@ -23,6 +23,7 @@ mod path;
 mod proxy_header;
 mod rates;
 mod tokens;
+mod usage;
 
 #[allow(
     dead_code,
