@@ -247,6 +247,9 @@ impl KeySelector<'_> {
                 KeyWord::Missing | KeyWord::Hash(_) => Given::missing(),
             });
         }
+        for one in &mut given {
+            *one = limit.key.counted_given(one.clone());
+        }
         match left.is_empty() {
             true => Ok(self.hash(&given)),
             false => Err(wrong_key(limit)),

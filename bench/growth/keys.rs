@@ -117,7 +117,7 @@ impl Store {
             window_us: WINDOW_US,
             precision_us: 1,
         };
-        let key = Key { parts: Vec::new() };
+        let key = Key::all_of([]);
         Store {
             memory: Memory::new(&settings, ring, Micros::Manual(Arc::clone(&clock)), None),
             clock,

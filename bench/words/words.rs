@@ -145,6 +145,9 @@ fn route(name: &'static str, count: usize) -> Word {
         headers_up: Vec::new(),
         headers_down: Vec::new(),
         timeout: None,
+        usage: None,
+        reads_body: None,
+        body_read: 0,
     };
     let table = RouteTable::new((0..count).map(route).collect()).unwrap();
     let headers = head();
@@ -180,6 +183,7 @@ fn key(name: &'static str, part: &str) -> Word {
             tier: None,
             certificate: None,
             extensions: None,
+            body: None,
         };
         black_box(key.derive(black_box(&facts), Missing::Ip, &secret));
     })

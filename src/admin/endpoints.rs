@@ -349,6 +349,7 @@ mod tests {
                 tier: None,
                 certificate: None,
                 extensions: None,
+                body: None,
             };
             let spelled = limit.key.spell(&facts, limit.missing).unwrap();
             proptest::prop_assert!(spelled.bytes().all(|byte| byte.is_ascii_graphic()));

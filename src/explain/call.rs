@@ -6,7 +6,7 @@ use super::explanation::{CountsSource, KeyPart, LimitExplanation};
 use super::limits::{add_decision, explain_rate, short_hash};
 use super::{LiveCounts, RequestError};
 use crate::config::{Config, MAX_ENTRIES};
-use crate::limit::key::{DescriptorEntry, DescriptorFacts, HashSecret, Key, Part};
+use crate::limit::key::{DescriptorEntry, DescriptorFacts, HashSecret, Part};
 use crate::limit::{Charge, Decision, Limit, LimitCheck, Retry, Verdict};
 use tidegate_core::descriptor::{DescriptorRule, ValueRule};
 use tidegate_core::exchange::admit::Admission;
@@ -293,8 +293,7 @@ fn key_parts(limit: &Limit, facts: &DescriptorFacts<'_>) -> Vec<KeyPart> {
         Part::Global => Some(String::new()),
         _ => None,
     };
-    let Key { parts } = &limit.key;
-    let parts = parts.iter().map(|part| {
+    let parts = limit.key.parts.iter().map(|part| {
         let found = part.0.iter().find_map(|one| Some((one, value(one)?)));
         KeyPart {
             part: part.to_string(),

@@ -196,6 +196,12 @@ fn explain_cost(route: &Route, limit: &Limit) -> String {
         CostSource::Header(name) => {
             format!("the route's cost is the value of {name}, accepted from trusted proxies only")
         }
+        CostSource::Body(path) => {
+            format!(
+                "the route's cost is `{}` of the request's body",
+                path.as_str()
+            )
+        }
     };
     match limit.cost {
         1 => of_route,

@@ -70,6 +70,7 @@ fn derive(key: &[&str], missing: Missing, query: &str, headers: &HeaderMap) -> D
         tier: None,
         certificate: None,
         extensions: None,
+        body: None,
     };
     let key = Key::parse(key.iter().copied()).unwrap();
     key.derive(&facts, missing, &SECRET)

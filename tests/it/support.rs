@@ -271,7 +271,7 @@ pub fn log_rule(units: u64, window: Duration) -> Rule {
 
 /// A limit of that name; same name, same counts.
 pub fn limit(name: &str, rule: Rule) -> Arc<Limit> {
-    let key = Key { parts: Vec::new() };
+    let key = Key::all_of([]);
     Arc::new(Limit::new(name, &[rule], key))
 }
 

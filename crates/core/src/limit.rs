@@ -21,6 +21,7 @@ use smallvec::SmallVec;
 
 use crate::path::Case;
 use crate::trace::TraceId;
+use crate::usage::settings::Quantity;
 
 pub use key::{Key, KeyHash};
 pub use rate::Rate;
@@ -102,7 +103,10 @@ pub struct Limit {
     pub on_error: OnError,
     /// The weight of every request in this limit, units.
     pub cost: u64,
-    /// Whether every request weighs `cost`, whatever its route or its response says.
+    /// What it counts of a request, times `cost`.
+    pub counts: Quantity,
+    /// Whether every request weighs `cost`, whatever its route or its response says: it counts
+    /// requests.
     pub each: bool,
     pub exempt: Exempt,
     /// How long leased units may be spent without asking the store, microseconds; 0 for never.
@@ -129,6 +133,7 @@ impl Limit {
             missing: Missing::Ip,
             on_error: OnError::Local,
             cost: 1,
+            counts: Quantity::Costs,
             each: false,
             exempt: Exempt::default(),
             lease_us: 0,
@@ -136,6 +141,17 @@ impl Limit {
             gives_back: false,
             case: Case::Sensitive,
         }
+    }
+
+    /// Whether it counts requests under way.
+    pub fn is_concurrent(&self) -> bool {
+        let mut rules = self.windows.iter().map(|window| window.rule);
+        rules.any(|rule| rule.algorithm == Algorithm::Slots)
+    }
+
+    /// Whether usage changes what it counts on a route with `usage`.
+    pub fn counts_usage(&self) -> bool {
+        self.counts != Quantity::Requests && !self.is_concurrent()
     }
 
     /// The units that a request costs. `weight` comes from its route or its response.

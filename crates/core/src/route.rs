@@ -22,8 +22,11 @@ use http::{HeaderMap, Method, StatusCode};
 use smallvec::SmallVec;
 
 use crate::limit::Limit;
-use crate::limit::key::{Key, Part};
+use crate::limit::key::{BodyFacts, Key, Part};
 use crate::path::{CanonicalPath, Case};
+use crate::usage::paths::MemberPath;
+use crate::usage::request::{BodyMember, RequestTable};
+use crate::usage::settings::UsageSettings;
 
 pub use answer::{Redirect, RedirectError, RedirectFailure, Respond, Target};
 pub use host::{HostPattern, MAX_HOST_BYTES, host_of};
@@ -54,8 +57,8 @@ pub struct Route {
     pub affinity: Option<Key>,
     pub limits: Vec<Arc<Limit>>,
     pub cost: CostSource,
-    /// The response header with the final cost of a request, units.
-    pub settle: Option<HeaderName>,
+    /// Where a response has the final cost of a request, units.
+    pub settle: Option<Settle>,
     /// Requests with these response statuses get their units back.
     pub refund: StatusSet,
     pub strip_prefix: Option<Prefix>,
@@ -68,11 +71,25 @@ pub struct Route {
     pub headers_down: Vec<HeaderChange>,
     /// The time from admission to the last byte of the answer; `None` for no bound.
     pub timeout: Option<Duration>,
+    /// How tokens are counted; `None` if they are not.
+    pub usage: Option<Arc<UsageSettings>>,
+    /// The members of a request's body that the decision needs; `None` if it needs none.
+    pub reads_body: Option<Arc<RequestTable>>,
+    /// Bytes of a body that are read before the decision, at most.
+    pub body_read: usize,
 }
 
 impl Route {
     pub fn adjusts(&self) -> bool {
-        self.settle.is_some() || !self.refund.is_empty()
+        self.settle.is_some() || self.usage.is_some() || !self.refund.is_empty()
+    }
+
+    /// The header of responses that settles the cost.
+    pub fn settle_header(&self) -> Option<&HeaderName> {
+        match &self.settle {
+            Some(Settle::Header(name)) => Some(name),
+            Some(Settle::Json(_) | Settle::Trailer(_)) | None => None,
+        }
     }
 
     /// Whether a part of this kind chooses the upstream's server.
@@ -88,11 +105,23 @@ pub enum CostSource {
     Fixed(u64),
     /// A header of trusted peers; 1 for all other requests.
     Header(HeaderName),
+    /// A member of the body, which clients choose; 1 if it is missing or no whole number.
+    Body(MemberPath),
+}
+
+/// Where a response has the final cost of its request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settle {
+    Header(HeaderName),
+    /// A member of a JSON body, or of the last event or line that has it.
+    Json(MemberPath),
+    /// A field after the body.
+    Trailer(HeaderName),
 }
 
 impl CostSource {
     /// The weight of a request, units. A header counts only if the peer is `trusted`; 1 if it is
-    /// missing or not a number.
+    /// missing or not a number. A member of the body is [`CostSource::body_units`].
     pub fn units(&self, headers: &HeaderMap, trusted: bool) -> u64 {
         match self {
             Self::Fixed(units) => *units,
@@ -100,7 +129,15 @@ impl CostSource {
                 .get(name)
                 .and_then(|value| value.to_str().ok()?.trim().parse().ok())
                 .unwrap_or(1),
-            Self::Header(_) => 1,
+            Self::Header(_) | Self::Body(_) => 1,
+        }
+    }
+
+    /// The weight that the body of a request names. `None` if a body names none.
+    pub fn body_units(&self, body: Option<&BodyFacts>) -> Option<u64> {
+        match self {
+            Self::Body(path) => body?.number(&BodyMember::Path(path.clone())),
+            Self::Fixed(_) | Self::Header(_) => None,
         }
     }
 }

@@ -122,6 +122,7 @@ impl Charging<'_> {
             tier: None,
             certificate: None,
             extensions: None,
+            body: None,
         };
         let verify =
             |rules: &JwtRules| facts.with_bearer(|token| rules.verify(token, now_us / 1_000_000));

@@ -213,7 +213,7 @@ fn least_units(engine: &Engine, limit: &Limit) -> u64 {
     let uses = |route: &&Route| route.limits.iter().any(|one| one.name == limit.name);
     let costs = routes.filter(uses).map(|route| match route.cost {
         CostSource::Fixed(units) => limit.units(units),
-        CostSource::Header(_) => 1,
+        CostSource::Header(_) | CostSource::Body(_) => 1,
     });
     costs.max().unwrap_or(1).max(limit.cost)
 }

@@ -11,7 +11,7 @@ fn limit(rules: &[(Algorithm, u64, u64, u64)]) -> Limit {
         precision_us: *precision_us,
     };
     let rules: Vec<Rule> = rules.iter().map(rule).collect();
-    Limit::new("login", &rules, Key { parts: Vec::new() })
+    Limit::new("login", &rules, Key::all_of([]))
 }
 
 fn message_of(error: &CommandError) -> &str {

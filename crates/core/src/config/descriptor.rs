@@ -221,7 +221,7 @@ fn key(section: &mut Section<'_>, entries: &[EntryRule]) -> Option<Located<Key>>
         check_part(section.reader, &part.value, &part.span, entries);
         parts.push(part.value);
     }
-    (!parts.is_empty()).then(|| section.located("key", Key { parts }))
+    (!parts.is_empty()).then(|| section.located("key", Key::of(parts)))
 }
 
 /// Reports a part of a key that no descriptor of a rule can have.
@@ -357,7 +357,7 @@ fn default_key(entries: &[EntryRule]) -> Key {
     if parts.is_empty() {
         parts.push(Alternatives(vec![Part::Global]));
     }
-    Key { parts }
+    Key::of(parts)
 }
 
 /// Reports settings of rates in place where there are none.

@@ -9,6 +9,7 @@ use super::*;
 use crate::limit::key::{Alternatives, Key, MAX_CHOICES, Part};
 use crate::limit::rate::{MAX_UNITS, RateText, nearest_divisors};
 use crate::limit::{Algorithm, Exempt, Limit, Missing, OnError, Rate, Rule, Tier, Window};
+use crate::usage::settings::Quantity;
 
 /// Rates of one limit, at most: the store checks each for every request.
 const MAX_RATES: usize = 8;
@@ -26,6 +27,15 @@ const MISSING: &[(&str, Missing)] = &[
     ("deny", Missing::Deny),
     ("skip", Missing::Skip),
     ("shared", Missing::Shared),
+];
+
+const COUNTS: &[(&str, Quantity)] = &[
+    ("costs", Quantity::Costs),
+    ("requests", Quantity::Requests),
+    ("tokens", Quantity::Tokens),
+    ("input", Quantity::Input),
+    ("output", Quantity::Output),
+    ("money", Quantity::Money),
 ];
 
 const RATE: TextForm = TextForm::new(Code::BadRate, "a rate");
@@ -80,6 +90,7 @@ pub(super) fn read(
     let lease_us = microseconds(&mut section, "lease", MS..=SECOND);
     let key = key(&mut section, present);
     let key = key.unwrap_or_else(|| Located::new(Key::ip(), &name.span));
+    let counts = section.word("counts", COUNTS);
     let limit = Limit {
         tiers,
         candidate: (candidate.iter())
@@ -91,7 +102,8 @@ pub(super) fn read(
             .optional_word("on_error", ON_ERROR)
             .unwrap_or(on_error),
         cost: section.integer("cost", 1..=MAX_UNITS),
-        each: section.word("counts", &[("costs", false), ("requests", true)]),
+        each: counts == Quantity::Requests,
+        counts,
         exempt: exempt(&mut section),
         lease_us: lease_us.unwrap_or(0),
         slot: slot(&mut section),
@@ -447,7 +459,7 @@ fn key(section: &mut Section<'_>, present: SectionsPresent) -> Option<Located<Ke
         check_sections(section, &part.value, &part.span, present);
         parts.push(part.value);
     }
-    (!parts.is_empty()).then(|| section.located("key", Key { parts }))
+    (!parts.is_empty()).then(|| section.located("key", Key::of(parts)))
 }
 
 /// Reports parts of a key that need another section.

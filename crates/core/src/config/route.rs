@@ -14,8 +14,9 @@ use crate::path::Case;
 use crate::route::template::Template;
 use crate::route::{
     Action, CostSource, Direction, HeaderChange, HeaderMatch, HeaderText, HostPattern, PathPattern,
-    Prefix, Route, StatusSet, Target, ValueMatch,
+    Prefix, Route, Settle, StatusSet, Target, ValueMatch,
 };
+use crate::usage::paths::MemberPath;
 
 /// A cost is below 2^32, as the units of a limit are.
 const MAX_COST: u64 = u32::MAX as u64;
@@ -104,7 +105,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         affinity: None,
         limits: Vec::new(),
         cost: cost(section).unwrap_or(CostSource::Fixed(1)),
-        settle: section.parse("settle", cost_form, settle_header),
+        settle: section.parse("settle", cost_form, settle),
         refund: refund(section).unwrap_or_default(),
         strip_prefix: None,
         add_prefix: None,
@@ -112,6 +113,9 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         headers_up: Vec::new(),
         headers_down: Vec::new(),
         timeout: section.optional_duration("timeout", UP_TO_A_DAY),
+        usage: None,
+        reads_body: None,
+        body_read: 64 << 10,
     };
     let answer = read_changes(section, &mut route, has_path);
     route.path = route.path.in_case(route.case);
@@ -156,16 +160,30 @@ fn cost(section: &mut Section<'_>) -> Option<CostSource> {
         return number.map(CostSource::Fixed);
     }
     let form = TextForm::new(Code::BadKey, "a cost");
-    let header = section.parse("cost", form, |text| {
+    section.parse("cost", form, |text| -> Result<CostSource, String> {
+        if let Some(path) = text.strip_prefix("body:") {
+            let path = MemberPath::parse(path).map_err(|error| error.to_string())?;
+            return Ok(CostSource::Body(path));
+        }
         let name = text.strip_prefix("header:");
-        header_name(name.ok_or("write a number, or `\"header:x-cost\"`")?)
-    });
-    header.map(CostSource::Header)
+        let name = name.ok_or("write a number, or `\"header:x-cost\"`")?;
+        Ok(CostSource::Header(header_name(name)?))
+    })
 }
 
-fn settle_header(text: &str) -> Result<HeaderName, &'static str> {
-    let name = text.strip_prefix("response-header:");
-    header_name(name.ok_or("the upstream sends the cost; write `\"response-header:x-cost\"`")?)
+fn settle(text: &str) -> Result<Settle, String> {
+    const WANTED: &str = "the upstream sends the cost; write `\"response-header:x-cost\"`, \
+                          `\"response-json:usage.cost\"` or `\"response-trailer:x-cost\"`";
+    let (place, name) = text.split_once(':').ok_or(WANTED)?;
+    match place {
+        "response-header" => Ok(Settle::Header(header_name(name)?)),
+        "response-trailer" => Ok(Settle::Trailer(header_name(name)?)),
+        "response-json" => {
+            let path = MemberPath::parse(name).map_err(|error| error.to_string())?;
+            Ok(Settle::Json(path))
+        }
+        _ => Err(WANTED.to_owned()),
+    }
 }
 
 fn refund(section: &mut Section<'_>) -> Option<StatusSet> {
@@ -321,7 +339,7 @@ fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) ->
         let span = section.key_span("redirect");
         check_variables(section, path.as_ref(), redirect.to(), &span);
     }
-    check_settle(section, route.settle.as_ref(), &down);
+    check_settle(section, route.settle_header(), &down);
     route.headers_up = values(up);
     route.headers_down = values(down);
     answer

@@ -33,7 +33,7 @@ impl Limiter {
         response: &mut Response<B>,
         record: &mut AccessRecord,
     ) {
-        let cost = route.settle.as_ref();
+        let cost = route.settle_header();
         let cost = cost.and_then(|name| take_cost(response.headers_mut(), name));
         let adjustment = match cost {
             _ if route.refund.contains(response.status()) => Adjustment::Refund,

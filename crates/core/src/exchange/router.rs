@@ -79,6 +79,7 @@ impl Router {
             tier: None,
             certificate: head.certificate,
             extensions: head.extensions,
+            body: None,
         };
         let tiers = self.tiers_for(found.route);
         claims = self

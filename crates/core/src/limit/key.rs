@@ -4,11 +4,13 @@
 //! client's values never leave this room in the clear: not to Redis, not to a log. No two different
 //! sets of parts may share a hash, and no spelling of the same value may have two.
 
+mod body;
 mod custom;
 mod descriptor;
 pub mod jwt;
 mod key_hash;
 mod known;
+mod listed;
 mod parse;
 mod text;
 mod value;
@@ -20,13 +22,16 @@ use http::{Extensions, HeaderMap, HeaderName, Method};
 use super::Missing;
 use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
+use crate::usage::request::BodyMember;
 
+pub use body::BodyFacts;
 pub use custom::{CustomKey, KeyRequest, custom_hash};
 pub use descriptor::{DescriptorEntry, DescriptorFacts};
 pub use jwt::Claims;
 use key_hash::Identity;
 pub use key_hash::{KeyHash, KeyHashPrefix, SHORTEST, SHOWN};
 pub use known::{ApiKeys, KeyDigest, KeyNote, KeyStanding, KnownKey, KnownKeys, UnknownKey};
+pub use listed::{ListedValues, OTHER};
 pub use parse::{KeyError, MAX_CHOICES, part_forms, part_pattern, part_words};
 pub use text::address;
 pub use text::{Given, PartText};
@@ -81,6 +86,8 @@ pub enum Part {
     Custom(CustomKey),
     /// The value of this entry of a descriptor. No request has it.
     Entry(String),
+    /// A member of the request's body.
+    Body(BodyMember),
 }
 
 /// One part of a key: the first of these that a request carries. Never empty once parsed.
@@ -92,6 +99,8 @@ pub struct Alternatives(pub Vec<Part>);
 pub struct Key {
     /// In the order of the file.
     pub parts: Vec<Alternatives>,
+    /// The parts of which only listed values count by themselves.
+    pub listed: Vec<ListedValues>,
 }
 
 /// A place in a request that may carry an API key.
@@ -132,6 +141,8 @@ pub struct Facts<'r> {
     pub certificate: Option<&'r Certificate>,
     /// What a program has added to the request.
     pub extensions: Option<&'r Extensions>,
+    /// `None` if the body was not read: then its members are missing.
+    pub body: Option<&'r BodyFacts>,
 }
 
 /// The result of deriving a key.
@@ -189,7 +200,9 @@ impl Key {
         for part in &self.parts {
             let taken = part.take(facts);
             match taken.carried {
-                Carried::One(value) => add(taken.part, value.as_bytes()),
+                Carried::One(value) => {
+                    add(taken.part, self.counted(taken.part, value.as_bytes()));
+                }
                 Carried::Several => return Err(Derived::Ambiguous),
                 Carried::Unknown => return Err(Derived::Unknown),
                 Carried::Nothing => match missing {
@@ -218,8 +231,13 @@ impl Key {
     /// A key of all these parts.
     pub fn all_of(parts: impl IntoIterator<Item = Part>) -> Key {
         let parts = parts.into_iter().map(|part| Alternatives(vec![part]));
+        Key::of(parts.collect())
+    }
+
+    pub fn of(parts: Vec<Alternatives>) -> Key {
         Key {
-            parts: parts.collect(),
+            parts,
+            listed: Vec::new(),
         }
     }
 
@@ -278,6 +296,7 @@ impl Part {
             Self::Tls(_) => 14,
             Self::Custom(_) => custom::KIND,
             Self::Entry(_) => 16,
+            Self::Body(member) => body::kind(member),
         }
     }
 
@@ -288,6 +307,7 @@ impl Part {
             Self::Query(name) | Self::Cookie(name) => name,
             Self::PathParam(name) | Self::Jwt(name) | Self::Entry(name) => name,
             Self::Tls(credential) => credential.word(),
+            Self::Body(member) => body::name(member),
             _ => "",
         }
     }
@@ -304,7 +324,7 @@ impl Part {
             Self::Ip | Self::Path | Self::Method | Self::Host | Self::Route | Self::Global => true,
             Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => false,
             Self::PathParam(_) | Self::Tier | Self::Jwt(_) | Self::Tls(_) => false,
-            Self::Custom(_) | Self::Entry(_) => false,
+            Self::Custom(_) | Self::Entry(_) | Self::Body(_) => false,
         }
     }
 }
@@ -351,6 +371,7 @@ mod tests {
             tier: Some("pro"),
             certificate: None,
             extensions: None,
+            body: None,
         };
         Key::parse(key.iter().copied())
             .unwrap()

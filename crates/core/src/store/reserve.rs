@@ -292,7 +292,7 @@ mod tests {
             window_us: 1_000_000,
             precision_us: 1,
         };
-        let limit = Arc::new(Limit::new(name, &[rule], Key { parts: Vec::new() }));
+        let limit = Arc::new(Limit::new(name, &[rule], Key::all_of([])));
         LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit,

@@ -168,6 +168,7 @@ impl Model {
             tier: None,
             certificate: None,
             extensions: None,
+            body: None,
         };
         let tier = self.config.tier.as_ref().unwrap().tier_of(&facts, true);
         facts.tier = tier.as_deref();

@@ -266,7 +266,7 @@ fn routes_give_units_back() {
         .iter()
         .find(|route| &*route.name == "/a")
         .unwrap();
-    assert_eq!(route_a.settle.as_ref().unwrap(), "x-cost");
+    assert_eq!(route_a.settle_header().unwrap(), "x-cost");
     let status = |code| http::StatusCode::from_u16(code).unwrap();
     assert!(route_a.refund.contains(status(503)) && !route_a.refund.contains(status(403)));
 

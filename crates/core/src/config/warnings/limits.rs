@@ -122,7 +122,7 @@ fn is_tighter(tight: &Limit, loose: &Limit) -> bool {
         && tight.missing == loose.missing
         && tight.exempt == loose.exempt
         && tight.cost >= loose.cost
-        && tight.each == loose.each
+        && tight.counts == loose.counts
         && (loose.windows.iter())
             .all(|loose| (tight.windows.iter()).any(|tight| covers(&tight.rule, &loose.rule)))
 }
@@ -316,6 +316,7 @@ fn inventable_part<'k>(config: &Config, part: &'k Alternatives) -> Option<&'k Pa
         Part::Ip | Part::Path | Part::Method | Part::Host | Part::Route => false,
         Part::Global | Part::Tier | Part::Jwt(_) | Part::Tls(_) => false,
         Part::Custom(_) | Part::Entry(_) => false,
+        Part::Body(_) => true,
     })
 }
 

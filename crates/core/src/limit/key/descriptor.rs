@@ -93,7 +93,9 @@ impl Key {
         mut add: impl FnMut(&Part, &[u8]),
     ) -> Option<()> {
         for part in &self.parts {
-            part.take_entry(facts, &mut add)?;
+            part.take_entry(facts, &mut |part, value| {
+                add(part, self.counted(Some(part), value));
+            })?;
         }
         Some(())
     }

@@ -349,6 +349,7 @@ mod tests {
             tier: None,
             certificate: None,
             extensions: None,
+            body: None,
         })
     }
 

@@ -5,6 +5,8 @@ use std::fmt;
 use http::HeaderName;
 
 use super::{Alternatives, ApiKeySource, ApiKeySources, Credential, Key, Part};
+use crate::usage::paths::MemberPath;
+use crate::usage::request::BodyMember;
 
 /// Alternatives in one part, parts in one key, and sources of API keys, at most.
 pub const MAX_CHOICES: usize = 8;
@@ -79,6 +81,9 @@ const PARTS: &[KeyWord] = &[
     ("jwt", Name::Required),
     ("tls", Name::Required),
     ("entry", Name::Required),
+    ("body", Name::Required),
+    ("mcp", Name::Required),
+    ("graphql", Name::Required),
 ];
 
 const SOURCES: &[KeyWord] = &[
@@ -92,7 +97,7 @@ impl Key {
     /// Reads a key: one text, or several that are combined.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, KeyError> {
         let parts = parse_all(texts, Self::parse_part)?;
-        Ok(Self { parts })
+        Ok(Self::of(parts))
     }
 
     pub fn parse_part(text: &str) -> Result<Alternatives, KeyError> {
@@ -143,6 +148,9 @@ impl Part {
             ("jwt", Some(name)) => Self::Jwt(name.to_owned()),
             ("tls", Some(name)) => Self::Tls(credential(name)?),
             ("entry", Some(name)) => Self::Entry(name.to_owned()),
+            ("body", Some(name)) => Self::Body(member_path(name)?),
+            ("mcp", Some(name)) => Self::Body(mcp_member(name)?),
+            ("graphql", Some(name)) => Self::Body(graphql_member(name)?),
             _ => return Err(unknown(word, PARTS)),
         })
     }
@@ -268,6 +276,33 @@ fn credential(name: &str) -> Result<Credential, KeyError> {
     })
 }
 
+/// Reads the name of `body:PATH`.
+fn member_path(name: &str) -> Result<BodyMember, KeyError> {
+    let path = MemberPath::parse(name).map_err(|error| KeyError::new(error.to_string()))?;
+    Ok(BodyMember::Path(path))
+}
+
+/// Reads the name of `mcp:NAME`.
+fn mcp_member(name: &str) -> Result<BodyMember, KeyError> {
+    match name {
+        "method" => Ok(BodyMember::McpMethod),
+        "tool" => Ok(BodyMember::McpTool),
+        _ => Err(KeyError::new(format!(
+            "`mcp` has no `{name}`; write `mcp:method` or `mcp:tool`"
+        ))),
+    }
+}
+
+/// Reads the name of `graphql:NAME`.
+fn graphql_member(name: &str) -> Result<BodyMember, KeyError> {
+    match name {
+        "operation" => Ok(BodyMember::GraphqlOperation),
+        _ => Err(KeyError::new(format!(
+            "`graphql` has no `{name}`; write `graphql:operation`"
+        ))),
+    }
+}
+
 /// Reads a token of RFC 9110, the form of names of cookies and path parameters.
 fn token(name: &str) -> Result<String, KeyError> {
     let fits = name
@@ -280,9 +315,9 @@ fn token(name: &str) -> Result<String, KeyError> {
 }
 
 /// The word of each part, by its [`Part::kind`].
-const WORDS: [&str; 17] = [
+const WORDS: [&str; 20] = [
     "missing", "ip", "api_key", "header", "query", "cookie", "path", "path", "method", "host",
-    "route", "global", "tier", "jwt", "tls", "custom", "entry",
+    "route", "global", "tier", "jwt", "tls", "custom", "entry", "body", "mcp", "graphql",
 ];
 
 impl fmt::Display for Part {

@@ -29,7 +29,7 @@ pub enum PartText<'k> {
 impl Key {
     /// Finds the value of each part, in the file's order, as [`Key::derive`] does.
     pub fn part_texts<'k>(&'k self, facts: &Facts<'_>) -> Vec<(&'k Alternatives, PartText<'k>)> {
-        let text = |part: &'k Alternatives| (part, part.text(facts));
+        let text = |part: &'k Alternatives| (part, part.text(facts, self));
         self.parts.iter().map(text).collect()
     }
 
@@ -50,21 +50,19 @@ impl Part {
     /// Does the same for a key of this one part.
     #[cold]
     pub fn spell(self, facts: &Facts<'_>) -> Option<String> {
-        let key = Key {
-            parts: vec![Alternatives(vec![self])],
-        };
+        let key = Key::all_of([self]);
         key.spell(facts, Missing::Skip)
     }
 }
 
 impl Alternatives {
-    fn text<'k>(&'k self, facts: &Facts<'_>) -> PartText<'k> {
+    fn text<'k>(&'k self, facts: &Facts<'_>, key: &Key) -> PartText<'k> {
         let taken = self.take(facts);
         match (taken.part, taken.carried) {
             (Some(part @ Part::Ip), Carried::One(_)) => PartText::Value(part, facts.ip.to_string()),
             (Some(part), Carried::One(value)) => {
-                let text = String::from_utf8_lossy(value.as_bytes()).into_owned();
-                PartText::Value(part, text)
+                let value = key.counted(Some(part), value.as_bytes());
+                PartText::Value(part, String::from_utf8_lossy(value).into_owned())
             }
             (Some(part), Carried::Several) => PartText::Several(part),
             (_, Carried::Unknown) => PartText::Unknown,
@@ -149,6 +147,10 @@ impl Given {
 
     pub fn part(&self) -> Option<&Part> {
         self.0.as_ref().map(|(part, _)| part)
+    }
+
+    pub(super) fn value(&self) -> &[u8] {
+        self.0.as_ref().map_or(b"", |(_, value)| value)
     }
 
     /// Whether no request can carry it, since an empty value counts as none.
@@ -240,6 +242,7 @@ mod tests {
             tier: None,
             certificate: None,
             extensions: None,
+            body: None,
         };
         let key = Key::parse(key.iter().copied()).unwrap();
         match key.derive(&facts, missing, &SECRET) {

@@ -12,8 +12,9 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, Method, header};
 use smallvec::SmallVec;
 
-use super::{ApiKeySource, Claims, Facts, Key, Part, same_secret};
+use super::{ApiKeySource, BodyFacts, Claims, Facts, Key, Part, same_secret};
 use crate::certificate::AltName;
+use crate::usage::request::{BodyMember, BodyValue};
 
 /// One value: a slice of the request, or decoded from it.
 #[derive(Debug, PartialEq, Eq)]
@@ -99,8 +100,8 @@ impl Part {
         match self {
             Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => true,
             Self::PathParam(_) | Self::Jwt(_) | Self::Tls(_) => true,
-            Self::Custom(_) | Self::Entry(_) => true,
-            Self::Ip | Self::Path | Self::Method | Self::Host => false,
+            Self::Custom(_) | Self::Entry(_) | Self::Body(BodyMember::Path(_)) => true,
+            Self::Body(_) | Self::Ip | Self::Path | Self::Method | Self::Host => false,
             Self::Route | Self::Global | Self::Tier => false,
         }
     }
@@ -146,6 +147,7 @@ impl Part {
             Self::Tls(credential) => return credential.find(facts),
             Self::Custom(key) => return key.find(facts),
             Self::Entry(_) => return Carried::Nothing,
+            Self::Body(member) => return body_member(facts.body, member),
         };
         Carried::One(value)
     }
@@ -241,6 +243,17 @@ fn claimed<'r>(claims: Option<&'r Claims>, name: &str) -> Carried<'r> {
         Cow::Borrowed(text) => PartValue::Sent(text.as_bytes()),
         Cow::Owned(text) => PartValue::Made(text.as_bytes().into()),
     }))
+}
+
+/// A member of the body. An empty text counts as none.
+fn body_member<'r>(body: Option<&'r BodyFacts>, member: &BodyMember) -> Carried<'r> {
+    match body.map(|body| body.value(member)) {
+        Some(BodyValue::One(text)) if !text.is_empty() => {
+            Carried::One(PartValue::Sent(text.as_bytes()))
+        }
+        Some(BodyValue::Ambiguous) => Carried::Several,
+        Some(BodyValue::One(_) | BodyValue::Missing) | None => Carried::Nothing,
+    }
 }
 
 /// `HEAD` counts as `GET`: it makes an upstream do the same work and shows the same resource.

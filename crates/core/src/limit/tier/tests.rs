@@ -35,6 +35,7 @@ fn tier_by(
         tier: None,
         certificate: None,
         extensions: None,
+        body: None,
     };
     tiers.tier_of(&facts, trusted).map(Cow::into_owned)
 }
@@ -111,6 +112,7 @@ fn is_exempt(key: &str, headers: &[(&'static str, &str)]) -> bool {
         tier: Some("partner"),
         certificate: None,
         extensions: None,
+        body: None,
     };
     exempt.has(facts.ip, &Key::parse([key]).unwrap(), &facts)
 }

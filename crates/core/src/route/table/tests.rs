@@ -31,6 +31,9 @@ pub(super) fn route(text: &str) -> Route {
         headers_up: Vec::new(),
         headers_down: Vec::new(),
         timeout: None,
+        usage: None,
+        reads_body: None,
+        body_read: 0,
     };
     for word in text.split(' ') {
         if word == "(i)" {

@@ -39,7 +39,7 @@ fn bench(max_keys: usize) -> Bench {
         window_us: WINDOW_US,
         precision_us: 1,
     };
-    let limit = Arc::new(Limit::new("bench", &[rule], Key { parts: Vec::new() }));
+    let limit = Arc::new(Limit::new("bench", &[rule], Key::all_of([])));
     Bench {
         memory,
         time,

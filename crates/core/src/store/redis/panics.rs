@@ -99,7 +99,7 @@ fn charge() -> Charge {
         window_us: 3_600_000_000,
         precision_us: 1,
     };
-    let limit = Limit::new("trapped", &[rule], Key { parts: Vec::new() });
+    let limit = Limit::new("trapped", &[rule], Key::all_of([]));
     let item = LimitCheck {
         window: std::sync::Arc::clone(&limit.windows[0]),
         limit: std::sync::Arc::new(limit),

@@ -26,6 +26,7 @@ fn derived(key: &str, certificate: Option<&Certificate>) -> Derived {
         tier: None,
         certificate,
         extensions: None,
+        body: None,
     };
     let key = Key::parse([key]).unwrap();
     key.derive(&facts, Missing::Deny, &SECRET)
