@@ -2,24 +2,25 @@
 
 const LIMIT =
   '"a key of `[limit.NAME]` (algorithm, candidate, concurrent, cost, counts, exempt, exempt_file, ' +
-  'hold, key, lease, missing, on_error, precision, rate, shadow, slot, tiers)" was expected';
+  'hold, key, lease, missing, on_error, precision, rate, shadow, slot, tiers, values)" was expected';
 const ROUTE =
-  '"a key of `[[route]]` (add_prefix, body_limit, case, cost, headers, headers_down, headers_up, ' +
-  'host, limits, methods, name, path, redirect, refund, respond, settle, strip_prefix, timeout, ' +
-  'upstream)" was expected';
+  '"a key of `[[route]]` (add_prefix, body_limit, body_read, case, cost, headers, headers_down, ' +
+  'headers_up, host, limits, methods, name, path, redirect, refund, respond, settle, strip_prefix, ' +
+  'timeout, upstream, usage)" was expected';
 const SERVER =
-  '"a key of `[server]` (body_timeout, control, drain_idle, drain_timeout, handover_timeout, ' +
+  '"a key of `[server]` (body_memory, body_timeout, control, drain_idle, drain_timeout, handover_timeout, ' +
   'header_timeout, http2, https_port, idle_timeout, max_body, max_connections, ' +
   'max_connections_per_ip, max_header_bytes, max_headers, max_streams, pid_file, workers)" was ' +
   'expected';
 const TOP =
   '"a key of the top (admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
-  'decide, deny, descriptor, headers, limit, listen, log, proxy_protocol, route, server, store, tier, ' +
-  'tls, tracing, trusted_proxies, upstream)" was expected';
+  'decide, deny, descriptor, headers, limit, listen, log, prices, proxy_protocol, route, server, ' +
+  'store, tier, tls, tracing, trusted_proxies, upstream, usage)" was expected';
 const RATE = '"COUNT/WINDOW in ms, s, min, h or d, such as 100/min; or unlimited" was expected';
 const KEY =
   '"ip, api_key, header:NAME, query:NAME, cookie:NAME, path, path:NAME, method, host, route, global, ' +
-  'tier, jwt:NAME, tls:NAME, entry:NAME, or several with ` or ` between them" was expected';
+  'tier, jwt:NAME, tls:NAME, entry:NAME, body:NAME, mcp:NAME, graphql:NAME, or several with ` or ` ' +
+  'between them" was expected';
 const ON_ERROR = '"open" is not one of ["local","allow","deny"]';
 
 /** The text, the line, the message. */

@@ -43,6 +43,7 @@ pub mod tests;
 mod tls;
 mod traces;
 mod upstream;
+mod usage;
 mod values;
 mod warnings;
 
@@ -63,6 +64,7 @@ use crate::limit::key::jwt::JwtRules;
 use crate::limit::tier::Tiers;
 use crate::limit::{Limit, Tier, Window};
 use crate::route::{HeaderChange, Prefix, Route, RouteTable};
+use crate::usage::settings::UsageSettings;
 
 use diagnostic::{Code, Diagnostic, TextSpan, contradiction, duplicate};
 use habits::{did_you_mean, nearest};
@@ -84,6 +86,7 @@ pub use load::{
 pub use pem::{IdentityFiles, PemFile};
 pub use promotion::{Promotion, promoted};
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, SentinelSettings};
+pub use route::MAX_BODY_READ;
 pub use server::{
     AdminSettings, Control, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget, ProxyProtocol,
     ServerSettings,
@@ -185,6 +188,8 @@ impl Config {
             headers_up: route.headers_up.iter().map(HeaderChange::own).collect(),
             headers_down: route.headers_down.iter().map(HeaderChange::own).collect(),
             target: route.target.own(),
+            usage: route.usage.as_deref().map(own_usage),
+            reads_body: (route.reads_body.as_deref()).map(|table| Arc::new(table.clone())),
             ..route.clone()
         };
         let routes = RouteTable::new(self.routes.iter().map(own_route).collect())
@@ -211,6 +216,15 @@ impl Config {
             ..self.clone()
         }
     }
+}
+
+fn own_usage(usage: &UsageSettings) -> Arc<UsageSettings> {
+    Arc::new(UsageSettings {
+        name: Arc::from(&*usage.name),
+        table: Arc::new((*usage.table).clone()),
+        prices: Arc::new((*usage.prices).clone()),
+        ..usage.clone()
+    })
 }
 
 fn own_limit(limit: &Limit) -> Arc<Limit> {

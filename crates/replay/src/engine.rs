@@ -76,7 +76,7 @@ impl Engine {
     /// Routes whose responses say what a request weighed, which no log does.
     pub fn settling_routes(&self) -> Vec<String> {
         let routes = self.config.routes.iter();
-        let settling = routes.filter(|route| route.settle.is_some());
+        let settling = routes.filter(|route| route.settle.is_some() || route.usage.is_some());
         settling.map(|route| format!("`{}`", route.name)).collect()
     }
 }

@@ -334,7 +334,7 @@ fn report_lost_counts(old: &Config, new: &Config, lines: &mut Vec<String>) {
         };
         let known: BTreeSet<&str> = windows(before).map(|one| &*one.store_suffix).collect();
         let is_new = |one: &Window| !known.contains(&*one.store_suffix);
-        let reason = if before.key != limit.key {
+        let reason = if before.key.parts != limit.key.parts {
             "its key is another"
         } else if windows(limit).any(is_new) {
             "a window of another length or kind"

@@ -50,9 +50,12 @@ pub(super) fn compile<'r>(
         .map(|section| route::read(section, inherited))
         .collect();
     let descriptors = descriptor::read_all(&mut top);
+    let prices = Arc::new(usage::read_prices(&mut top));
+    let usages = usage::read_all(&mut top, &prices);
     check_descriptors(reader, &config, &descriptors);
     top.finish();
     let mut definitions = Definitions::new(reader, inherited, limits, upstreams);
+    (definitions.usages, definitions.prices) = (usages, prices);
     definitions.only_decides = only_decides;
     definitions.has_descriptors = !descriptors.is_empty();
     let chosen = descriptor::choose_all(&mut definitions, &descriptors);

@@ -1,15 +1,17 @@
-//! The limits and upstreams that routes refer to: those with sections of their own, and those that
-//! a route writes in place.
+//! The limits, upstreams and usages that routes refer to: those with sections of their own, and
+//! those that a route writes in place.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::limits::DefinedLimit;
 use super::upstream::DefinedUpstream;
+use super::usage::DefinedUsage;
 use super::*;
 use crate::limit::{Key, OnError, Rule};
 use crate::path::Case;
 use crate::route;
+use crate::usage::settings::PriceTable;
 
 /// The name of the route that the top-level `upstream` makes, and of the limit for routes that name
 /// none.
@@ -25,11 +27,23 @@ pub(super) struct Inherited {
     pub(super) case: Option<Case>,
 }
 
+/// Places of one route that warnings point to.
+pub(super) struct RoutePlaces {
+    /// The place of `cost`.
+    pub(super) cost: TextSpan,
+    /// The index of its usage.
+    pub(super) usage: Option<Located<usize>>,
+}
+
 pub(super) struct Definitions<'r> {
     pub(super) reader: &'r ConfigReader<'r>,
     pub(super) inherited: Inherited,
     pub(super) limits: Vec<DefinedLimit>,
     pub(super) upstreams: Vec<DefinedUpstream>,
+    pub(super) usages: Vec<DefinedUsage>,
+    pub(super) prices: Arc<PriceTable>,
+    /// By the numbers of routes.
+    pub(super) route_places: Vec<RoutePlaces>,
     /// The numbers of routes for which the file does not mention letter case, with the places of
     /// their paths.
     pub(super) without_case: Vec<Located<usize>>,
@@ -63,6 +77,9 @@ impl<'r> Definitions<'r> {
             inherited,
             limits: Vec::new(),
             upstreams: Vec::new(),
+            usages: Vec::new(),
+            prices: Arc::default(),
+            route_places: Vec::new(),
             without_case: Vec::new(),
             has_unlimited_route: false,
             only_decides: false,

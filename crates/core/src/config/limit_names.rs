@@ -104,6 +104,7 @@ impl Definitions<'_> {
             candidate: Vec::new(),
             key: Located::new(key, &text.span),
             missing: user.missing,
+            counts_span: text.span.clone(),
             on_error_span: text.span.clone(),
             is_used: false,
         };

@@ -1,15 +1,20 @@
 //! Reads `[limit.NAME]`: each value, the rules between the values of one section, and the limit.
 
+mod keys;
+mod listed;
+
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::section::{NAME_FORM, SectionsPresent, is_name};
 use super::*;
-use crate::limit::key::{Alternatives, Key, MAX_CHOICES, Part};
+use crate::limit::key::Key;
 use crate::limit::rate::{MAX_UNITS, RateText, nearest_divisors};
 use crate::limit::{Algorithm, Exempt, Limit, Missing, OnError, Rate, Rule, Tier, Window};
 use crate::usage::settings::Quantity;
+
+pub(super) use keys::check_sections;
 
 /// Rates of one limit, at most: the store checks each for every request.
 const MAX_RATES: usize = 8;
@@ -52,6 +57,8 @@ pub(super) struct DefinedLimit {
     pub(super) candidate: Vec<Located<Rule>>,
     pub(super) key: Located<Key>,
     pub(super) missing: Missing,
+    /// The place of `counts`, or of the limit's name.
+    pub(super) counts_span: TextSpan,
     /// The place of `on_error`, or of the limit's name.
     pub(super) on_error_span: TextSpan,
     pub(super) is_used: bool,
@@ -88,8 +95,9 @@ pub(super) fn read(
     let candidate = candidate.map(|rate| section.located("candidate", rate));
     let candidate = form.rules(&section, candidate.as_slice());
     let lease_us = microseconds(&mut section, "lease", MS..=SECOND);
-    let key = key(&mut section, present);
-    let key = key.unwrap_or_else(|| Located::new(Key::ip(), &name.span));
+    let key = keys::read(&mut section, present);
+    let mut key = key.unwrap_or_else(|| Located::new(Key::ip(), &name.span));
+    key.value.listed = listed::read(&mut section, &key.value);
     let counts = section.word("counts", COUNTS);
     let limit = Limit {
         tiers,
@@ -110,6 +118,7 @@ pub(super) fn read(
         ..Limit::new(&name.value, &own, key.value.clone())
     };
     check_cost(&section, &rules, limit.cost);
+    check_counts(&section, counts, present);
     check_algorithm(&section, form.algorithm);
     check_precision(&section, form.precision_us, rules.iter().chain(&candidate));
     check_lease(&section, limit.lease_us, &rules);
@@ -122,6 +131,7 @@ pub(super) fn read(
         rules,
         candidate,
         key,
+        counts_span: section.value_span("counts"),
         on_error_span: section.value_span("on_error"),
         is_used: false,
     };
@@ -332,6 +342,32 @@ fn check_concurrent(section: &Section<'_>) {
     }
 }
 
+/// Reports a quantity that the file does not know, or that has nothing to do with the limit.
+fn check_counts(section: &Section<'_>, counts: Quantity, present: SectionsPresent) {
+    if counts == Quantity::Money && !present.prices {
+        contradiction("`counts = \"money\"` needs `[prices]`")
+            .at(
+                &section.value_span("counts"),
+                "no setting gives the price of a model",
+            )
+            .help("write for example `[prices]` with `\"*\" = { input = 5, output = 20 }`")
+            .report_to(section.reader);
+    }
+    if counts.needs_usage() && section.has("concurrent") {
+        contradiction(format!(
+            "`{}` has `concurrent` and `counts`",
+            section.name()
+        ))
+        .at(&section.value_span("counts"), "is for limits with a `rate`")
+        .at(
+            &section.value_span("concurrent"),
+            "counts requests under way",
+        )
+        .help("make two limits of them: a route may have both")
+        .report_to(section.reader);
+    }
+}
+
 fn check_algorithm(section: &Section<'_>, algorithm: Option<Algorithm>) {
     if algorithm != Some(Algorithm::Counter) {
         return;
@@ -442,55 +478,4 @@ fn add_exempt(exempt: &mut Exempt, text: &str) -> Result<(), String> {
 fn looks_like_address(text: &str) -> bool {
     let digits = |c: char| c.is_ascii_hexdigit() || ".:/".contains(c);
     text.chars().all(digits) && text.contains(['.', ':', '/'])
-}
-
-fn key(section: &mut Section<'_>, present: SectionsPresent) -> Option<Located<Key>> {
-    let allowed = format!("1 to {MAX_CHOICES} parts");
-    section.declare("key", || ValueKind::Keys);
-    let texts = section.counted_texts("key", 1..=MAX_CHOICES, &allowed)?;
-    let form = TextForm::new(Code::BadKey, "a key");
-    let mut parts: Vec<Alternatives> = Vec::new();
-    for part in section.parse_all("key", Some(texts), form, Key::parse_part) {
-        if parts.contains(&part.value) {
-            duplicate("the same part twice in one key")
-                .at(&part.span, "changes nothing")
-                .report_to(section.reader);
-        }
-        check_sections(section, &part.value, &part.span, present);
-        parts.push(part.value);
-    }
-    (!parts.is_empty()).then(|| section.located("key", Key::of(parts)))
-}
-
-/// Reports parts of a key that need another section.
-pub(super) fn check_sections(
-    section: &Section<'_>,
-    parts: &Alternatives,
-    span: &TextSpan,
-    present: SectionsPresent,
-) {
-    for part in &parts.0 {
-        let (needed, why, example) = match part {
-            Part::Jwt(_) if !present.jwt => (
-                "[auth.jwt]",
-                "a client can invent the claims of a token that is not verified",
-                "jwks_file = \"/etc/tidegate/jwks.json\"",
-            ),
-            Part::Tier if !present.tier => (
-                "[tier]",
-                "no setting gives the tier of a client",
-                "from = \"jwt:plan\"",
-            ),
-            Part::Tls(_) if !present.client_ca => (
-                "[tls]",
-                "the proxy asks clients for no certificates",
-                "client_ca = \"/etc/tidegate/clients.pem\"",
-            ),
-            _ => continue,
-        };
-        contradiction(format!("`{part}` needs `{needed}`"))
-            .at(span, why)
-            .help(format!("write for example `{needed}` with `{example}`"))
-            .report_to(section.reader);
-    }
 }

@@ -305,7 +305,12 @@ fn note_variable(finding: &mut Diagnostic, text: &str) {
 
 /// Whether a finding may only follow from a part that is not TOML.
 fn follows(finding: &Diagnostic, broken: &[TextSpan]) -> bool {
-    let absent = [Code::MissingKey, Code::UnknownLimit, Code::UnknownUpstream];
+    let absent = [
+        Code::MissingKey,
+        Code::UnknownLimit,
+        Code::UnknownUpstream,
+        Code::UnknownUsage,
+    ];
     let is_broken = |at: usize| broken.iter().any(|part| part.contains(&at));
     let mut labels = finding.labels.iter();
     let may_follow =

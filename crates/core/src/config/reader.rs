@@ -106,6 +106,8 @@ pub(super) enum ValueKind {
     Boolean,
     Integer,
     Fraction,
+    /// A decimal number, not negative.
+    Decimal,
     IntegerOrText,
     Size,
     SizeOrUnlimited,

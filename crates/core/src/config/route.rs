@@ -20,6 +20,8 @@ use crate::usage::paths::MemberPath;
 
 /// A cost is below 2^32, as the units of a limit are.
 const MAX_COST: u64 = u32::MAX as u64;
+/// Bytes of a body that a route may read before the decision, at most.
+pub const MAX_BODY_READ: usize = 1 << 20;
 /// The upstream of routes in files that forward nothing, and of routes before theirs is found.
 pub(super) const NO_UPSTREAM: usize = 0;
 
@@ -38,6 +40,7 @@ pub(super) struct DefinedRoute {
     pub(super) says_case: bool,
     pub(super) name: Option<Located<String>>,
     pub(super) upstream: Option<Located<String>>,
+    pub(super) usage: Option<Located<String>>,
     pub(super) limits: Option<Vec<Located<String>>>,
     pub(super) cost_span: TextSpan,
     /// The setting that gives units back, if it has one.
@@ -115,12 +118,19 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         timeout: section.optional_duration("timeout", UP_TO_A_DAY),
         usage: None,
         reads_body: None,
-        body_read: 64 << 10,
+        body_read: section.size("body_read", 1 << 10..=MAX_BODY_READ as u64),
     };
+    check_place_of_settlement(section, route.settle.as_ref());
+    let usage = (section.reader.surroundings.forwards)
+        .then(|| section.located_text("usage"))
+        .flatten();
+    check_usage(section, &route);
     let answer = read_changes(section, &mut route, has_path);
     route.path = route.path.in_case(route.case);
     let gives_back = if route.settle.is_some() {
         Some("settle")
+    } else if usage.is_some() {
+        Some("usage")
     } else {
         (!route.refund.is_empty()).then_some("refund")
     };
@@ -137,6 +147,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         name: (section.parse("name", name_form, route_name))
             .map(|name| section.located("name", name)),
         upstream: section.located_text("upstream"),
+        usage,
         limits: section.texts("limits"),
         cost_span: section.value_span("cost"),
         gives_back: gives_back.map(|key| section.located(key, key)),
@@ -183,6 +194,37 @@ fn settle(text: &str) -> Result<Settle, String> {
             Ok(Settle::Json(path))
         }
         _ => Err(WANTED.to_owned()),
+    }
+}
+
+/// Reports other settings of the cost beside `usage`. The default cost is none.
+fn check_usage(section: &Section<'_>, route: &Route) {
+    let is_given = |key: &&str| section.has("usage") && section.has(key);
+    for key in ["cost", "settle"].into_iter().filter(is_given) {
+        if key == "cost" && route.cost == CostSource::Fixed(1) {
+            continue;
+        }
+        contradiction(format!("a route has `usage` or `{key}`, not both"))
+            .at(&section.key_span(key), "")
+            .at(
+                &section.key_span("usage"),
+                "the answer says what a request costs",
+            )
+            .help(format!(
+                "leave out `{key}`; `cost` of a limit multiplies what it counts"
+            ))
+            .report_to(section.reader);
+    }
+}
+
+/// Reports a cost after the head of an answer where only heads are read.
+fn check_place_of_settlement(section: &Section<'_>, settle: Option<&Settle>) {
+    let is_later = matches!(settle, Some(Settle::Json(_) | Settle::Trailer(_)));
+    if is_later && !section.reader.surroundings.forwards {
+        contradiction("the library reads the head of an answer only")
+            .at(&section.value_span("settle"), "is for the proxy")
+            .help("write `settle = \"response-header:x-cost\"`")
+            .report_to(section.reader);
     }
 }
 
@@ -287,13 +329,14 @@ fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
     matches
 }
 
-const UPSTREAM_KEYS: [&str; 6] = [
+const UPSTREAM_KEYS: [&str; 7] = [
     "upstream",
     "strip_prefix",
     "add_prefix",
     "body_limit",
     "headers_up",
     "timeout",
+    "usage",
 ];
 
 /// Reads the changes on the way of requests and responses. Returns the answer in place of an

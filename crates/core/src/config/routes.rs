@@ -1,10 +1,11 @@
 //! Compiles the routes: their names, limits, upstreams, and the default route.
 
 mod limits;
+mod usage;
 
 use std::collections::HashMap;
 
-use super::definitions::{DEFAULT, Definitions};
+use super::definitions::{DEFAULT, Definitions, RoutePlaces};
 use super::route::{DefinedRoute, NO_UPSTREAM, default_route};
 use super::*;
 use crate::path::{CanonicalPath, Case};
@@ -41,7 +42,13 @@ pub(super) fn compile(
     let mut is_broken = false;
     for (one, chosen) in defined.into_iter().zip(chosen) {
         let target = target(definitions, &one, default.as_ref());
+        let usage = one.usage.as_ref();
+        let usage = usage.and_then(|text| {
+            let index = definitions.find_usage(text)?;
+            Some(Located::new(index, &text.span))
+        });
         let limits = limits::check_all(definitions, &one, &chosen);
+        usage::check(definitions, &one, &chosen, usage.as_ref());
         let Some(target) = target.filter(|_| one.has_path) else {
             is_broken = true;
             continue;
@@ -58,6 +65,13 @@ pub(super) fn compile(
         route.affinity = definitions.balance_key(&target);
         route.target = target;
         route.limits = limits;
+        route.usage =
+            (usage.as_ref()).map(|usage| Arc::clone(&definitions.usages[usage.value].settings));
+        route.reads_body = usage::reads_body(&route);
+        definitions.route_places.push(RoutePlaces {
+            cost: one.cost_span,
+            usage,
+        });
         routes.push(route);
         spans.push(one.path_span);
     }

@@ -165,6 +165,7 @@ impl SchemaWriter {
             ValueKind::Boolean => json!({"type": "boolean"}),
             ValueKind::Integer => integer(),
             ValueKind::Fraction => json!({"type": "number", "minimum": 0, "maximum": 1}),
+            ValueKind::Decimal => json!({"type": "number", "minimum": 0}),
             ValueKind::IntegerOrText => also(integer(), "string"),
             ValueKind::Size => also(size(&[]), "integer"),
             ValueKind::SizeOrUnlimited => also(size(&["unlimited"]), "integer"),

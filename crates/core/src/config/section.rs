@@ -24,6 +24,7 @@ pub(super) struct SectionsPresent {
     pub(super) jwt: bool,
     /// `client_ca` of `[tls]`: clients show certificates.
     pub(super) client_ca: bool,
+    pub(super) prices: bool,
 }
 
 impl SectionsPresent {
@@ -36,6 +37,7 @@ impl SectionsPresent {
             tier: top.has("tier"),
             jwt: has("auth", "jwt"),
             client_ca: has("tls", "client_ca"),
+            prices: top.has("prices"),
         }
     }
 }
@@ -245,7 +247,11 @@ impl<'r> Section<'r> {
         };
         let without_name = tables.iter().any(is_setting);
         if without_name {
-            let name = if key == "limit" { "default" } else { "api" };
+            let name = match key {
+                "limit" => "default",
+                "usage" => "chat",
+                _ => "api",
+            };
             Diagnostic::new(Code::WrongType, format!("`[{key}]` has no name"))
                 .at(&self.key_span(key), "")
                 .help(format!("write `[{key}.{name}]`, or another name"))
@@ -309,6 +315,15 @@ impl<'r> Section<'r> {
             name: self.full_key(key),
             pattern: reference::joined_path(&self.pattern, key),
             declared: Vec::new(),
+        }
+    }
+
+    /// A table within, whose name the file chooses. All such tables have the same settings, which
+    /// the reference shows as those of this section.
+    pub(super) fn row(&self, name: &Located<String>, table: &'r DeTable<'r>) -> Section<'r> {
+        Section {
+            pattern: self.pattern.clone(),
+            ..self.inner(&name.value, Some(table), name.span.clone())
         }
     }
 
@@ -402,11 +417,12 @@ const NOT_A_PROXY: &str =
 /// Settings that only a proxy has, by section. A service with limits listens, answers and logs by
 /// itself.
 const PROXY_SETTINGS: &[(&str, &str)] = &[
-    ("", "listen tls admin upstream server tracing"),
+    ("", "listen tls admin upstream server tracing usage prices"),
     ("log", "access format sample_allowed keys silence"),
     (
         "route",
-        "upstream strip_prefix add_prefix body_limit headers_up headers_down respond redirect",
+        "upstream strip_prefix add_prefix body_limit headers_up headers_down respond redirect \
+         usage body_read",
     ),
 ];
 

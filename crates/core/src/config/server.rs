@@ -32,6 +32,8 @@ pub struct ServerSettings {
     pub max_streams: u32,
     /// Bytes in a request's body; `None` for no bound.
     pub max_body: Option<u64>,
+    /// Bytes of all bodies that are read before a decision, in this process, at most.
+    pub body_memory: usize,
     pub drain_timeout: Duration,
     pub drain_idle: Duration,
     pub handover_timeout: Duration,
@@ -140,6 +142,7 @@ pub(super) fn read(top: &mut Section<'_>) -> ServerSettings {
             .size_or_unlimited("max_body")
             .unwrap_or(Some(100 * MIB)),
         drain_timeout,
+        body_memory: section.size("body_memory", MIB..=1 << 40),
         drain_idle: section.duration("drain_idle", ANY_WAIT),
         handover_timeout: handover_timeout.unwrap_or(drain_timeout),
         pid_file: section.file_path("pid_file"),

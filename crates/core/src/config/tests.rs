@@ -21,6 +21,7 @@ mod schema;
 mod standalone;
 mod stores;
 mod tls;
+mod usage;
 mod warned;
 
 use super::diagnostic::Diagnostics;

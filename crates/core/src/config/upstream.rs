@@ -14,7 +14,7 @@ use super::limits::check_sections;
 use super::section::SectionsPresent;
 use super::tls::{self, ClientTls};
 use super::*;
-use crate::limit::key::Key;
+use crate::limit::key::{Alternatives, Key, Part};
 use crate::route::host_of;
 
 pub use health::{Ejection, HealthCheck, Retries, RetryOn};
@@ -145,6 +145,16 @@ fn settings(
     }
 }
 
+/// Reports a server that a member of the body would choose: bodies are read for limits alone.
+fn check_body_parts(section: &Section<'_>, parts: &Alternatives, span: &TextSpan) {
+    if let Some(part) = parts.0.iter().find(|part| matches!(part, Part::Body(_))) {
+        contradiction(format!("`{part}` cannot choose a server"))
+            .at(span, "bodies are read for limits only")
+            .help("balance by something in the head: `hash:header:NAME`, `hash:cookie:NAME`")
+            .report_to(section.reader);
+    }
+}
+
 fn balance(section: &mut Section<'_>, present: SectionsPresent) -> Balance {
     let form = TextForm::new(Code::BadKey, "a way to balance");
     let balance = section.parse("balance", form, |text| match text.split_once(':') {
@@ -158,7 +168,9 @@ fn balance(section: &mut Section<'_>, present: SectionsPresent) -> Balance {
     });
     if let Some(Balance::Hash(key)) = &balance {
         for part in &key.parts {
-            check_sections(section, part, &section.value_span("balance"), present);
+            let span = section.value_span("balance");
+            check_sections(section, part, &span, present);
+            check_body_parts(section, part, &span);
         }
     }
     balance.unwrap_or_default()

@@ -3,6 +3,7 @@
 
 mod decide;
 mod limits;
+mod usage;
 
 use std::net::IpAddr;
 
@@ -25,7 +26,8 @@ const SHOWN: usize = 3;
 
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     check_trusted_proxies(reader, compiled);
-    limits::find(reader, compiled);
+    let refused = limits::find(reader, compiled);
+    usage::find(reader, compiled, &refused);
     decide::find(reader, compiled);
     check_tier_header(reader, compiled);
     check_own_upstream(reader, compiled);

@@ -79,6 +79,10 @@ fn mark_refunded(definitions: &mut Definitions<'_>, route: &DefinedRoute, chosen
             limit.gives_back = gives_back;
         }
     }
+    // Usage is worth reading without limits too.
+    if *key == "usage" {
+        return;
+    }
     let mut limits = chosen.iter().map(|one| &definitions.limits[one.value]);
     if let Some(first) = limits.clone().next().filter(|_| limits.all(is_concurrent)) {
         contradiction(format!("nothing to give back by `{key}`"))

@@ -60,7 +60,8 @@ fn shown() -> BTreeSet<(String, String)> {
         if line.starts_with('[') {
             let name = line.trim_matches(['[', ']']);
             section = match name.split_once('.') {
-                Some((kind @ ("limit" | "upstream"), name)) => match name.split_once('.') {
+                Some((kind @ ("limit" | "upstream" | "usage"), name)) => match name.split_once('.')
+                {
                     Some((_, inner)) => format!("{kind}.NAME.{inner}"),
                     None => format!("{kind}.NAME"),
                 },
@@ -87,10 +88,22 @@ fn shown() -> BTreeSet<(String, String)> {
 /// Keys of a table that is shown in its line, if they are not the file's to choose.
 fn inline(section: &str, key: &str, line: &str) -> Vec<(String, String)> {
     let inner = format!("{section}.{key}");
-    if !["route.respond", "route.redirect", "descriptor.entries"].contains(&inner.as_str()) {
+    let inner = inner.trim_start_matches('.').to_owned();
+    let shown = [
+        "route.respond",
+        "route.redirect",
+        "descriptor.entries",
+        "usage.NAME.weights",
+        "prices",
+    ];
+    if !shown.contains(&inner.as_str()) {
         return Vec::new();
     }
-    let (_, table) = line.split_once('{').unwrap();
+    // A price stands behind the name of its model.
+    let (_, table) = match inner.as_str() {
+        "prices" => line.rsplit_once('{').unwrap(),
+        _ => line.split_once('{').unwrap(),
+    };
     let ends = table.match_indices(" = ").map(|(at, _)| &table[..at]);
     let keys = ends.map(|front| front.rsplit([' ', '{', ',']).next().unwrap());
     keys.map(|key| (inner.clone(), key.to_owned())).collect()
@@ -113,7 +126,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
     ];
     let tables = tables
         .into_iter()
-        .chain(["server", "log", "tracing", "decide", "descriptor"])
+        .chain(["server", "log", "tracing", "decide", "descriptor", "usage"])
         .map(|key| (String::new(), key));
     let inner = [
         ("deny", "body"),
@@ -172,32 +185,39 @@ fn every_default_is_as_it_is_shown() {
     assert_eq!(format!("{shown:#?}"), format!("{bare:#?}"));
 }
 
+/// Keys that exclude another.
+const EXCLUDED: &[&str] = &[
+    "upstream",
+    "password_file",
+    "username",
+    "value",
+    "key",
+    "headers",
+    "concurrent",
+    "hold",
+    "keys_file",
+    "secret_file",
+    "urls",
+    "sentinel_username",
+    "sentinel_password_file",
+    "ca",
+    "cert",
+    "name",
+    "strip_prefix",
+    "add_prefix",
+    "respond",
+    "redirect",
+    "replaces",
+    "usage",
+    "values",
+];
+
+/// Keys of `[usage.NAME]` that go with another format or another way to end.
+const OF_USAGE: [&str; 6] = ["input", "output", "total", "model", "text", "drain"];
+
 #[test]
 fn every_key_that_is_commented_out_can_be_used() {
     // Lines of the form `# key = value`; the ones that exclude another are left out.
-    let excluded = [
-        "upstream",
-        "password_file",
-        "username",
-        "value",
-        "key",
-        "headers",
-        "concurrent",
-        "hold",
-        "keys_file",
-        "secret_file",
-        "urls",
-        "sentinel_username",
-        "sentinel_password_file",
-        "ca",
-        "cert",
-        "name",
-        "strip_prefix",
-        "add_prefix",
-        "respond",
-        "redirect",
-        "replaces",
-    ];
     let mut within = "";
     let text: String = REFERENCE
         .lines()
@@ -210,7 +230,11 @@ fn every_key_that_is_commented_out_can_be_used() {
                 if rest.split_once('=').is_some_and(|(key, _)| {
                     let key = key.trim_end();
                     let here = ["[[tls.certificates]]", "[decide.tls]"].contains(&within);
-                    (here || !excluded.contains(&key))
+                    let is_excluded = match within {
+                        "[usage.chat]" => OF_USAGE.contains(&key),
+                        _ => !here && EXCLUDED.contains(&key),
+                    };
+                    !is_excluded
                         && key
                             .bytes()
                             .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
@@ -218,7 +242,12 @@ fn every_key_that_is_commented_out_can_be_used() {
             {
                 format!("{rest}\n")
             }
-            _ => format!("{line}\n"),
+            _ => {
+                if line.starts_with('[') {
+                    within = line;
+                }
+                format!("{line}\n")
+            }
         })
         .collect();
     let (config, _) = read(&text);

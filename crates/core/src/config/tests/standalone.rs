@@ -106,3 +106,34 @@ fn a_file_that_limits_nothing_is_refused() {
         assert!(said.contains(expected), "{said}");
     }
 }
+
+#[test]
+fn bodies_are_for_the_proxy() {
+    let limit = "[limit.default]\nrate = \"5/min\"\n";
+    for (text, expected) in [
+        (
+            format!("{limit}key = \"body:model\"\n"),
+            "`body:model` is for the proxy",
+        ),
+        (
+            format!("{limit}[usage.chat]\nformat = \"openai\"\n"),
+            "`usage` is a proxy's setting",
+        ),
+        (
+            format!("{limit}[prices]\n"),
+            "`prices` is a proxy's setting",
+        ),
+        (
+            format!("{limit}[[route]]\npath = \"/\"\nusage = \"openai\"\n"),
+            "`route.usage` is a proxy's setting",
+        ),
+        (
+            format!("{limit}[[route]]\npath = \"/\"\nsettle = \"response-json:cost\"\n"),
+            "the library reads the head of an answer only",
+        ),
+    ] {
+        let said = said(&text);
+        assert!(said.contains(expected), "{said}");
+        assert_eq!(said.matches("error[").count(), 1, "{said}");
+    }
+}

@@ -3,10 +3,11 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use super::usage::values_help;
 use crate::config::compile::Compiled;
 use crate::config::limits::DefinedLimit;
 use crate::config::*;
-use crate::limit::key::{Alternatives, Part, UnknownKey};
+use crate::limit::key::{Alternatives, Key, Part, UnknownKey};
 use crate::limit::{Algorithm, Limit, Missing, OnError, Rate, Rule};
 use crate::route::Route;
 
@@ -16,8 +17,9 @@ const LARGE_LOG: u64 = 1_000_000;
 /// The index of each limit among the definitions, by its address.
 type LimitIndex = HashMap<*const Limit, usize>;
 
-/// Reports all warnings about limits.
-pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+/// Reports all warnings about limits. Returns the indexes of those that were refused, because
+/// clients can invent members of bodies that they count by.
+pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) -> BTreeSet<usize> {
     let uses = Uses::of(compiled);
     for (index, defined) in compiled.definitions.limits.iter().enumerate() {
         check_client_chosen_key(reader, defined);
@@ -28,7 +30,7 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
         check_exempts_everyone(reader, defined);
     }
     check_known_keys(reader, compiled);
-    check_inventable_keys(reader, compiled, &uses.index);
+    check_inventable_keys(reader, compiled, &uses.index)
 }
 
 /// The routes of each limit.
@@ -235,9 +237,15 @@ fn check_open_login(reader: &ConfigReader<'_>, defined: &DefinedLimit, routes: &
 }
 
 /// Reports routes whose limits all count by keys that a client can invent: a client that sends
-/// another value with each request has a fresh budget each time.
-fn check_inventable_keys(reader: &ConfigReader<'_>, compiled: &Compiled<'_>, index: &LimitIndex) {
+/// another value with each request has a fresh budget each time. Returns the indexes of limits that
+/// were refused.
+fn check_inventable_keys(
+    reader: &ConfigReader<'_>,
+    compiled: &Compiled<'_>,
+    index: &LimitIndex,
+) -> BTreeSet<usize> {
     let mut reported = BTreeSet::new();
+    let mut refused = BTreeSet::new();
     for route in compiled.config.routes.iter() {
         let found = inventable_limits(&compiled.config, route);
         let index_of = |limit: &Arc<Limit>| index.get(&Arc::as_ptr(limit)).copied();
@@ -252,7 +260,11 @@ fn check_inventable_keys(reader: &ConfigReader<'_>, compiled: &Compiled<'_>, ind
         let limits = indexes.iter().map(|at| &compiled.definitions.limits[*at]);
         let parts = found.iter().map(|(_, part)| *part);
         report_inventable(reader, compiled, route, limits.zip(parts).collect());
+        if found.iter().any(|(_, part)| matches!(part, Part::Body(_))) {
+            refused.extend(indexes);
+        }
     }
+    refused
 }
 
 /// Reports limits by API keys in a file where every key is unknown.
@@ -291,7 +303,7 @@ fn inventable_limits<'r>(config: &Config, route: &'r Route) -> Vec<(&'r Arc<Limi
             .key
             .parts
             .iter()
-            .find_map(|part| inventable_part(config, part))
+            .find_map(|part| inventable_part(config, &limit.key, part))
         {
             Some(part) => found.push((limit, part)),
             None if is_optional(limit) => {}
@@ -307,8 +319,9 @@ fn inventable_limits<'r>(config: &Config, route: &'r Route) -> Vec<(&'r Arc<Limi
 
 /// The alternative that a client can invent. Those before it can be left out: one that is present
 /// in every request is always the last.
-fn inventable_part<'k>(config: &Config, part: &'k Alternatives) -> Option<&'k Part> {
-    part.0.iter().find(|one| match one {
+fn inventable_part<'k>(config: &Config, key: &Key, part: &'k Alternatives) -> Option<&'k Part> {
+    let mut unlisted = part.0.iter().filter(|one| !key.lists(one));
+    unlisted.find(|one| match one {
         Part::ApiKey => config.api_key.is_inventable(),
         // Trusted proxies may have set it.
         Part::Header(_) => config.client_ip.trusted.is_empty(),
@@ -336,7 +349,14 @@ fn report_inventable(
         "route `{}` has only limits by keys that clients can invent",
         route.name
     );
-    let mut diagnostic = Diagnostic::new(Code::InventableKey, message);
+    let of_body = limits
+        .iter()
+        .find(|(_, part)| matches!(part, Part::Body(_)));
+    let code = match of_body {
+        Some(_) => Code::InventableValues,
+        None => Code::InventableKey,
+    };
+    let mut diagnostic = Diagnostic::new(code, message);
     for (limit, part) in &limits {
         let label = format!("each new `{part}` has a budget of its own");
         diagnostic = diagnostic.at(&limit.key.span, label);
@@ -348,7 +368,13 @@ fn report_inventable(
     }
     let help = "add a limit by `ip` to the route; or count by a key that clients cannot invent: \
                 `ip`, `jwt:CLAIM`, `tls:subject`, or `api_key` with `known = \"keys.txt\"`";
-    diagnostic = diagnostic.help(help);
+    diagnostic = match of_body {
+        Some((_, part)) => diagnostic.help(format!(
+            "{}, or add a limit by `ip` to the route",
+            values_help(part)
+        )),
+        None => diagnostic.help(help),
+    };
     let is_header = |(_, part): &(_, &Part)| matches!(part, Part::Header(_));
     if limits.iter().any(is_header) {
         let note = "if a proxy in front of this one sets the header, name it in `trusted_proxies`";
