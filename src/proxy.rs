@@ -7,8 +7,11 @@
 pub mod body;
 mod decide;
 pub mod dry_run;
+mod encoding;
 mod forward;
+mod read_body;
 pub mod upgrade;
+mod usage;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -32,13 +35,15 @@ use crate::body::RequestBody;
 use crate::clock::{self, Sweep};
 use crate::config::{Config, DecideSettings, TracingSettings};
 use crate::request_head::HeadError;
-use crate::route::Target;
+use crate::route::{Route, Target};
 use crate::telemetry::access::Buffer;
 use crate::telemetry::metrics::{CountedAnswer, Meter};
 use crate::telemetry::spans::SpanQueue;
 use crate::upstream::{Upstreams, Vitals};
 use body::Body;
+use read_body::BodyMemory;
 use upgrade::Tunnel;
+use usage::{UsageBounds, UsageMeter};
 
 type ProxyExchange<'c> = Exchange<'c, RequestBody, Body>;
 
@@ -48,6 +53,8 @@ pub struct Proxy {
     upstreams: Upstreams,
     /// `None` if no proxy asks for decisions.
     decide: Option<Arc<DecideSettings>>,
+    body_memory: BodyMemory,
+    usage_bounds: UsageBounds,
 }
 
 impl Proxy {
@@ -63,6 +70,8 @@ impl Proxy {
     ) -> Proxy {
         Proxy {
             decide: config.decide.clone(),
+            body_memory: BodyMemory::new(config.server.body_memory, config.server.workers),
+            usage_bounds: UsageBounds::default(),
             upstreams: match old {
                 None => Upstreams::new(&config.upstreams, sweep.clone(), vitals),
                 Some(old) => old.upstreams.renewed(&config.upstreams, sweep, vitals),
@@ -134,6 +143,7 @@ impl Proxy {
         head_error: Option<HeadError>,
     ) -> Result<(), Rejection> {
         self.stages.check(x, head_error)?;
+        let _held = self.read_body(x).await?;
         self.stages.identify(x)?;
         self.stages.rewrite(x)?;
         self.stages.admit(x).await?;
@@ -160,11 +170,26 @@ impl Proxy {
             *x.response = response.map(Body::made);
         }
         let stages = &self.stages;
-        stages
-            .limiter
-            .adjust(route, &x.admission, x.response, &mut x.record);
+        let limiter = &stages.limiter;
+        let is_final = limiter.adjust(route, &x.admission, x.response, &mut x.record);
         hold(x);
         stages.replies.mark(&x.admission, x.response);
+        if route.settles_by_body() && x.admission.granted().is_some() {
+            match is_final {
+                true => UsageMeter::note_refund(limiter, route),
+                false => self.meter_body(x, route),
+            }
+        }
+    }
+
+    /// Lets the rest of the response decide the cost of its request.
+    fn meter_body(&self, x: &mut ProxyExchange<'_>, route: &Route) {
+        let admission = std::mem::take(&mut x.admission);
+        let limiter = Arc::clone(&self.stages.limiter);
+        let meter = UsageMeter::new(limiter, &self.usage_bounds, route, admission, x.response);
+        if let Some(meter) = meter {
+            x.response.body_mut().meter(Box::new(meter));
+        }
     }
 
     /// Adds the headers of every response, counts the request, and passes its record to the body,

@@ -347,6 +347,7 @@ fn log_line() -> Word {
             would_deny: &[],
             reason: None,
             grpc_status: None,
+            usage: None,
             request_id: None,
             trace_id: None,
         }));

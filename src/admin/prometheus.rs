@@ -19,9 +19,10 @@ use crate::route::{Route, Target};
 use crate::server::introspection::Snapshot;
 use crate::store::StoreError;
 use crate::store::memory::Evictions;
-use crate::telemetry::metrics::cells::Durations;
+use crate::telemetry::metrics::cells::{Durations, UsageSum};
 use crate::telemetry::metrics::decide::DecideSum;
 use crate::telemetry::metrics::text::{MetricType, MetricsText, TextFormat};
+use crate::telemetry::metrics::usage::{RATIO_BOUNDS, TOKEN_CLASSES, UsageOutcome};
 use crate::telemetry::metrics::{
     CODES, DECISION_BOUNDS, DecideCode, Door, GRPC_STATUSES, LimitSum, LimitVerdict, METHODS,
     NO_ROUTE, REQUEST_BOUNDS, RETRIES, RouteSum, SOURCES, Sum, Unanswered, UpstreamSum,
@@ -118,6 +119,7 @@ fn requests(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
         let counted = sum.routes.get(*route).and_then(|sum| sum.grpc.as_deref());
         grpc_samples(text, "route", route, counted, likely);
     }
+    usage(text, snapshot, sum);
     let unanswered = Unanswered::WORDS.iter().enumerate().map(|(index, reason)| {
         let meters = snapshot.proxies().map(Proxy::meter);
         let counts = meters.map(|meter| meter.all_unanswered()[index]);
@@ -138,6 +140,36 @@ fn requests(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
         if !many || counted.requests() > 0 {
             text.durations(&[("route", *route)], &REQUEST_BOUNDS, &counted.duration);
         }
+    }
+}
+
+/// The tokens of routes with `usage`.
+fn usage(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
+    let routes = snapshot.config.routes.iter();
+    let routes = routes.filter(|route| route.usage.is_some());
+    let none = UsageSum::default();
+    let counted: Vec<(&str, &UsageSum)> = routes
+        .map(|route| {
+            let counted = sum.routes.get(&*route.name);
+            let counted = counted.and_then(|sum| sum.usage.as_deref());
+            (&*route.name, counted.unwrap_or(&none))
+        })
+        .collect();
+    family(text, "tidegate_usage_tokens");
+    for (route, sum) in &counted {
+        for (class, count) in TOKEN_CLASSES.iter().zip(sum.tokens) {
+            text.sample(&[("route", *route), ("class", *class)], count);
+        }
+    }
+    family(text, "tidegate_usage_settlements");
+    for (route, sum) in &counted {
+        for (outcome, count) in UsageOutcome::WORDS.iter().zip(sum.outcomes) {
+            text.sample(&[("route", *route), ("outcome", *outcome)], count);
+        }
+    }
+    family(text, "tidegate_usage_estimate_ratio");
+    for (route, sum) in &counted {
+        text.durations(&[("route", *route)], &RATIO_BOUNDS, &sum.ratios);
     }
 }
 

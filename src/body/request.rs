@@ -174,8 +174,8 @@ pub struct StreamingBody {
     awaits_continue: bool,
     /// Whether the rest must not be read.
     given_up: bool,
-    /// Pieces to be read once more, because a server refused the request.
-    again: VecDeque<Bytes>,
+    /// Frames to be read once more: a decision needed them, or a server refused the request.
+    again: VecDeque<Frame<Bytes>>,
 }
 
 impl RequestBody {
@@ -218,10 +218,12 @@ impl RequestBody {
         }
     }
 
-    /// Puts all pieces that were read in front of the rest.
-    pub fn put_back(&mut self, pieces: Vec<Bytes>) {
+    /// Puts frames that were read in front of the rest.
+    pub fn put_back(&mut self, frames: impl DoubleEndedIterator<Item = Frame<Bytes>>) {
         if let RequestBody::Streaming(streaming) = self {
-            streaming.again = pieces.into();
+            for frame in frames.rev() {
+                streaming.again.push_front(frame);
+            }
         }
     }
 }
@@ -283,8 +285,8 @@ impl StreamingBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         self.awaits_continue = false;
-        if let Some(piece) = self.again.pop_front() {
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        if let Some(frame) = self.again.pop_front() {
+            return Poll::Ready(Some(Ok(frame)));
         }
         let Some(source) = &mut self.source else {
             return Poll::Ready(None);
@@ -338,7 +340,12 @@ impl StreamingBody {
         if self.again.is_empty() {
             return rest;
         }
-        let again: u64 = self.again.iter().map(|piece| piece.len() as u64).sum();
+        let again: u64 = self
+            .again
+            .iter()
+            .filter_map(Frame::data_ref)
+            .map(|data| data.len() as u64)
+            .sum();
         match rest.exact() {
             Some(rest) => SizeHint::with_exact(again + rest),
             None => SizeHint::default(),

@@ -13,6 +13,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Bytes;
 
 use super::grpc::Call;
+use super::usage::UsageMeter;
 use crate::upstream::UpstreamError;
 use crate::upstream::body::UpstreamBody;
 use tidegate_core::exchange::access_record::AccessRecord;
@@ -27,6 +28,8 @@ pub struct Body {
     /// `None` if nothing follows `made`.
     tail: Option<Box<MadeTail>>,
     record: Option<Box<AccessRecord>>,
+    /// Reads the usage that the body reports. `None` if nothing depends on it.
+    usage: Option<Box<UsageMeter>>,
     slots: Option<Box<HeldSlots>>,
     /// Set if the response will decide the cost of its request.
     settles: Option<Arc<AtomicBool>>,
@@ -56,6 +59,7 @@ impl Body {
             made,
             tail: None,
             record: None,
+            usage: None,
             slots: None,
             settles: None,
         }
@@ -109,6 +113,10 @@ impl Body {
     /// The time until the whole body must have come, if that is bounded.
     pub(crate) fn time_left(&self) -> Option<Duration> {
         self.upstream.as_ref().and_then(UpstreamBody::time_left)
+    }
+
+    pub(super) fn meter(&mut self, usage: Box<UsageMeter>) {
+        self.usage = Some(usage);
     }
 
     pub(crate) fn hold(&mut self, slots: Box<HeldSlots>) {
@@ -176,11 +184,13 @@ fn note_frame(call: &mut Call, polled: &Result<Frame<Bytes>, UpstreamError>) {
 impl Drop for Body {
     fn drop(&mut self) {
         let is_whole = self.is_end_stream();
-        if let Some(mut record) = self.record.take() {
-            if let Some(call) = &mut record.call {
-                call.end(is_whole);
-            }
-            record.write();
+        let mut record = self.record.take();
+        if let Some(call) = record.as_mut().and_then(|record| record.call.as_mut()) {
+            call.end(is_whole);
+        }
+        match self.usage.take() {
+            Some(usage) => usage.end(is_whole, self.upstream.take(), record),
+            None => record.into_iter().for_each(|record| record.write()),
         }
     }
 }
@@ -199,6 +209,13 @@ impl http_body::Body for Body {
             Some(body) => Pin::new(body).poll_frame(context),
             None => this.poll_made(context),
         };
+        if let (Some(usage), Poll::Ready(polled)) = (&mut this.usage, &polled) {
+            match polled {
+                Some(Ok(frame)) => usage.read(frame),
+                Some(Err(_)) => usage.note_break(),
+                None => {}
+            }
+        }
         if let (Some(record), Poll::Ready(Some(polled))) = (&mut this.record, &polled) {
             match polled {
                 Ok(frame) => record.add_bytes(frame.data_ref().map_or(0, Bytes::len)),

@@ -281,6 +281,8 @@ fn refused(rejection: &Rejection) -> DryRunOutcome {
         Rejection::MissingKey(_) => "missing key",
         Rejection::AmbiguousKey(_) => "ambiguous key",
         Rejection::UnknownKey(_) => "unknown key",
+        Rejection::Unpriced(_) => "no price",
+        Rejection::BodyMemory => "no memory",
         Rejection::StoreAway { .. } => "store away",
         Rejection::Upstream(_) => "upstream",
     };

@@ -7,6 +7,7 @@ use http_body::Body as _;
 use super::Proxy;
 use super::ProxyExchange;
 use super::body::Body;
+use super::encoding;
 use super::headers::{self, UpstreamRequest};
 use super::upgrade::Tunnel;
 use crate::body::RequestBody;
@@ -26,7 +27,13 @@ impl Proxy {
     ) -> Result<(), Rejection> {
         let (request, response) = (&mut *x.request, &mut *x.response);
         let changes = x.changes.as_deref();
-        bound_body(request, route.body_limit)?;
+        // A body that was read before the decision is bounded already.
+        if x.body.is_none() {
+            bound_body(request, route.body_limit)?;
+        }
+        if route.usage.is_some() {
+            encoding::accept_readable(request.headers_mut());
+        }
         let ready = prepare(request, x.downstream, route, changes)?;
         if ready.is_forged {
             self.meter().count_untrusted_forwarding();
@@ -91,7 +98,10 @@ pub(super) fn prepare<B>(
 }
 
 /// Refuses a body whose announced length is too long, and bounds any other.
-fn bound_body(request: &mut Request<RequestBody>, most: Option<u64>) -> Result<(), Rejection> {
+pub(super) fn bound_body(
+    request: &mut Request<RequestBody>,
+    most: Option<u64>,
+) -> Result<(), Rejection> {
     let Some(most) = most else {
         return Ok(());
     };

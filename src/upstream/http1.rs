@@ -207,7 +207,8 @@ impl Http1 {
                 ExchangeError::Sent(error)
             }
             (ExchangeError::Unsent(error), Some(mut upload)) => {
-                upload.body.put_back(self.outbox.flow.take_back());
+                let taken = self.outbox.flow.take_back();
+                upload.body.put_back(taken.into_iter().map(Frame::data));
                 *request.body_mut() = upload.body;
                 ExchangeError::Unsent(error)
             }

@@ -34,6 +34,7 @@ mod secure;
 pub mod shadow;
 pub mod stages;
 pub mod traced;
+pub mod usage;
 
 use http::{Request, Response};
 
@@ -42,6 +43,7 @@ use access_record::AccessRecord;
 use admit::Admission;
 use changes::Changes;
 use downstream::Downstream;
+use usage::ReadBody;
 
 /// One request and its response. `B` and `R` are their bodies.
 #[derive(Debug)]
@@ -52,6 +54,8 @@ pub struct Exchange<'c, B, R> {
     pub downstream: &'c Downstream,
     pub route: Option<&'c Route>,
     pub admission: Admission,
+    /// The beginning of the body; `None` if it was not read before the decision.
+    pub body: Option<Box<ReadBody>>,
     /// `None` if the route changes nothing.
     pub changes: Option<Box<Changes<'c>>>,
     pub record: AccessRecord,

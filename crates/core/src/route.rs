@@ -92,6 +92,12 @@ impl Route {
         }
     }
 
+    /// Whether what follows the head of a response may settle the cost.
+    pub fn settles_by_body(&self) -> bool {
+        let by_body = matches!(self.settle, Some(Settle::Json(_) | Settle::Trailer(_)));
+        by_body || self.usage.is_some()
+    }
+
     /// Whether a part of this kind chooses the upstream's server.
     pub fn is_balanced_by(&self, is_such: fn(&Part) -> bool) -> bool {
         self.affinity

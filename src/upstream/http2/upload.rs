@@ -59,7 +59,7 @@ impl Http2Upload {
         let mut state = lock(&self.0);
         let copy = state.copy.take()?;
         let mut body = state.body.take()?;
-        body.put_back(copy);
+        body.put_back(copy.into_iter().map(Frame::data));
         Some(body)
     }
 

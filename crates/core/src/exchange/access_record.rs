@@ -13,7 +13,7 @@ use super::shadow::ShadowChecks;
 use super::traced::Trace;
 use crate::clock;
 use crate::limit::{Decided, DeniedKey, KeyHash, Retry};
-use crate::telemetry::access::{Buffer, Outcome};
+use crate::telemetry::access::{Buffer, LoggedUsage, Outcome};
 use crate::telemetry::door::Door;
 use crate::telemetry::metrics::method_of;
 use crate::telemetry::watched::DeniedRequest;
@@ -38,6 +38,8 @@ pub struct AccessRecord {
     pub reason: Option<&'static str>,
     /// Where a proxy asked for this decision; `None` for a request that came here.
     pub door: Option<Door>,
+    /// The tokens of a request to a model server.
+    pub usage: Option<Box<LoggedUsage>>,
     pub request_id: Option<RequestId>,
     /// Whether the client speaks gRPC, which needs HTTP/2.
     pub grpc: bool,
@@ -96,6 +98,7 @@ impl AccessRecord {
             status: 0,
             reason: None,
             door: None,
+            usage: None,
             request_id: None,
             grpc: request.version() == Version::HTTP_2 && is_grpc(request.headers()),
             call: None,

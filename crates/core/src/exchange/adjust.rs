@@ -12,36 +12,47 @@ use http::{HeaderMap, HeaderName, Response};
 use super::access_record::AccessRecord;
 use super::admit::{Admission, Decider};
 use super::limiter::Limiter;
+use super::usage::FinalCost;
 use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck, OnError};
 use crate::route::Route;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Adjustment {
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Adjustment<'c> {
     /// Returns all units.
     Refund,
-    /// The final units, before they are multiplied by the cost of a limit.
-    Settle(u64),
+    Settle(FinalCost<'c>),
 }
 
 impl Limiter {
     /// Refunds or settles the cost of a request, as its route says. It removes the header that
-    /// settles, so that no client gets it.
+    /// settles, so that no client gets it. Returns whether the cost is final.
     pub fn adjust<B>(
         &self,
         route: &Route,
         admission: &Admission,
         response: &mut Response<B>,
         record: &mut AccessRecord,
-    ) {
+    ) -> bool {
         let cost = route.settle_header();
         let cost = cost.and_then(|name| take_cost(response.headers_mut(), name));
         let adjustment = match cost {
             _ if route.refund.contains(response.status()) => Adjustment::Refund,
-            Some(units) => Adjustment::Settle(units),
-            None => return,
+            Some(units) => Adjustment::Settle(FinalCost::Units(units)),
+            None => return false,
         };
+        self.adjust_all(admission, adjustment, Some(record));
+        true
+    }
+
+    pub(super) fn adjust_all(
+        &self,
+        admission: &Admission,
+        adjustment: Adjustment<'_>,
+        record: Option<&mut AccessRecord>,
+    ) {
         self.adjust_admitted(admission, adjustment);
-        for check in record.shadow.iter_mut().flat_map(|shadow| &mut shadow.list) {
+        let shadow = record.and_then(|record| record.shadow.as_mut());
+        for check in shadow.into_iter().flat_map(|shadow| &mut shadow.list) {
             if let Some(decided) = check.decided().filter(|decided| decided.decision.allowed) {
                 self.adjust_store(decided, adjustment, admission.generation);
             }
@@ -77,7 +88,7 @@ impl Limiter {
         }
     }
 
-    fn adjust_admitted(&self, admission: &Admission, adjustment: Adjustment) {
+    fn adjust_admitted(&self, admission: &Admission, adjustment: Adjustment<'_>) {
         let Some(decided) = admission.granted() else {
             return;
         };
@@ -106,7 +117,7 @@ impl Limiter {
         }
     }
 
-    fn adjust_store(&self, decided: Decided<'_>, adjustment: Adjustment, generation: u64) {
+    fn adjust_store(&self, decided: Decided<'_>, adjustment: Adjustment<'_>, generation: u64) {
         let Difference {
             more,
             less,
@@ -132,7 +143,7 @@ struct Difference {
 }
 
 impl Difference {
-    fn of(decided: Decided<'_>, adjustment: Adjustment) -> Difference {
+    fn of(decided: Decided<'_>, adjustment: Adjustment<'_>) -> Difference {
         let mut difference = Difference {
             more: Charge::new(),
             less: Charge::new(),
@@ -147,7 +158,7 @@ impl Difference {
             }
             let cost = match adjustment {
                 Adjustment::Refund => 0,
-                Adjustment::Settle(units) => check.limit.units(units),
+                Adjustment::Settle(cost) => cost.units(&check.limit).unwrap_or(check.cost),
             };
             let costs = |cost: u64| LimitCheck {
                 cost: cost.min(u64::from(u32::MAX)),

@@ -41,7 +41,11 @@ impl Stages {
             limiter.count_bypassed(limits);
             return Ok(());
         }
-        let cost = found.route.cost.units(head.headers, head.is_trusted);
+        let cost = &found.route.cost;
+        let cost = match cost.body_units(facts.body) {
+            Some(units) => units,
+            None => cost.units(head.headers, head.is_trusted),
+        };
         for limit in limits {
             let exempt = limit.exempt.has(head.client, &limit.key, facts);
             match limit.key.derive(facts, limit.missing, &key.key) {
@@ -56,7 +60,12 @@ impl Stages {
                         limiter.count_bypassed(std::slice::from_ref(limit));
                     } else {
                         let asker = self.asker(limit, query);
-                        admission.add(limit, windows, tag, limit.units(cost), asker);
+                        let units = match query.reserve {
+                            None => Some(limit.units(cost)),
+                            Some(reserve) => reserve.units(limit, windows),
+                        };
+                        let unpriced = || Rejection::Unpriced(limit.name.clone());
+                        admission.add(limit, windows, tag, units.ok_or_else(unpriced)?, asker);
                     }
                 }
                 Derived::Skip => {}

@@ -148,7 +148,10 @@ impl LocalReplies {
                 header = Some((RETRY_AFTER, HeaderValue::from_static("1")));
             }
             Rejection::TlsOnly(url) => header = Some((LOCATION, url.clone())),
-            Rejection::MissingKey(limit) | Rejection::AmbiguousKey(limit) => violated.push(limit),
+            Rejection::MissingKey(limit)
+            | Rejection::AmbiguousKey(limit)
+            | Rejection::Unpriced(limit) => violated.push(limit),
+            Rejection::BodyMemory => header = Some((RETRY_AFTER, HeaderValue::from_static("1"))),
             Rejection::UnknownKey(limit) => {
                 violated.push(limit);
                 let challenge = HeaderValue::from_static(self.challenge);

@@ -36,6 +36,10 @@ pub enum Rejection {
     AmbiguousKey(Arc<str>),
     /// The request's API key is not known. Holds the name of the limit.
     UnknownKey(Arc<str>),
+    /// The model of the request has no price. Holds the name of the limit.
+    Unpriced(Arc<str>),
+    /// The bodies that are read before their decisions need more than `body_memory`.
+    BodyMemory,
     Limited(Box<Denial>),
     /// An operator has blocked the client.
     Blocked(Box<Blocked>),
@@ -152,6 +156,14 @@ impl Rejection {
                 "the request has several different keys; send one",
             ),
             Rejection::UnknownKey(_) => (StatusCode::UNAUTHORIZED, "the API key is not known"),
+            Rejection::Unpriced(_) => (
+                StatusCode::BAD_REQUEST,
+                "the model of the request has no price here",
+            ),
+            Rejection::BodyMemory => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "this server has no memory for the body of the request now",
+            ),
             Rejection::Limited(_) | Rejection::Blocked(_) => (StatusCode::TOO_MANY_REQUESTS, ""),
             Rejection::StoreAway { .. } => (
                 StatusCode::SERVICE_UNAVAILABLE,

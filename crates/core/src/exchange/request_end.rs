@@ -64,6 +64,7 @@ impl AccessRecord {
             would_deny,
             reason: self.reason,
             grpc_status: self.grpc_status(),
+            usage: self.usage.as_deref(),
             request_id: self.request_id.as_ref().map(RequestId::as_str),
             trace_id: trace.map(Trace::id),
         });

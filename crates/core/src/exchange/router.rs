@@ -6,7 +6,7 @@ use super::claims::Tokens;
 use super::rejection::Rejection;
 use crate::client::ClientIp;
 use crate::config::Bypass;
-use crate::limit::key::{ApiKeySource, ApiKeys, Derived, Facts, HashSecret, Part};
+use crate::limit::key::{ApiKeySource, ApiKeys, BodyFacts, Derived, Facts, HashSecret, Part};
 use crate::limit::tier::Tiers;
 use crate::limit::{KeyHash, Missing};
 use crate::path::Case;
@@ -61,6 +61,7 @@ impl Router {
         &self,
         head: &RequestHead<'_>,
         found: &RouteMatch<'_, '_>,
+        body: Option<&BodyFacts>,
         then: impl FnOnce(&Facts<'_>) -> R,
     ) -> R {
         let (claims, tier);
@@ -79,7 +80,7 @@ impl Router {
             tier: None,
             certificate: head.certificate,
             extensions: head.extensions,
-            body: None,
+            body,
         };
         let tiers = self.tiers_for(found.route);
         claims = self

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::ORIGIN;
+use http::header::{CONTENT_LENGTH, ORIGIN};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 
 use super::Exchange;
@@ -21,12 +21,13 @@ use super::router::Router;
 use super::secure::Secure;
 use super::shadow::ShadowChecks;
 use super::traced::{Trace, Tracer};
+use super::usage::Reserve;
 use crate::config::{Config, LogKeys};
 use crate::descriptor::DescriptorTable;
 use crate::limit::OnError;
 use crate::limit::key::Facts;
 use crate::request_head::{HeadError, RequestHead, Scheme};
-use crate::route::RouteMatch;
+use crate::route::{Route, RouteMatch, RouteQuery};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::Buffer;
 use crate::telemetry::metrics::Meter;
@@ -49,6 +50,8 @@ pub struct Stages {
     logs_traces: bool,
     secure: Secure,
     max_headers: usize,
+    /// Whether a route needs the body of a request for its decision.
+    reads_bodies: bool,
     /// The header with the id of a request, if requests have ids.
     request_id: Option<HeaderName>,
     /// `None` if requests are not traced.
@@ -61,6 +64,8 @@ pub struct LimitQuery<'q, 't, 'p> {
     pub found: &'q RouteMatch<'t, 'p>,
     pub facts: &'q Facts<'q>,
     pub overrides: Option<&'q OverrideSnapshot>,
+    /// What the request reserves, if its route has `usage`.
+    pub reserve: Option<&'q Reserve>,
     /// The trace for the decision log.
     pub trace: Option<TraceId>,
 }
@@ -69,6 +74,7 @@ impl Stages {
     /// Makes the stages of the worker that opened `store`. Metrics keep the counts of `old`.
     pub fn new(config: Config, store: WorkerStore, log: &Buffer, old: Option<&Meter>) -> Stages {
         let limiter = Limiter::new(&config, store, old);
+        let reads_bodies = config.routes.iter().any(|route| route.reads_body.is_some());
         let secure = Secure::new(config.tls.as_deref(), &config.server);
         let decide = config.decide.as_ref();
         let router = Router {
@@ -92,6 +98,7 @@ impl Stages {
             logs_traces: config.tracing.is_some() && config.log.decisions.is_some(),
             secure,
             max_headers: config.server.max_headers,
+            reads_bodies,
             request_id: config.request_id,
             tracer: None,
         }
@@ -128,6 +135,7 @@ impl Stages {
             downstream,
             route: None,
             admission: Admission::default(),
+            body: None,
             changes: None,
             record,
         }
@@ -191,18 +199,43 @@ impl Stages {
         let trace = x.record.trace.as_deref().filter(|_| self.logs_traces);
         let trace = trace.map(Trace::id);
         let admission = &mut x.admission;
-        self.router.identify(&head, &found, |facts| {
+        let body = x.body.as_deref();
+        let settings = found.route.usage.as_ref();
+        let reserve = settings.map(|settings| Reserve::new(settings, body, length_of(request)));
+        let body = body.map(|body| &body.facts);
+        let checked = self.router.identify(&head, &found, body, |facts| {
             let query = LimitQuery {
                 head: &head,
                 found: &found,
                 facts,
                 overrides,
+                reserve: reserve.as_ref(),
                 trace,
             };
             let checked = self.add_checks(&query, admission);
             observe(&query, admission, &checked);
             checked
-        })
+        });
+        x.admission.reserve = reserve.map(Box::new);
+        checked
+    }
+
+    /// The route of a request whose body is needed for its decision; `None` if it is not needed, or
+    /// if the request has no route.
+    pub fn route_that_reads<B, R>(&self, x: &Exchange<'_, B, R>) -> Option<&Route> {
+        if !self.reads_bodies {
+            return None;
+        }
+        let host = check_framing(x.request).ok()?;
+        let path = self.router.routes.read_path(x.request.uri().path()).ok()?;
+        let found = self.router.routes.find(&RouteQuery {
+            host: &host,
+            path: &path,
+            method: x.request.method(),
+            headers: x.request.headers(),
+        });
+        let route = found?.route;
+        route.reads_body.is_some().then_some(route)
     }
 
     /// Makes the changes of the route from the request as the client sent it.
@@ -274,4 +307,11 @@ impl Stages {
             headers.insert(name, id);
         }
     }
+}
+
+/// The announced length of a request's body, bytes.
+fn length_of<B>(request: &Request<B>) -> u64 {
+    let length = request.headers().get(CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
+    length.unwrap_or(0)
 }

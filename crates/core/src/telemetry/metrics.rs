@@ -12,6 +12,7 @@ pub mod cells;
 pub mod decide;
 pub mod grpc;
 pub mod text;
+pub mod usage;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +29,7 @@ use super::access::Outcome;
 pub use super::door::{DecideCode, Door};
 use super::watched::{DenialBuffer, Trail};
 use crate::limit::Role;
-use cells::add_counters;
+use cells::{UsageCells, add_counters};
 use decide::DecideCells;
 
 /// The name of the cells for requests without a route. No route can have this name.
@@ -189,6 +190,11 @@ impl Meter {
             route: Arc::clone(self.route(route)?),
             totals: Arc::clone(&self.totals),
         })
+    }
+
+    /// The tokens of a route. `route` is as for `count_answer`.
+    pub fn usage(&self, route: usize) -> Option<&UsageCells> {
+        self.route(route).map(|cells| &cells.usage)
     }
 
     pub fn count_outcome(&self, outcome: Outcome) {

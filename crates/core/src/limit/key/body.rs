@@ -73,10 +73,7 @@ mod tests {
             other => panic!("{other:?}"),
         });
         let body = body.map(|values| BodyFacts {
-            table: Arc::new(RequestTable {
-                members: members.to_vec(),
-                reads_usage: false,
-            }),
+            table: Arc::new(RequestTable::new(members.to_vec(), false)),
             members: BodyMembers {
                 values: values.to_vec(),
                 ..BodyMembers::default()

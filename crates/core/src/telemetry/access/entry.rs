@@ -8,8 +8,10 @@ use std::time::Duration;
 use crate::limit::DeniedKey;
 use crate::telemetry::door::Door;
 use crate::telemetry::metrics::grpc::GrpcStatus;
+use crate::telemetry::metrics::usage::UsageOutcome;
 use crate::telemetry::{json, stamp};
 use crate::trace::TraceId;
+use crate::usage::tokens::TokenCounts;
 
 /// Characters of the hash of a key, enough to distinguish keys in a log.
 const KEY_CHARACTERS: usize = 8;
@@ -45,6 +47,15 @@ pub struct MissingBytes {
     pub expected: Option<u64>,
 }
 
+/// The tokens of a request to a model server.
+#[derive(Clone, Debug)]
+pub struct LoggedUsage {
+    pub model: Box<str>,
+    pub reserved: TokenCounts,
+    pub charged: TokenCounts,
+    pub outcome: UsageOutcome,
+}
+
 /// One request, as far as it is known when its answer ends.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessEntry<'a> {
@@ -64,6 +75,7 @@ pub struct AccessEntry<'a> {
     pub would_deny: &'a [Arc<str>],
     pub reason: Option<&'static str>,
     pub grpc_status: Option<GrpcStatus>,
+    pub usage: Option<&'a LoggedUsage>,
     pub request_id: Option<&'a str>,
     pub trace_id: Option<TraceId>,
 }
@@ -112,6 +124,16 @@ pub(super) fn text(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     }
     for limit in entry.would_deny {
         let _ = write!(out, " would deny {limit}");
+    }
+    if let Some(usage) = entry.usage {
+        let (charged, reserved) = (usage.charged, usage.reserved.total());
+        let _ = write!(
+            out,
+            " tokens {}+{} of {reserved} {}",
+            charged.input,
+            charged.output,
+            usage.outcome.word()
+        );
     }
     if let Some(id) = entry.trace_id {
         let _ = write!(out, " trace {id}");
@@ -204,6 +226,9 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
             None => out.extend_from_slice(b"null"),
         }
     }
+    if let Some(usage) = entry.usage {
+        write_usage(out, usage);
+    }
     if let Some(id) = entry.request_id {
         member(out, b",\"request_id\":", id);
     }
@@ -211,6 +236,24 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         let _ = write!(out, ",\"trace_id\":\"{id}\"");
     }
     out.extend_from_slice(b"}\n");
+}
+
+fn write_usage(out: &mut Vec<u8>, usage: &LoggedUsage) {
+    let charged = usage.charged;
+    out.extend_from_slice(b",\"usage\":{\"model\":");
+    json::string(out, &usage.model);
+    let _ = write!(
+        out,
+        ",\"input\":{},\"cached\":{},\"cache_write\":{},\"output\":{}",
+        charged.input, charged.cached, charged.cache_write, charged.output
+    );
+    let _ = write!(
+        out,
+        ",\"reserved\":{},\"charged\":{},\"outcome\":\"{}\"}}",
+        usage.reserved.total(),
+        charged.total(),
+        usage.outcome.word()
+    );
 }
 
 /// Writes an array, unless it is empty.

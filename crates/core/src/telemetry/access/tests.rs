@@ -24,6 +24,7 @@ fn with_entry(write: impl FnOnce(&AccessEntry<'_>)) {
         would_deny: &["search".into()],
         reason: None,
         grpc_status: None,
+        usage: None,
         request_id: None,
         trace_id: None,
     });

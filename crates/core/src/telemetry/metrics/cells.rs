@@ -13,6 +13,8 @@ use std::time::Duration;
 use http::Method;
 
 use super::grpc::{GRPC_STATUSES, GrpcStatus};
+use super::usage::{RATIO_BOUNDS, TOKEN_CLASSES, UsageOutcome};
+use crate::usage::tokens::TokenCounts;
 
 /// A counter that only one thread adds to. If two threads do so at once, one addition may be lost.
 #[derive(Debug, Default)]
@@ -134,6 +136,7 @@ pub struct RouteCells {
     methods: [OnceLock<Box<Codes>>; METHODS.len()],
     duration: Histogram,
     pub grpc: GrpcCells,
+    pub usage: UsageCells,
 }
 
 impl RouteCells {
@@ -151,6 +154,61 @@ impl RouteCells {
         }
         self.duration.add_to(&mut sum.duration);
         self.grpc.add_to(&mut sum.grpc);
+        self.usage.add_to(&mut sum.usage);
+    }
+}
+
+/// One worker's cells of a route; empty before its first answer.
+#[derive(Debug, Default)]
+pub struct UsageCells(OnceLock<Box<UsageCounts>>);
+
+#[derive(Debug, Default)]
+struct UsageCounts {
+    tokens: [WorkerCounter; TOKEN_CLASSES.len()],
+    outcomes: [WorkerCounter; UsageOutcome::WORDS.len()],
+    /// The share of the reserve that was used. A microsecond stands for a millionth.
+    ratios: Histogram,
+}
+
+/// The sum over workers.
+#[derive(Clone, Debug, Default)]
+pub struct UsageSum {
+    pub tokens: [u64; TOKEN_CLASSES.len()],
+    pub outcomes: [u64; UsageOutcome::WORDS.len()],
+    /// A microsecond stands for a millionth.
+    pub ratios: Durations,
+}
+
+impl UsageCells {
+    pub fn count_outcome(&self, outcome: UsageOutcome) {
+        self.0.get_or_init(Box::default).outcomes[outcome as usize].add(1);
+    }
+
+    /// Counts the tokens of an answer, and compares them with its reserve.
+    pub fn count_tokens(&self, tokens: TokenCounts, reserved: TokenCounts) {
+        let counts = self.0.get_or_init(Box::default);
+        let cached = tokens.cached.saturating_add(tokens.cache_write);
+        let classes = [
+            tokens.input.saturating_sub(cached),
+            tokens.cached,
+            tokens.cache_write,
+            tokens.output,
+        ];
+        for (counter, count) in counts.tokens.iter().zip(classes) {
+            counter.add(count);
+        }
+        let millionths = tokens.total().saturating_mul(1_000_000) / reserved.total().max(1);
+        counts
+            .ratios
+            .observe(Duration::from_micros(millionths), &RATIO_BOUNDS);
+    }
+
+    pub fn add_to(&self, sum: &mut Option<Box<UsageSum>>) {
+        let Some(counts) = self.0.get() else { return };
+        let sum = sum.get_or_insert_default();
+        add_counters(&mut sum.tokens, &counts.tokens);
+        add_counters(&mut sum.outcomes, &counts.outcomes);
+        counts.ratios.add_to(&mut sum.ratios);
     }
 }
 
@@ -160,6 +218,7 @@ pub struct RouteSum {
     pub methods: [Option<Box<[u64; CODES.len()]>>; METHODS.len()],
     pub duration: Durations,
     pub grpc: GrpcSum,
+    pub usage: Option<Box<UsageSum>>,
 }
 
 impl RouteSum {

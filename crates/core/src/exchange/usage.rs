@@ -1,0 +1,166 @@
+//! Token budgets: units are reserved at admission, and settled when the answer has ended.
+//!
+//! The reserve is the charge. So a process that dies leaves the estimate: no unit is lost, and no
+//! hold stays for ever. One admission is settled once.
+
+use std::sync::Arc;
+
+use super::access_record::AccessRecord;
+use super::adjust::Adjustment;
+use super::admit::Admission;
+use super::limiter::Limiter;
+use crate::limit::key::BodyFacts;
+use crate::limit::{Limit, Window};
+use crate::telemetry::access::LoggedUsage;
+use crate::telemetry::metrics::usage::UsageOutcome;
+use crate::usage::estimate::{Estimate, actual, estimate, observed};
+use crate::usage::settings::{AbortedUsage, MissingUsage, UsageSettings};
+use crate::usage::tokens::{ReportedTokens, TokenCounts};
+
+/// The beginning of a request's body, read before the decision.
+#[derive(Clone, Debug)]
+pub struct ReadBody {
+    pub facts: BodyFacts,
+    /// The length of the whole body, bytes. If it is not known, the longest that the route takes.
+    pub length: u64,
+}
+
+/// What a request to a model server reserves.
+#[derive(Clone, Debug)]
+pub struct Reserve {
+    pub settings: Arc<UsageSettings>,
+    pub estimate: Estimate,
+    /// Empty if the request names none.
+    pub model: Box<str>,
+}
+
+/// The final cost of a request.
+#[derive(Clone, Copy, Debug)]
+pub enum FinalCost<'c> {
+    /// Units of the response, before they are multiplied by the cost of a limit.
+    Units(u64),
+    Usage {
+        reserve: &'c Reserve,
+        tokens: TokenCounts,
+        model: &'c str,
+    },
+}
+
+impl Reserve {
+    /// `length` is that of the body if it was not read, bytes.
+    pub fn new(settings: &Arc<UsageSettings>, body: Option<&ReadBody>, length: u64) -> Reserve {
+        let members = body.map(|body| &body.facts.members);
+        let length = body.map_or(length, |body| body.length);
+        let model = members.and_then(|members| members.model.clone());
+        Reserve {
+            settings: Arc::clone(settings),
+            estimate: estimate(settings, members, length),
+            model: model.unwrap_or_default(),
+        }
+    }
+
+    /// The units that are charged ahead in a limit. `None` if the model has no price.
+    ///
+    /// Without a maximum of the request the estimate is a guess, so it is never more than the limit
+    /// holds.
+    pub fn units(&self, limit: &Limit, windows: &[Arc<Window>]) -> Option<u64> {
+        let units = self.of(limit, self.estimate.tokens, &self.model)?;
+        let smallest = windows.iter().map(|window| window.rule.units).min();
+        Some(match (self.estimate.names_maximum, smallest) {
+            (false, Some(smallest)) => units.min(smallest),
+            _ => units,
+        })
+    }
+
+    fn of(&self, limit: &Limit, tokens: TokenCounts, model: &str) -> Option<u64> {
+        let units = self.settings.units(limit.counts, tokens, model)?;
+        Some(limit.units(units))
+    }
+}
+
+impl FinalCost<'_> {
+    /// The units of a limit; `None` if nothing is known.
+    pub(super) fn units(self, limit: &Limit) -> Option<u64> {
+        match self {
+            FinalCost::Units(units) => Some(limit.units(units)),
+            FinalCost::Usage {
+                reserve,
+                tokens,
+                model,
+            } => reserve.of(limit, tokens, model),
+        }
+    }
+}
+
+impl Limiter {
+    /// Settles an admitted request by the end of its answer.
+    pub fn settle_usage(
+        &self,
+        admission: &Admission,
+        end: UsageEnd<'_>,
+        mut record: Option<&mut AccessRecord>,
+    ) {
+        let tokens = end.tokens();
+        let model = end.model.unwrap_or(&end.reserve.model);
+        if let Some(tokens) = tokens {
+            let cost = FinalCost::Usage {
+                reserve: end.reserve,
+                tokens,
+                model,
+            };
+            self.settle(admission, cost, record.as_deref_mut());
+        }
+        if let Some(cells) = self.meter.usage(end.route) {
+            cells.count_outcome(end.outcome);
+            if let Some(tokens) = tokens.filter(|_| end.reported.is_some()) {
+                cells.count_tokens(tokens, end.reserve.estimate.tokens);
+            }
+        }
+        if let Some(record) = record {
+            record.usage = Some(Box::new(LoggedUsage {
+                model: model.into(),
+                reserved: end.reserve.estimate.tokens,
+                charged: tokens.unwrap_or(end.reserve.estimate.tokens),
+                outcome: end.outcome,
+            }));
+        }
+    }
+
+    /// Settles an admitted request once. `record` has its shadow checks.
+    pub fn settle(
+        &self,
+        admission: &Admission,
+        cost: FinalCost<'_>,
+        record: Option<&mut AccessRecord>,
+    ) {
+        self.adjust_all(admission, Adjustment::Settle(cost), record);
+    }
+}
+
+/// The end of an answer of a model server.
+#[derive(Clone, Copy, Debug)]
+pub struct UsageEnd<'e> {
+    pub reserve: &'e Reserve,
+    pub outcome: UsageOutcome,
+    /// What the answer reported.
+    pub reported: Option<ReportedTokens>,
+    /// Bytes of text in the answer, if they are counted.
+    pub text_bytes: u64,
+    /// The model that the answer names.
+    pub model: Option<&'e str>,
+    pub route: usize,
+}
+
+impl UsageEnd<'_> {
+    /// What is charged; `None` keeps the reserve.
+    fn tokens(&self) -> Option<TokenCounts> {
+        let settings = &self.reserve.settings;
+        let estimate = self.reserve.estimate;
+        if self.outcome == UsageOutcome::Aborted && self.reported.is_none() {
+            let is_observed = settings.abort == AbortedUsage::Observed;
+            return is_observed.then(|| observed(settings, estimate, self.text_bytes));
+        }
+        let keeps = self.reported.is_none() && settings.missing == MissingUsage::Estimate;
+        (!keeps).then(|| actual(settings, self.reported, estimate, self.text_bytes))
+    }
+}

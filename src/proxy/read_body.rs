@@ -1,0 +1,137 @@
+//! Reads the beginning of a request's body before the decision: keys count by its members, and
+//! budgets by what it asks of a model. What was read is sent on like the rest.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::header::CONTENT_ENCODING;
+use http_body::{Body as _, Frame};
+use http_body_util::BodyExt;
+use hyper::body::Bytes;
+
+use super::forward::bound_body;
+use super::{Proxy, ProxyExchange};
+use crate::body::RequestBody;
+use crate::upstream::UpstreamError;
+use crate::usage::request::{RequestReader, RequestTable};
+use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
+use tidegate_core::exchange::usage::ReadBody;
+use tidegate_core::limit::key::BodyFacts;
+
+/// The bytes of bodies that one worker holds before their decisions.
+#[derive(Debug, Default)]
+pub(super) struct BodyMemory {
+    held: Arc<AtomicUsize>,
+    most: usize,
+}
+
+/// A part of the memory. A drop returns it.
+#[derive(Debug)]
+pub(super) struct HeldMemory {
+    held: Arc<AtomicUsize>,
+    bytes: usize,
+}
+
+impl BodyMemory {
+    /// A worker's share of the process's memory.
+    pub(super) fn new(bytes: usize, workers: usize) -> BodyMemory {
+        BodyMemory {
+            held: Arc::default(),
+            most: bytes / workers.max(1),
+        }
+    }
+
+    fn take(&self, bytes: usize) -> Option<HeldMemory> {
+        let before = self.held.fetch_add(bytes, Ordering::Relaxed);
+        let taken = HeldMemory {
+            held: Arc::clone(&self.held),
+            bytes,
+        };
+        (before + bytes <= self.most).then_some(taken)
+    }
+}
+
+impl Drop for HeldMemory {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Proxy {
+    /// Reads the body as far as the decision needs it. Returns the memory that it takes.
+    pub(super) async fn read_body(
+        &self,
+        x: &mut ProxyExchange<'_>,
+    ) -> Result<Option<HeldMemory>, Rejection> {
+        let Some(route) = self.stages.route_that_reads(x) else {
+            return Ok(None);
+        };
+        let Some(table) = &route.reads_body else {
+            return Ok(None);
+        };
+        bound_body(x.request, route.body_limit)?;
+        // A compressed body has no members here.
+        let is_readable = !x.request.headers().contains_key(CONTENT_ENCODING);
+        let most = if is_readable { route.body_read } else { 0 };
+        let body = x.request.body_mut();
+        let announced = body.size_hint().exact();
+        let held = match announced.map(|length| usize::try_from(length).unwrap_or(usize::MAX)) {
+            Some(0) => None,
+            length => {
+                let bytes = length.unwrap_or(most).min(most);
+                Some(self.body_memory.take(bytes).ok_or(Rejection::BodyMemory)?)
+            }
+        };
+        let read = read(body, table, most).await;
+        let read = read.map_err(|error| Rejection::Upstream(NoAnswer::from(error)))?;
+        let longest = || route.body_limit.unwrap_or(u64::from(u32::MAX));
+        x.body = Some(Box::new(ReadBody {
+            facts: read.facts,
+            length: match announced {
+                Some(length) => length,
+                None if read.is_whole => read.bytes,
+                None => longest(),
+            },
+        }));
+        Ok(held)
+    }
+}
+
+struct BodyStart {
+    facts: BodyFacts,
+    bytes: u64,
+    /// Whether the body has ended.
+    is_whole: bool,
+}
+
+/// Reads at most about `most` bytes, and puts them back.
+async fn read(
+    body: &mut RequestBody,
+    table: &Arc<RequestTable>,
+    most: usize,
+) -> Result<BodyStart, UpstreamError> {
+    let mut reader = RequestReader::new(table);
+    let mut frames: Vec<Frame<Bytes>> = Vec::new();
+    let mut bytes = 0;
+    while bytes < most && !reader.is_done() {
+        let Some(frame) = body.frame().await else {
+            break;
+        };
+        let frame = frame.map_err(UpstreamError::Request)?;
+        if let Some(data) = frame.data_ref() {
+            reader.read(&data[..data.len().min(most - bytes)]);
+            bytes += data.len();
+        }
+        frames.push(frame);
+    }
+    let is_whole = body.is_end_stream();
+    body.put_back(frames.into_iter());
+    Ok(BodyStart {
+        facts: BodyFacts {
+            table: Arc::clone(table),
+            members: reader.finish(),
+        },
+        bytes: bytes as u64,
+        is_whole,
+    })
+}

@@ -1,0 +1,391 @@
+//! Reads the usage that an answer reports, while the answer passes, and settles its request at the
+//! end. The client gets every byte as it came.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flate2::write::{MultiGzDecoder, ZlibDecoder};
+use http::Response;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
+use http_body::Frame;
+use http_body_util::BodyExt;
+use hyper::body::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::body::Body;
+use crate::route::{Route, Settle};
+use crate::telemetry::metrics::usage::UsageOutcome;
+use crate::upstream::body::UpstreamBody;
+use crate::usage::answer::AnswerReader;
+use crate::usage::format::{AnswerTable, JsonPaths, TextCount};
+use crate::usage::framing::Framing;
+use crate::usage::paths::MemberPath;
+use crate::usage::settings::AbortedUsage;
+use tidegate_core::exchange::access_record::AccessRecord;
+use tidegate_core::exchange::admit::Admission;
+use tidegate_core::exchange::limiter::Limiter;
+use tidegate_core::exchange::usage::{FinalCost, Reserve, UsageEnd};
+
+/// Answers that one worker unpacks at once, at most. Each takes about 44 KiB.
+const DECODERS: usize = 1000;
+/// Answers that one worker reads to their end at once, although their clients have left.
+const DRAINS: usize = 256;
+
+/// What one worker may spend on answers.
+#[derive(Debug)]
+pub(super) struct UsageBounds {
+    decoders: Arc<Semaphore>,
+    drains: Arc<Semaphore>,
+}
+
+impl Default for UsageBounds {
+    fn default() -> UsageBounds {
+        UsageBounds {
+            decoders: Arc::new(Semaphore::new(DECODERS)),
+            drains: Arc::new(Semaphore::new(DRAINS)),
+        }
+    }
+}
+
+/// A request whose answer decides its cost.
+#[derive(Debug)]
+pub(super) struct UsageMeter {
+    limiter: Arc<Limiter>,
+    admission: Admission,
+    route: usize,
+    cost: CostSource,
+    answer: AnswerBytes,
+    /// The place of a decoder.
+    _decoder: Option<OwnedSemaphorePermit>,
+    drains: Arc<Semaphore>,
+    end: AnswerEnd,
+}
+
+/// How far an answer has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AnswerEnd {
+    Open,
+    /// The server has broken it off.
+    Broken,
+    Whole,
+}
+
+/// Where an answer says its cost.
+#[derive(Debug)]
+enum CostSource {
+    /// `usage` of the route.
+    Usage(Box<Reserve>),
+    /// `settle = "response-json:PATH"`
+    Json(Arc<AnswerTable>),
+    /// `settle = "response-trailer:NAME"`, and its value.
+    Trailer {
+        name: HeaderName,
+        units: Option<u64>,
+    },
+}
+
+/// The bytes of an answer on their way to its reader.
+enum AnswerBytes {
+    Plain(Box<AnswerReader>),
+    Gzip(Box<MultiGzDecoder<AnswerSink>>),
+    Deflate(Box<ZlibDecoder<AnswerSink>>),
+    /// Its encoding or its type cannot be read.
+    Unread(UnreadAnswer),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UnreadAnswer {
+    Encoded,
+    OtherType,
+}
+
+/// Takes what a decoder writes, and keeps nothing.
+struct AnswerSink(AnswerReader);
+
+impl Write for AnswerSink {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.read(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for AnswerBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            AnswerBytes::Plain(_) => "Plain",
+            AnswerBytes::Gzip(_) => "Gzip",
+            AnswerBytes::Deflate(_) => "Deflate",
+            AnswerBytes::Unread(_) => "Unread",
+        })
+    }
+}
+
+impl AnswerBytes {
+    /// `room` is a place for a decoder.
+    fn new(table: &Arc<AnswerTable>, headers: &HeaderMap, has_room: bool) -> AnswerBytes {
+        let framing = single(headers, &CONTENT_TYPE).and_then(Framing::of_content_type);
+        let Some(framing) = framing else {
+            return AnswerBytes::Unread(UnreadAnswer::OtherType);
+        };
+        let reader = AnswerReader::new(table, framing);
+        match single(headers, &CONTENT_ENCODING) {
+            None if !headers.contains_key(CONTENT_ENCODING) => AnswerBytes::Plain(Box::new(reader)),
+            Some(name) if name.eq_ignore_ascii_case("identity") => {
+                AnswerBytes::Plain(Box::new(reader))
+            }
+            Some(name) if has_room && name.eq_ignore_ascii_case("gzip") => {
+                AnswerBytes::Gzip(Box::new(MultiGzDecoder::new(AnswerSink(reader))))
+            }
+            Some(name) if has_room && name.eq_ignore_ascii_case("deflate") => {
+                AnswerBytes::Deflate(Box::new(ZlibDecoder::new(AnswerSink(reader))))
+            }
+            _ => AnswerBytes::Unread(UnreadAnswer::Encoded),
+        }
+    }
+
+    fn read(&mut self, bytes: &[u8]) {
+        let decoded = match self {
+            AnswerBytes::Plain(reader) => {
+                reader.read(bytes);
+                Ok(())
+            }
+            AnswerBytes::Gzip(decoder) => decoder.write_all(bytes),
+            AnswerBytes::Deflate(decoder) => decoder.write_all(bytes),
+            AnswerBytes::Unread(_) => Ok(()),
+        };
+        if decoded.is_err() {
+            *self = AnswerBytes::Unread(UnreadAnswer::Encoded);
+        }
+    }
+
+    /// The answer has come to its regular end.
+    fn finish(&mut self) {
+        let flushed = match self {
+            AnswerBytes::Gzip(decoder) => decoder.try_finish(),
+            AnswerBytes::Deflate(decoder) => decoder.try_finish(),
+            AnswerBytes::Plain(_) | AnswerBytes::Unread(_) => Ok(()),
+        };
+        if flushed.is_err() {
+            *self = AnswerBytes::Unread(UnreadAnswer::Encoded);
+        }
+        if let Some(reader) = self.reader_mut() {
+            reader.finish();
+        }
+    }
+
+    fn reader_mut(&mut self) -> Option<&mut AnswerReader> {
+        match self {
+            AnswerBytes::Plain(reader) => Some(reader),
+            AnswerBytes::Gzip(decoder) => Some(&mut decoder.get_mut().0),
+            AnswerBytes::Deflate(decoder) => Some(&mut decoder.get_mut().0),
+            AnswerBytes::Unread(_) => None,
+        }
+    }
+
+    fn reader(&self) -> Option<&AnswerReader> {
+        match self {
+            AnswerBytes::Plain(reader) => Some(reader),
+            AnswerBytes::Gzip(decoder) => Some(&decoder.get_ref().0),
+            AnswerBytes::Deflate(decoder) => Some(&decoder.get_ref().0),
+            AnswerBytes::Unread(_) => None,
+        }
+    }
+}
+
+/// The only line of a header, if it is text.
+fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
+    let mut lines = headers.get_all(name).iter();
+    let line = lines.next().filter(|_| lines.next().is_none())?;
+    Some(line.to_str().ok()?.trim())
+}
+
+impl UsageMeter {
+    /// `None` if the body of this response decides nothing.
+    pub(super) fn new(
+        limiter: Arc<Limiter>,
+        bounds: &UsageBounds,
+        route: &Route,
+        mut admission: Admission,
+        response: &Response<Body>,
+    ) -> Option<UsageMeter> {
+        let reserve = admission.reserve.take();
+        let cost = match (reserve, &route.settle) {
+            (Some(reserve), _) => CostSource::Usage(reserve),
+            (None, Some(Settle::Json(path))) => CostSource::Json(path_table(path)),
+            (None, Some(Settle::Trailer(name))) => CostSource::Trailer {
+                name: name.clone(),
+                units: None,
+            },
+            (None, Some(Settle::Header(_)) | None) => return None,
+        };
+        let headers = response.headers();
+        let is_encoded = headers.contains_key(CONTENT_ENCODING);
+        let decoder = is_encoded.then(|| Arc::clone(&bounds.decoders).try_acquire_owned().ok());
+        let decoder = decoder.flatten();
+        let answer = match &cost {
+            CostSource::Usage(reserve) => {
+                AnswerBytes::new(&reserve.settings.table, headers, decoder.is_some())
+            }
+            CostSource::Json(table) => AnswerBytes::new(table, headers, decoder.is_some()),
+            CostSource::Trailer { .. } => AnswerBytes::Unread(UnreadAnswer::OtherType),
+        };
+        Some(UsageMeter {
+            limiter,
+            admission,
+            route: route.number,
+            cost,
+            answer,
+            _decoder: decoder,
+            drains: Arc::clone(&bounds.drains),
+            end: AnswerEnd::Open,
+        })
+    }
+
+    /// Counts an answer whose status gave back all units.
+    pub(super) fn note_refund(limiter: &Limiter, route: &Route) {
+        if let Some(cells) = limiter
+            .meter
+            .usage(route.number)
+            .filter(|_| route.usage.is_some())
+        {
+            cells.count_outcome(UsageOutcome::Refunded);
+        }
+    }
+
+    /// Reads the next piece of the answer.
+    pub(super) fn read(&mut self, frame: &Frame<Bytes>) {
+        if let Some(data) = frame.data_ref() {
+            self.answer.read(data);
+        }
+        if let (CostSource::Trailer { name, units }, Some(trailers)) =
+            (&mut self.cost, frame.trailers_ref())
+        {
+            *units = single(trailers, name).and_then(|text| text.parse().ok());
+        }
+    }
+
+    /// The server has broken the answer off.
+    pub(super) fn note_break(&mut self) {
+        self.end = AnswerEnd::Broken;
+    }
+
+    /// Settles the request, and writes its record. `upstream` has the rest of the answer.
+    pub(super) fn end(
+        mut self: Box<Self>,
+        is_whole: bool,
+        upstream: Option<UpstreamBody>,
+        record: Option<Box<AccessRecord>>,
+    ) {
+        if is_whole {
+            self.finish();
+        }
+        if let (Some(time), Some(upstream)) = (self.drain_time(), upstream)
+            && let Ok(permit) = Arc::clone(&self.drains).try_acquire_owned()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(async move {
+                let _permit = permit;
+                let drained = timeout(time, self.drain(upstream)).await.unwrap_or(false);
+                self.settle(drained, record);
+            });
+            return;
+        }
+        self.settle(false, record);
+    }
+
+    /// Reads an answer to its end. Returns whether it has come.
+    async fn drain(&mut self, mut upstream: UpstreamBody) -> bool {
+        while let Some(frame) = upstream.frame().await {
+            match frame {
+                Ok(frame) => self.read(&frame),
+                Err(_) => {
+                    self.note_break();
+                    return false;
+                }
+            }
+        }
+        self.finish();
+        true
+    }
+
+    fn finish(&mut self) {
+        self.end = AnswerEnd::Whole;
+        self.answer.finish();
+    }
+
+    /// How long the rest of an answer may be read, if its client has left.
+    fn drain_time(&self) -> Option<Duration> {
+        let CostSource::Usage(reserve) = &self.cost else {
+            return None;
+        };
+        let is_known = self.answer.reader().is_some_and(AnswerReader::is_final);
+        match reserve.settings.abort {
+            AbortedUsage::Drain(time) if self.end == AnswerEnd::Open && !is_known => Some(time),
+            _ => None,
+        }
+    }
+
+    fn settle(&self, is_drained: bool, record: Option<Box<AccessRecord>>) {
+        let mut record = record;
+        self.adjust(is_drained, record.as_deref_mut());
+        if let Some(record) = record {
+            record.write();
+        }
+    }
+
+    fn adjust(&self, is_drained: bool, record: Option<&mut AccessRecord>) {
+        let (limiter, admission) = (&self.limiter, &self.admission);
+        let reader = self.answer.reader();
+        let reported = reader.and_then(AnswerReader::tokens);
+        let units = match &self.cost {
+            CostSource::Trailer { units, .. } => *units,
+            CostSource::Json(_) => {
+                let reported = reported.filter(|_| self.end == AnswerEnd::Whole);
+                reported.and_then(|tokens| tokens.output)
+            }
+            CostSource::Usage(reserve) => {
+                let is_final = reader.is_some_and(AnswerReader::is_final);
+                let reported = reported.filter(|_| self.end == AnswerEnd::Whole || is_final);
+                let end = UsageEnd {
+                    reserve,
+                    outcome: self.outcome(reported.is_some(), is_drained),
+                    reported,
+                    text_bytes: reader.map_or(0, AnswerReader::text_bytes),
+                    model: reader.and_then(AnswerReader::model),
+                    route: self.route,
+                };
+                return limiter.settle_usage(admission, end, record);
+            }
+        };
+        if let Some(units) = units {
+            limiter.settle(admission, FinalCost::Units(units), record);
+        }
+    }
+
+    fn outcome(&self, is_known: bool, is_drained: bool) -> UsageOutcome {
+        match (is_known, self.end) {
+            (true, _) if is_drained => UsageOutcome::Drained,
+            (true, _) => UsageOutcome::Exact,
+            (false, AnswerEnd::Open) => UsageOutcome::Aborted,
+            (false, _) => match self.answer {
+                AnswerBytes::Unread(UnreadAnswer::Encoded) => UsageOutcome::Encoded,
+                _ => UsageOutcome::Missing,
+            },
+        }
+    }
+}
+
+/// The table of a path that has the cost.
+fn path_table(path: &MemberPath) -> Arc<AnswerTable> {
+    let paths = JsonPaths {
+        total: Some(path.clone()),
+        ..JsonPaths::default()
+    };
+    Arc::new(AnswerTable::of_paths(&paths, TextCount::Ignored))
+}
