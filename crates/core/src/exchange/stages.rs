@@ -201,7 +201,8 @@ impl Stages {
         let admission = &mut x.admission;
         let body = x.body.as_deref();
         let settings = found.route.usage.as_ref();
-        let reserve = settings.map(|settings| Reserve::new(settings, body, length_of(request)));
+        let reserve = settings
+            .map(|settings| Reserve::new(settings, body, length_of(request), path.as_str()));
         let body = body.map(|body| &body.facts);
         let checked = self.router.identify(&head, &found, body, |facts| {
             let query = LimitQuery {

@@ -47,11 +47,21 @@ pub enum FinalCost<'c> {
 }
 
 impl Reserve {
-    /// `length` is that of the body if it was not read, bytes.
-    pub fn new(settings: &Arc<UsageSettings>, body: Option<&ReadBody>, length: u64) -> Reserve {
+    /// `length` is that of the body if it was not read, bytes. `path` may name the model.
+    pub fn new(
+        settings: &Arc<UsageSettings>,
+        body: Option<&ReadBody>,
+        length: u64,
+        path: &str,
+    ) -> Reserve {
         let members = body.map(|body| &body.facts.members);
         let length = body.map_or(length, |body| body.length);
-        let model = members.and_then(|members| members.model.clone());
+        // The server uses the model of the path, whatever the body says.
+        let named = settings.format.and_then(|format| format.path_model(path));
+        let model = match named {
+            Some(model) => Some(model.into()),
+            None => members.and_then(|members| members.model.clone()),
+        };
         Reserve {
             settings: Arc::clone(settings),
             estimate: estimate(settings, members, length),

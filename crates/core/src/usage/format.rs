@@ -45,6 +45,28 @@ impl AnswerFormat {
             AnswerFormat::Bedrock => "bedrock",
         }
     }
+
+    /// The model that the path of a request names.
+    pub fn path_model(self, path: &str) -> Option<&str> {
+        match self {
+            AnswerFormat::Gemini => gemini::path_model(path),
+            AnswerFormat::Bedrock => bedrock::path_model(path),
+            AnswerFormat::OpenAi | AnswerFormat::Anthropic | AnswerFormat::Ollama => None,
+        }
+    }
+}
+
+/// The segment of a path behind the last segment that is `word`.
+fn segment_behind<'p>(path: &'p str, word: &str) -> Option<&'p str> {
+    let mut segments = path.rsplit('/');
+    let mut behind = segments.next()?;
+    for segment in segments {
+        if segment == word {
+            return Some(behind).filter(|model| !model.is_empty());
+        }
+        behind = segment;
+    }
+    None
 }
 
 /// What a number of an answer counts.

@@ -8,7 +8,7 @@
 use super::super::tokens::{MAX_UNITS, ReportedTokens};
 use super::AnswerRole::{Error, Nested, Text};
 use super::TokenField::{CacheWrite, Cached, Input, Output, Total};
-use super::{AnswerLayout, AnswerRow, Tops, count, row};
+use super::{AnswerLayout, AnswerRow, Tops, count, row, segment_behind};
 
 pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     rows: ROWS,
@@ -65,4 +65,35 @@ pub fn header_tokens<'h>(header: impl Fn(&str) -> Option<&'h str>) -> Option<Rep
         output: count("output"),
     };
     (!tokens.is_empty()).then_some(tokens)
+}
+
+/// The model in `/model/MODEL/METHOD`.
+pub(super) fn path_model(path: &str) -> Option<&str> {
+    let (path, method) = path.rsplit_once('/')?;
+    match method {
+        "converse" | "converse-stream" | "invoke" | "invoke-with-response-stream" => {
+            segment_behind(path, "model")
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_names_its_model() {
+        for (path, model) in [
+            ("/model/claude-5-v1:0/converse", Some("claude-5-v1:0")),
+            ("/aws/model/claude/converse-stream", Some("claude")),
+            ("/model/claude/invoke", Some("claude")),
+            ("/model/claude/invoke-with-response-stream", Some("claude")),
+            ("/model/claude/count-tokens", None),
+            ("/model//invoke", None),
+            ("/invoke", None),
+        ] {
+            assert_eq!(path_model(path), model, "{path}");
+        }
+    }
 }

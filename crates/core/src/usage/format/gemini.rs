@@ -5,7 +5,7 @@
 
 use super::AnswerRole::{Error, Finished, Model, Text, Unfinished};
 use super::TokenField::{Cached, Input, Output, Thoughts, ToolInput, Total};
-use super::{AnswerLayout, AnswerRow, Tops, count, row};
+use super::{AnswerLayout, AnswerRow, Tops, count, row, segment_behind};
 
 pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     rows: ROWS,
@@ -28,3 +28,30 @@ const ROWS: &[AnswerRow] = &[
     row("error", Error),
     row("candidates[].content.parts[].text", Text),
 ];
+
+/// The model in `/v1/models/MODEL:METHOD`.
+pub(super) fn path_model(path: &str) -> Option<&str> {
+    let (path, _method) = path.rsplit_once(':')?;
+    segment_behind(path, "models")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_names_its_model() {
+        for (path, model) in [
+            ("/v1beta/models/gemini-3:generateContent", Some("gemini-3")),
+            (
+                "/v1/projects/p/publishers/google/models/gemini-3:streamGenerateContent",
+                Some("gemini-3"),
+            ),
+            ("/v1beta/models/gemini-3", None),
+            ("/v1beta/models/:generateContent", None),
+            ("/v1beta/openai/chat/completions", None),
+        ] {
+            assert_eq!(path_model(path), model, "{path}");
+        }
+    }
+}
