@@ -19,10 +19,11 @@ use crate::route::{Route, Settle};
 use crate::telemetry::metrics::usage::UsageOutcome;
 use crate::upstream::body::UpstreamBody;
 use crate::usage::answer::AnswerReader;
-use crate::usage::format::{AnswerTable, JsonPaths, TextCount};
+use crate::usage::format::{AnswerFormat, AnswerTable, JsonPaths, TextCount, header_tokens};
 use crate::usage::framing::Framing;
 use crate::usage::paths::MemberPath;
 use crate::usage::settings::AbortedUsage;
+use crate::usage::tokens::ReportedTokens;
 use tidegate_core::exchange::access_record::AccessRecord;
 use tidegate_core::exchange::admit::Admission;
 use tidegate_core::exchange::limiter::Limiter;
@@ -56,6 +57,8 @@ pub(super) struct UsageMeter {
     admission: Admission,
     route: usize,
     cost: CostSource,
+    /// The tokens that the head of the answer says.
+    head_tokens: Option<ReportedTokens>,
     answer: AnswerBytes,
     /// The place of a decoder.
     _decoder: Option<OwnedSemaphorePermit>,
@@ -235,11 +238,16 @@ impl UsageMeter {
             CostSource::Json(table) => AnswerBytes::new(table, headers, decoder.is_some()),
             CostSource::Trailer { .. } => AnswerBytes::Unread(UnreadAnswer::OtherType),
         };
+        let head_tokens = match &cost {
+            CostSource::Usage(reserve) => head_tokens(reserve, headers),
+            CostSource::Json(_) | CostSource::Trailer { .. } => None,
+        };
         Some(UsageMeter {
             limiter,
             admission,
             route: route.number,
             cost,
+            head_tokens,
             answer,
             _decoder: decoder,
             drains: Arc::clone(&bounds.drains),
@@ -324,7 +332,8 @@ impl UsageMeter {
         let CostSource::Usage(reserve) = &self.cost else {
             return None;
         };
-        let is_known = self.answer.reader().is_some_and(AnswerReader::is_final);
+        let is_final = self.answer.reader().is_some_and(AnswerReader::is_final);
+        let is_known = is_final || self.head_tokens.is_some();
         match reserve.settings.abort {
             AbortedUsage::Drain(time) if self.end == AnswerEnd::Open && !is_known => Some(time),
             _ => None,
@@ -352,6 +361,7 @@ impl UsageMeter {
             CostSource::Usage(reserve) => {
                 let is_final = reader.is_some_and(AnswerReader::is_final);
                 let reported = reported.filter(|_| self.end == AnswerEnd::Whole || is_final);
+                let reported = self.head_tokens.or(reported);
                 let end = UsageEnd {
                     reserve,
                     outcome: self.outcome(reported.is_some(), is_drained),
@@ -379,6 +389,13 @@ impl UsageMeter {
             },
         }
     }
+}
+
+/// The tokens in the head of an answer. Only Bedrock has them there.
+fn head_tokens(reserve: &Reserve, headers: &HeaderMap) -> Option<ReportedTokens> {
+    let is_bedrock = reserve.settings.format == Some(AnswerFormat::Bedrock);
+    let read = |name: &str| single(headers, &HeaderName::try_from(name).ok()?);
+    is_bedrock.then(|| header_tokens(read)).flatten()
 }
 
 /// The table of a path that has the cost.
