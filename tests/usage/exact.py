@@ -20,6 +20,7 @@ WEIGHTS = dict(input=1_000_000, cached=100_000, written=1_250_000, output=4_000_
 PRICES = {
     "gpt-5": dict(input=1_250_000, cached=125_000, written=1_250_000, output=10_000_000),
     "own": dict(input=2_000_000, cached=2_000_000, written=2_000_000, output=3_500_000),
+    "claude": dict(input=3_000_000, cached=300_000, written=3_750_000, output=15_000_000),
     "*": dict(input=5_000_000, cached=5_000_000, written=5_000_000, output=20_000_000),
 }
 
@@ -35,6 +36,7 @@ sample_allowed = 1.0
 [prices]
 "gpt-5*" = { input = 1.25, cached = 0.125, output = 10 }
 "own-*"  = { input = 2, output = 3.5 }
+"claude" = { input = 3, cached = 0.3, cache_write = 3.75, output = 15 }
 "*"      = { input = 5, output = 20 }
 
 """ + "".join(f"""[limit.{name}]
@@ -77,8 +79,12 @@ def sum_of(tokens, weights):
     return -(-sum(count * weights[name] for count, name in parts) // 1_000_000)
 
 
+# Bedrock names its model in the path alone.
+NAMES = {"openai": "gpt-5", "own": "own", "bedrock": "claude"}
+
+
 def prices_of(dialect):
-    return PRICES[{"openai": "gpt-5", "own": "own"}.get(dialect.name, "*")]
+    return PRICES[NAMES.get(dialect.name, "*")]
 
 
 def units(dialect, tokens):
