@@ -366,7 +366,7 @@ impl UsageMeter {
                     reserve,
                     outcome: self.outcome(reported.is_some(), is_drained),
                     reported,
-                    text_bytes: reader.map_or(0, AnswerReader::text_bytes),
+                    text_bytes: reader.map(AnswerReader::text_bytes),
                     model: reader.and_then(AnswerReader::model),
                     route: self.route,
                 };

@@ -154,8 +154,8 @@ pub struct UsageEnd<'e> {
     pub outcome: UsageOutcome,
     /// What the answer reported.
     pub reported: Option<ReportedTokens>,
-    /// Bytes of text in the answer, if they are counted.
-    pub text_bytes: u64,
+    /// Bytes of text in the answer, if they are counted. `None` if the answer could not be read.
+    pub text_bytes: Option<u64>,
     /// The model that the answer names.
     pub model: Option<&'e str>,
     pub route: usize,
@@ -166,11 +166,22 @@ impl UsageEnd<'_> {
     fn tokens(&self) -> Option<TokenCounts> {
         let settings = &self.reserve.settings;
         let estimate = self.reserve.estimate;
-        if self.outcome == UsageOutcome::Aborted && self.reported.is_none() {
-            let is_observed = settings.abort == AbortedUsage::Observed;
-            return is_observed.then(|| observed(settings, estimate, self.text_bytes));
+        // A text that nobody could read is not empty.
+        let observed = || Some(observed(settings, estimate, self.text_bytes?));
+        match self.reported {
+            Some(_) => {
+                let text_bytes = self.text_bytes.unwrap_or(u64::MAX);
+                Some(actual(settings, self.reported, estimate, text_bytes))
+            }
+            None if self.outcome == UsageOutcome::Aborted => match settings.abort {
+                AbortedUsage::Observed => observed(),
+                AbortedUsage::Estimate | AbortedUsage::Drain(_) => None,
+            },
+            None => match settings.missing {
+                MissingUsage::Estimate => None,
+                MissingUsage::Prompt => Some(actual(settings, None, estimate, 0)),
+                MissingUsage::Observed => observed(),
+            },
         }
-        let keeps = self.reported.is_none() && settings.missing == MissingUsage::Estimate;
-        (!keeps).then(|| actual(settings, self.reported, estimate, self.text_bytes))
     }
 }
