@@ -22,7 +22,7 @@ use std::task::{Context, Poll};
 
 use grpc::Call;
 use http::{Request, Response};
-use limiter::WorkerStore;
+use limiter::{Limiter, WorkerStore};
 use tidegate_core::exchange::access_record::AccessRecord;
 use tidegate_core::exchange::changes::own_response;
 pub use tidegate_core::exchange::downstream::{Arrival, Downstream, Secured};
@@ -37,6 +37,7 @@ use crate::config::{Config, DecideSettings, TracingSettings};
 use crate::request_head::HeadError;
 use crate::route::{Route, Target};
 use crate::telemetry::access::Buffer;
+use crate::telemetry::metrics::usage::UsageOutcome;
 use crate::telemetry::metrics::{CountedAnswer, Meter};
 use crate::telemetry::spans::SpanQueue;
 use crate::upstream::{Upstreams, Vitals};
@@ -130,10 +131,17 @@ impl Proxy {
         head_error: Option<HeadError>,
     ) {
         let mut exchange = self.stages.begin(request, response, downstream);
-        let x = &mut exchange;
+        let mut unanswered = Unanswered {
+            limiter: &self.stages.limiter,
+            exchange: &mut exchange,
+            is_answered: false,
+        };
+        let x = &mut *unanswered.exchange;
         if let Err(rejection) = self.serve(x, head_error).await {
             self.stages.reject(x, &rejection);
         }
+        unanswered.is_answered = true;
+        drop(unanswered);
         self.finish(exchange);
     }
 
@@ -155,7 +163,10 @@ impl Proxy {
     /// headers.
     async fn answer(&self, x: &mut ProxyExchange<'_>) {
         let Some(route) = x.route else { return };
-        if route.adjusts() && x.admission.granted().is_some() {
+        let may_settle = x.admission.granted().is_some()
+            || x.record.shadow.is_some()
+            || x.admission.reserve.is_some();
+        if route.adjusts() && may_settle {
             x.response.body().note_settling();
         }
         if let Target::Upstream(upstream) = &route.target {
@@ -163,6 +174,7 @@ impl Proxy {
                 self.stages.reject(x, &rejection);
                 if rejection.is_cut_upload() {
                     // A client must not get its units back by leaving.
+                    note_unread_usage(&self.stages.limiter, x, UsageOutcome::Aborted);
                     return hold(x);
                 }
             }
@@ -174,11 +186,10 @@ impl Proxy {
         let is_final = limiter.adjust(route, &x.admission, x.response, &mut x.record);
         hold(x);
         stages.replies.mark(&x.admission, x.response);
-        if route.settles_by_body() && x.admission.granted().is_some() {
-            match is_final {
-                true => UsageMeter::note_refund(limiter, route),
-                false => self.meter_body(x, route),
-            }
+        if is_final {
+            note_unread_usage(limiter, x, UsageOutcome::Refunded);
+        } else if route.settles_by_body() && may_settle {
+            self.meter_body(x, route);
         }
     }
 
@@ -225,6 +236,34 @@ impl Proxy {
             record.call = counter.and_then(|counter| Call::begin(counter, response));
         }
         record.choose_line();
+    }
+}
+
+/// A request without an answer. If it is dropped before there is one, its client has left.
+struct Unanswered<'e, 'c> {
+    limiter: &'e Limiter,
+    exchange: &'e mut ProxyExchange<'c>,
+    is_answered: bool,
+}
+
+impl Drop for Unanswered<'_, '_> {
+    fn drop(&mut self) {
+        let x = &mut *self.exchange;
+        // Only a charged call to a model server is recorded.
+        let is_charged = x.admission.granted().is_some() && x.admission.reserve.is_some();
+        if self.is_answered || !is_charged {
+            return;
+        }
+        note_unread_usage(self.limiter, x, UsageOutcome::Aborted);
+        x.record.note_client_left();
+        x.record.write();
+    }
+}
+
+/// Counts a call to a model server whose answer is not read.
+fn note_unread_usage(limiter: &Limiter, x: &mut ProxyExchange<'_>, outcome: UsageOutcome) {
+    if let Some(reserve) = x.admission.reserve.take() {
+        limiter.note_unread_usage(&reserve, outcome, &mut x.record);
     }
 }
 

@@ -190,7 +190,7 @@ impl Drop for Body {
         }
         match self.usage.take() {
             Some(usage) => usage.end(is_whole, self.upstream.take(), record),
-            None => record.into_iter().for_each(|record| record.write()),
+            None => record.into_iter().for_each(|mut record| record.write()),
         }
     }
 }

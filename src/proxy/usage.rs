@@ -255,17 +255,6 @@ impl UsageMeter {
         })
     }
 
-    /// Counts an answer whose status gave back all units.
-    pub(super) fn note_refund(limiter: &Limiter, route: &Route) {
-        if let Some(cells) = limiter
-            .meter
-            .usage(route.number)
-            .filter(|_| route.usage.is_some())
-        {
-            cells.count_outcome(UsageOutcome::Refunded);
-        }
-    }
-
     /// Reads the next piece of the answer.
     pub(super) fn read(&mut self, frame: &Frame<Bytes>) {
         if let Some(data) = frame.data_ref() {
@@ -343,7 +332,7 @@ impl UsageMeter {
     fn settle(&self, is_drained: bool, record: Option<Box<AccessRecord>>) {
         let mut record = record;
         self.adjust(is_drained, record.as_deref_mut());
-        if let Some(record) = record {
+        if let Some(mut record) = record {
             record.write();
         }
     }

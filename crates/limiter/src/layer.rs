@@ -167,7 +167,7 @@ struct BodyEnd {
 
 impl Drop for BodyEnd {
     fn drop(&mut self) {
-        if let Some((record, log)) = self.record.take().map(|record| *record) {
+        if let Some((mut record, log)) = self.record.take().map(|record| *record) {
             record.write();
             log.flush();
         }

@@ -18,6 +18,9 @@ use crate::telemetry::door::Door;
 use crate::telemetry::metrics::method_of;
 use crate::telemetry::watched::DeniedRequest;
 
+/// The status in the access log of a request without a response, as nginx has it.
+const CLIENT_LEFT: u16 = 499;
+
 /// The facts of one request. Nothing is formatted before the request ends.
 #[derive(Debug)]
 pub struct AccessRecord {
@@ -195,6 +198,14 @@ impl AccessRecord {
         self.is_truncated = true;
         self.reason = Some(reason);
         self.to_write = self.logs_truncation();
+    }
+
+    /// Notes that the client left before the head of the response.
+    #[cold]
+    pub fn note_client_left(&mut self) {
+        self.status = CLIENT_LEFT;
+        self.reason = Some("client_left");
+        self.choose_line();
     }
 
     pub fn add_bytes(&mut self, bytes: usize) {

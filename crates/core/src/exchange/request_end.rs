@@ -20,7 +20,8 @@ use crate::trace::Begun;
 
 impl AccessRecord {
     /// Counts the shadow decisions, writes the line of the access log, and makes the spans.
-    pub fn write(mut self) {
+    /// Call it once.
+    pub fn write(&mut self) {
         let trace = self.trace.take();
         let mut would_deny = Vec::new();
         let mut shadow_spans = Vec::new();

@@ -136,6 +136,29 @@ impl Limiter {
         }
     }
 
+    /// Counts and records a request to a model server whose answer is not read: its units were given
+    /// back, or its client left before.
+    pub fn note_unread_usage(
+        &self,
+        reserve: &Reserve,
+        outcome: UsageOutcome,
+        record: &mut AccessRecord,
+    ) {
+        if let Some(cells) = self.meter.usage(record.route_number) {
+            cells.count_outcome(outcome);
+        }
+        let reserved = reserve.estimate.tokens;
+        record.usage = Some(Box::new(LoggedUsage {
+            model: reserve.model.clone(),
+            reserved,
+            charged: match outcome {
+                UsageOutcome::Refunded => TokenCounts::default(),
+                _ => reserved,
+            },
+            outcome,
+        }));
+    }
+
     /// Settles an admitted request once. `record` has its shadow checks.
     pub fn settle(
         &self,
