@@ -1,5 +1,6 @@
 """What the tests of token budgets share: tidegates, Redis, calls, and the reading of counts."""
 
+import concurrent.futures
 import http.client
 import json
 import os
@@ -7,11 +8,13 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 
+from model import Model
 from running import free_port
 
 # No check may fail because the machine is busy.
@@ -23,7 +26,7 @@ class Failed(Exception):
 
 
 def ok(what):
-    print("ok", what, flush=True)
+    print(f"ok {what}\n", end="", flush=True)
 
 
 def check(what, expected, found):
@@ -101,8 +104,10 @@ class Server:
         return found
 
     def count(self, limit, key):
-        """The units that a key has used of a limit."""
-        key = urllib.parse.quote(key, safe="")
+        """The units that a key has used of a limit. Several parts are PART=VALUE&PART=VALUE."""
+        parts = (part.split("=", 1) for part in key.split("&"))
+        key = "&".join("=".join(urllib.parse.quote(text, safe="") for text in part)
+                       for part in parts)
         try:
             return self.admin_json(f"/api/v1/limits/{limit}/keys/{key}")["windows"][0]["used"]
         except urllib.error.HTTPError as error:
@@ -174,3 +179,21 @@ class Fleet:
     def show_logs(self):
         for log in sorted(self.directory.glob("*.log")):
             print(f"--- {log.name}\n{log.read_text()[-3000:]}", file=sys.stderr)
+
+
+def on_both_stores(run):
+    """Calls run(fleet, name, store) for the embedded store and for a Redis, at the same time."""
+    with tempfile.TemporaryDirectory() as directory:
+        fleet = Fleet(directory, Model())
+        try:
+            _, shared = fleet.redis()
+            stores = {"embedded": "", "redis": shared}
+            with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                runs = [pool.submit(run, fleet, *store) for store in stores.items()]
+                for one in runs:
+                    one.result()
+        except BaseException:
+            fleet.show_logs()
+            raise
+        finally:
+            fleet.end()

@@ -5,14 +5,13 @@ import asyncio
 import json
 import logging
 import os
-import tempfile
 import warnings
 
 import dialects
-from calls import Failed, Fleet, check, until
+from calls import Failed, check, on_both_stores, until
 from dialects import DIALECTS, Tokens, text
 from exact import CONFIG, LIMITS, units
-from model import Model, Plan
+from model import Plan
 
 # No client may ask for anything outside.
 os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_TELEMETRY="False",
@@ -284,26 +283,15 @@ def with_litellm(on):
     on.charged("litellm: a stream of another dialect", ANTHROPIC, key)
 
 
-def main():
-    model = Model()
-    with tempfile.TemporaryDirectory() as directory:
-        fleet = Fleet(directory, model)
-        try:
-            _, shared = fleet.redis()
-            for name, store in (("embedded", ""), ("redis", shared)):
-                on = Check(fleet.server(name, CONFIG + store))
-                with_openai(on)
-                asyncio.run(with_openai_async(on))
-                with_anthropic(on)
-                with_gemini(on)
-                with_bedrock(on)
-                with_litellm(on)
-        except Exception:
-            fleet.show_logs()
-            raise
-        finally:
-            fleet.end()
+def main(fleet, name, store):
+    on = Check(fleet.server(name, CONFIG + store))
+    with_openai(on)
+    asyncio.run(with_openai_async(on))
+    with_anthropic(on)
+    with_gemini(on)
+    with_bedrock(on)
+    with_litellm(on)
 
 
 if __name__ == "__main__":
-    main()
+    on_both_stores(main)

@@ -4,14 +4,13 @@ import concurrent.futures
 import gzip
 import itertools
 import random
-import tempfile
 import threading
 import zlib
 
 import dialects
-from calls import Failed, Fleet, check, ok, until
+from calls import Failed, check, ok, on_both_stores, until
 from dialects import DIALECTS, Tokens
-from model import Model, Plan
+from model import Plan
 
 LIMITS = ["tokens", "input", "output", "costs", "money"]
 ROUTES = ["openai", "anthropic", "gemini", "ollama", "bedrock", "own"]
@@ -207,20 +206,9 @@ def counted(server):
     ok(f"{server.name}: {16 * len(listed)} calls")
 
 
-def main():
-    model = Model()
-    with tempfile.TemporaryDirectory() as directory:
-        fleet = Fleet(directory, model)
-        try:
-            _, shared = fleet.redis()
-            counted(fleet.server("embedded", CONFIG))
-            counted(fleet.server("redis", CONFIG + shared))
-        except Failed:
-            fleet.show_logs()
-            raise
-        finally:
-            fleet.end()
+def main(fleet, name, store):
+    counted(fleet.server(name, CONFIG + store))
 
 
 if __name__ == "__main__":
-    main()
+    on_both_stores(main)

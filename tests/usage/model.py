@@ -20,10 +20,11 @@ class Plan:
     """
 
     def __init__(self, pieces, kind="application/json", status=200, headers=(), framing="chunked",
-                 is_cut=False, before=b"", trailers=(), length=None):
+                 is_cut=False, before=b"", trailers=(), length=None, head_wait=0):
         self.pieces, self.kind, self.status = pieces, kind, status
         self.headers, self.framing, self.is_cut = list(headers), framing, is_cut
         self.before, self.trailers, self.length = before, list(trailers), length
+        self.head_wait = head_wait
         self.calls = []
         # Set once the answer was written, and where the reader left before.
         self.ended, self.left = threading.Event(), threading.Event()
@@ -95,6 +96,8 @@ class Handler(socketserver.StreamRequestHandler):
         else:
             head.append("connection: close")
         head += [f"{name}: {value}" for name, value in plan.headers]
+        if plan.head_wait:
+            self.wait(plan.head_wait)
         self.wfile.write(plan.before + "\r\n".join(head).encode() + b"\r\n\r\n")
         for piece in plan.pieces:
             if not isinstance(piece, bytes):

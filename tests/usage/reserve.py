@@ -3,10 +3,9 @@ never fits."""
 
 import gzip
 import json
-import tempfile
 
-from calls import Failed, Fleet, check, until
-from model import Model, Plan
+from calls import Failed, check, on_both_stores, until
+from model import Plan
 
 CONFIG = """
 listen = "127.0.0.1:{port}"
@@ -204,24 +203,13 @@ def money(server):
           lambda: server.count("money", "changed"))
 
 
-def main():
-    model = Model()
-    with tempfile.TemporaryDirectory() as directory:
-        fleet = Fleet(directory, model)
-        try:
-            _, shared = fleet.redis()
-            for name, store in (("embedded", ""), ("redis", shared)):
-                server = fleet.server(name, CONFIG + store)
-                estimated(server)
-                encoded(server)
-                never(server)
-                money(server)
-        except Exception:
-            fleet.show_logs()
-            raise
-        finally:
-            fleet.end()
+def main(fleet, name, store):
+    server = fleet.server(name, CONFIG + store)
+    estimated(server)
+    encoded(server)
+    never(server)
+    money(server)
 
 
 if __name__ == "__main__":
-    main()
+    on_both_stores(main)
