@@ -5,6 +5,7 @@
 //! a number counts only at its path, outside of strings.
 
 pub mod answer;
+pub mod ask;
 pub mod estimate;
 pub mod format;
 pub mod framing;

@@ -184,6 +184,15 @@ impl Frames {
         }
     }
 
+    /// Whether the byte order mark, or the place where one may be, has been read.
+    pub(super) fn has_read_mark(&self) -> bool {
+        match self {
+            Frames::Document(mark) | Frames::Lines(mark) => mark.is_over(),
+            Frames::Sse(frames) => frames.mark.is_over(),
+            Frames::EventStream(_) => true,
+        }
+    }
+
     /// How many of these bytes belong to whole texts. The first one begins a text. Whole texts may
     /// be left out: an LF behind them that belongs to a CR of theirs is a blank line at most.
     pub(super) fn whole_length(&self, bytes: &[u8]) -> usize {

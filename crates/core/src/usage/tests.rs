@@ -1,5 +1,6 @@
 //! Answers of model servers as their clients get them, and the same answers in other pieces.
 
+mod ask;
 mod estimates;
 mod fixtures;
 mod numbers;

@@ -6,7 +6,7 @@
 
 use super::super::scan::{Piece, Sink};
 use super::super::tokens::MAX_UNITS;
-use super::members::{BodyMembers, BodyValue, MAX_VALUE};
+use super::members::{BodyMembers, BodyValue, MAX_VALUE, StreamOptions};
 use super::operations::Operations;
 use super::table::{Purpose, RequestRole, RequestTable, ValueSource};
 
@@ -24,6 +24,8 @@ pub(super) struct GatheredMembers {
     answers: u64,
     is_stream: bool,
     include_usage: Option<bool>,
+    stream_options: StreamOptions,
+    has_prompt: bool,
     objects: u32,
     is_array: bool,
 }
@@ -153,6 +155,8 @@ impl GatheredMembers {
             answers: 1,
             is_stream: false,
             include_usage: None,
+            stream_options: StreamOptions::Absent,
+            has_prompt: false,
             objects: 0,
             is_array: false,
         }
@@ -178,6 +182,8 @@ impl GatheredMembers {
             model,
             is_stream: self.is_stream,
             include_usage: self.include_usage,
+            stream_options: self.stream_options,
+            has_prompt: self.has_prompt,
             is_whole: false,
         }
     }
@@ -210,13 +216,28 @@ impl GatheredMembers {
                 self.answers = self.answers.max(number.min(MAX_UNITS));
             }
             (Purpose::Stream, Piece::Bool(is_stream)) => self.is_stream |= is_stream,
-            (Purpose::IncludeUsage, Piece::Bool(includes)) => self.include_usage = Some(includes),
+            (Purpose::StreamOptions, piece) => self.read_options(piece),
+            (Purpose::IncludeUsage, piece) => {
+                self.stream_options = StreamOptions::Closed;
+                if let Piece::Bool(includes) = piece {
+                    self.include_usage = Some(includes);
+                }
+            }
+            (Purpose::Prompt, Piece::Array | Piece::TextEnd) => self.has_prompt = true,
             (Purpose::Query, piece) => self.element.read_query(piece),
             _ => {}
         }
         if let Some(place) = role.place {
             self.element.read_text(table, place, piece);
         }
+    }
+
+    fn read_options(&mut self, piece: Piece<'_>) {
+        self.stream_options = match (self.stream_options, piece) {
+            (StreamOptions::Absent, Piece::Null) => StreamOptions::Null,
+            (StreamOptions::Absent, Piece::Object) => StreamOptions::Object,
+            _ => StreamOptions::Closed,
+        };
     }
 
     /// Some servers take a maximum of 0 for none, so it counts like none.

@@ -33,6 +33,18 @@ pub enum BodyValue {
     Ambiguous,
 }
 
+/// `stream_options`, and whether it can be asked for usage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StreamOptions {
+    #[default]
+    Absent,
+    Null,
+    /// An object without `include_usage`.
+    Object,
+    /// It has `include_usage`, is there twice, or is another value.
+    Closed,
+}
+
 /// The content of a request's body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BodyMembers {
@@ -47,6 +59,9 @@ pub struct BodyMembers {
     pub is_stream: bool,
     /// `stream_options.include_usage`
     pub include_usage: Option<bool>,
+    pub stream_options: StreamOptions,
+    /// Whether it has `messages` of chat, or `prompt` of completions.
+    pub has_prompt: bool,
     /// Whether all of the body was read, and it is one JSON object.
     pub is_whole: bool,
 }
@@ -61,6 +76,8 @@ impl Default for BodyMembers {
             model: None,
             is_stream: false,
             include_usage: None,
+            stream_options: StreamOptions::Absent,
+            has_prompt: false,
             is_whole: false,
         }
     }

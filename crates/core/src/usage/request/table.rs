@@ -67,7 +67,10 @@ pub(super) enum Purpose {
     Maximum,
     Answers,
     Stream,
+    StreamOptions,
     IncludeUsage,
+    /// `messages` of chat, or `prompt` of completions.
+    Prompt,
     /// Its text is a document of GraphQL.
     Query,
 }
@@ -166,7 +169,10 @@ impl TableDraft {
             self.purpose(path, Purpose::Answers);
         }
         self.purpose("stream", Purpose::Stream);
+        self.purpose("stream_options", Purpose::StreamOptions);
         self.purpose("stream_options.include_usage", Purpose::IncludeUsage);
+        self.purpose("messages", Purpose::Prompt);
+        self.purpose("prompt", Purpose::Prompt);
         self.text("model")
     }
 

@@ -4,12 +4,16 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::super::request::{BodyMember, BodyMembers, BodyValue, RequestReader, RequestTable};
+use super::super::request::{
+    BodyMember, BodyMembers, BodyValue, RequestReader, RequestTable, StreamOptions,
+};
 use super::random::{cut, sizes, spell};
 use super::reference::Json;
 use super::*;
 
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 20] = [
+    "messages",
+    "prompt",
     "max_tokens",
     "Max_Completion_Tokens",
     "n",
@@ -164,6 +168,20 @@ fn greatest(elements: &[&Json], paths: &[&str]) -> Option<u64> {
     all.filter_map(Json::whole).max()
 }
 
+fn stream_options(elements: &[&Json]) -> StreamOptions {
+    let mut all = elements
+        .iter()
+        .flat_map(|element| at(element, "stream_options"));
+    match (all.next(), all.next()) {
+        (None, _) => StreamOptions::Absent,
+        (Some(Json::Null), None) => StreamOptions::Null,
+        (Some(options @ Json::Object(_)), None) if at(options, "include_usage").is_empty() => {
+            StreamOptions::Object
+        }
+        _ => StreamOptions::Closed,
+    }
+}
+
 fn expected(table: &RequestTable, body: &str) -> BodyMembers {
     let none = BodyMembers {
         values: vec![BodyValue::Missing; table.members.len()],
@@ -210,6 +228,11 @@ fn expected(table: &RequestTable, body: &str) -> BodyMembers {
         answers: greatest(&elements, &["n", "best_of"]).unwrap_or(1).max(1),
         is_stream: bools("stream").any(|value| value),
         include_usage: bools("stream_options.include_usage").next_back(),
+        stream_options: stream_options(&elements),
+        has_prompt: ["messages", "prompt"].iter().any(|path| {
+            let mut values = elements.iter().flat_map(|element| at(element, path));
+            values.any(|json| matches!(json, Json::Array(_) | Json::Text(_)))
+        }),
         is_whole: matches!(json, Json::Object(_)),
         values,
     }
