@@ -4,6 +4,7 @@
 //! A request is one [`Exchange`]. The stages are in `exchange::stages` of `crates/core`; `answer`
 //! and `finish` are here.
 
+mod ask;
 pub mod body;
 mod decide;
 pub mod dry_run;

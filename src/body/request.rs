@@ -218,6 +218,14 @@ impl RequestBody {
         }
     }
 
+    /// Takes the frames that [`RequestBody::put_back`] put in front of the rest.
+    pub fn take_back(&mut self) -> VecDeque<Frame<Bytes>> {
+        match self {
+            RequestBody::Streaming(streaming) => std::mem::take(&mut streaming.again),
+            RequestBody::Empty => VecDeque::new(),
+        }
+    }
+
     /// Puts frames that were read in front of the rest.
     pub fn put_back(&mut self, frames: impl DoubleEndedIterator<Item = Frame<Bytes>>) {
         if let RequestBody::Streaming(streaming) = self {

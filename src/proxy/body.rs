@@ -12,6 +12,7 @@ use http::HeaderMap;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Bytes;
 
+use super::ask::{AskedFrame, AskedStream};
 use super::grpc::Call;
 use super::usage::UsageMeter;
 use crate::upstream::UpstreamError;
@@ -30,6 +31,8 @@ pub struct Body {
     record: Option<Box<AccessRecord>>,
     /// Reads the usage that the body reports. `None` if nothing depends on it.
     usage: Option<Box<UsageMeter>>,
+    /// Takes the event out that the proxy asked for. `None` if it asked for none.
+    asked: Option<Box<AskedStream>>,
     slots: Option<Box<HeldSlots>>,
     /// Set if the response will decide the cost of its request.
     settles: Option<Arc<AtomicBool>>,
@@ -60,6 +63,7 @@ impl Body {
             tail: None,
             record: None,
             usage: None,
+            asked: None,
             slots: None,
             settles: None,
         }
@@ -119,6 +123,10 @@ impl Body {
         self.usage = Some(usage);
     }
 
+    pub(super) fn filter(&mut self, asked: Box<AskedStream>) {
+        self.asked = Some(asked);
+    }
+
     pub(crate) fn hold(&mut self, slots: Box<HeldSlots>) {
         self.slots = Some(slots);
     }
@@ -126,6 +134,44 @@ impl Body {
     /// Whether it may end too early, as only an upstream's body may.
     pub(crate) fn may_be_cut(&self) -> bool {
         self.upstream.as_ref().is_some_and(UpstreamBody::may_be_cut)
+    }
+
+    /// Polls the content as it comes, and reads its usage.
+    fn poll_content(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
+        let polled = match &mut self.upstream {
+            Some(body) => Pin::new(body).poll_frame(context),
+            None => self.poll_made(context),
+        };
+        if let (Some(usage), Poll::Ready(polled)) = (&mut self.usage, &polled) {
+            match polled {
+                Some(Ok(frame)) => usage.read(frame),
+                Some(Err(_)) => usage.note_break(),
+                None => {}
+            }
+        }
+        polled
+    }
+
+    /// Polls the content for the client.
+    fn poll_passed(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
+        loop {
+            match self.asked.as_mut().map(|asked| asked.next()) {
+                None | Some(AskedFrame::Later) => {}
+                Some(AskedFrame::Frame(frame)) => return Poll::Ready(Some(frame)),
+                Some(AskedFrame::End) => return Poll::Ready(None),
+            }
+            let polled = ready!(self.poll_content(context));
+            match &mut self.asked {
+                Some(asked) => asked.take(polled),
+                None => return Poll::Ready(polled),
+            }
+        }
     }
 
     fn poll_made(
@@ -205,17 +251,7 @@ impl http_body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         failpoint!("proxy.body");
         let this = &mut *self;
-        let polled = match &mut this.upstream {
-            Some(body) => Pin::new(body).poll_frame(context),
-            None => this.poll_made(context),
-        };
-        if let (Some(usage), Poll::Ready(polled)) = (&mut this.usage, &polled) {
-            match polled {
-                Some(Ok(frame)) => usage.read(frame),
-                Some(Err(_)) => usage.note_break(),
-                None => {}
-            }
-        }
+        let polled = this.poll_passed(context);
         if let (Some(record), Poll::Ready(Some(polled))) = (&mut this.record, &polled) {
             match polled {
                 Ok(frame) => record.add_bytes(frame.data_ref().map_or(0, Bytes::len)),
@@ -229,6 +265,9 @@ impl http_body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
+        if self.asked.as_ref().is_some_and(|asked| !asked.is_empty()) {
+            return false;
+        }
         match &self.upstream {
             Some(body) => body.is_end_stream(),
             None => self.made.is_empty() && self.tail.is_none(),
@@ -237,6 +276,8 @@ impl http_body::Body for Body {
 
     fn size_hint(&self) -> SizeHint {
         match &self.upstream {
+            // The stream may have an event that does not pass.
+            Some(_) if self.asked.is_some() => SizeHint::default(),
             Some(body) => body.size_hint(),
             None if self.tail.is_some() => SizeHint::default(),
             None => SizeHint::with_exact(self.made.len() as u64),

@@ -6,6 +6,7 @@ use http_body::Body as _;
 
 use super::Proxy;
 use super::ProxyExchange;
+use super::ask;
 use super::body::Body;
 use super::encoding;
 use super::headers::{self, UpstreamRequest};
@@ -25,13 +26,14 @@ impl Proxy {
         route: &Route,
         upstream: usize,
     ) -> Result<(), Rejection> {
+        let is_asked = ask::ask(x, route);
         let (request, response) = (&mut *x.request, &mut *x.response);
         let changes = x.changes.as_deref();
         // A body that was read before the decision is bounded already.
         if x.body.is_none() {
             bound_body(request, route.body_limit)?;
         }
-        if route.usage.is_some() {
+        if route.usage.is_some() && !is_asked {
             encoding::accept_readable(request.headers_mut());
         }
         let ready = prepare(request, x.downstream, route, changes)?;
@@ -69,6 +71,9 @@ impl Proxy {
             headers::close_after(response);
         }
         *response.body_mut() = Body::upstream(body);
+        if is_asked {
+            ask::filter(response);
+        }
         Ok(())
     }
 }
