@@ -10,6 +10,7 @@
 
 mod adjust;
 mod admin;
+mod asked;
 mod audit;
 mod backend;
 mod balance;
