@@ -9,11 +9,13 @@ mod limits;
 mod matching;
 mod secret;
 pub mod text;
+mod usage;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
-use http::header::{HOST, HeaderName, HeaderValue};
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, Uri};
 use serde::Serialize;
 
@@ -41,6 +43,8 @@ pub struct RequestDescription {
     pub url: String,
     pub headers: Vec<(String, String)>,
     pub ip: IpAddr,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub body: Option<String>,
 }
 
 /// Why a request cannot be explained.
@@ -69,7 +73,7 @@ impl fmt::Display for RequestError {
 impl std::error::Error for RequestError {}
 
 impl RequestDescription {
-    fn request(&self) -> Result<Request<()>, RequestError> {
+    fn request(&self) -> Result<Request<Bytes>, RequestError> {
         let method = Method::from_bytes(self.method.as_bytes()).map_err(|_| {
             RequestError::Invalid(format!("`{}` is no method; write `GET`", self.method))
         })?;
@@ -77,7 +81,8 @@ impl RequestDescription {
         let target: Uri = target
             .parse()
             .map_err(|_| self.bad_url("it has a character that must be escaped as %XX"))?;
-        let mut request = Request::new(());
+        let body = self.body.clone().unwrap_or_default();
+        let mut request = Request::new(Bytes::from(body));
         *request.method_mut() = method;
         *request.uri_mut() = target;
         let headers = request.headers_mut();
@@ -91,6 +96,12 @@ impl RequestDescription {
             let host = HeaderValue::from_str(host)
                 .map_err(|_| self.bad_url("its host has an odd character"))?;
             headers.insert(HOST, host);
+        }
+        if let Some(body) = &self.body
+            && !headers.contains_key(CONTENT_LENGTH)
+            && !headers.contains_key(TRANSFER_ENCODING)
+        {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         }
         Ok(request)
     }
@@ -161,11 +172,15 @@ pub fn explain(
         hash: has_secret,
     };
     let (mut route, mut limits, mut spared) = (None, Vec::new(), None);
+    let mut usage = None;
     let observe = |view: &RequestView<'_, '_, '_>| {
         path.canonical = Some(view.facts.path.as_str().to_owned());
         route = Some(matching::explain_route(config, view));
         limits = limits::explain_limits(view, visible);
         spared = why_spared(view, config);
+        usage = view
+            .reserve
+            .map(|reserve| usage::explain_usage(reserve, view.body));
     };
     let result = dry_run.run(request, arrival, live, observe);
     limits::add_counts(&mut limits, &result);
@@ -179,6 +194,7 @@ pub fn explain(
         route,
         near,
         spared,
+        usage,
         limits,
         client_sees: client_response(&result, &secrets),
         counts: CountsSource {
@@ -297,6 +313,7 @@ mod tests {
             url: url.to_owned(),
             headers: vec![("X-A".to_owned(), " 1 ".to_owned())],
             ip: EXAMPLE_PEER,
+            body: None,
         };
         let request = description.request()?;
         let host = request.headers()[HOST].to_str().unwrap();

@@ -29,6 +29,7 @@ pub(super) fn body_schema() -> Value {
             "url": { "type": "string" },
             "headers": { "type": "array", "items": pair },
             "ip": { "type": "string" },
+            "body": { "type": "string" },
             "live": { "type": "boolean" },
         },
         "required": ["url"],
@@ -42,6 +43,7 @@ pub(super) fn body_example() -> Value {
         "url": "/login",
         "headers": [["accept", "*/*"]],
         "ip": "192.0.2.7",
+        "body": "{\"model\":\"gpt-5\",\"max_tokens\":100}",
         "live": true,
     })
 }
@@ -167,6 +169,7 @@ fn question(request: &ApiRequest) -> Result<RequestDescription, ApiError> {
         return Err(ApiError::bad_request("`url` is a text"));
     };
     let ip = request.field("ip", "an address", |ip| ip.as_str()?.parse::<IpAddr>().ok())?;
+    let body = request.field("body", "a text", Value::as_str)?;
     let expected = "a list of at most 100 pairs";
     let headers = request.field("headers", expected, |headers| {
         headers.as_array().filter(|list| list.len() <= MAX_HEADERS)
@@ -178,6 +181,7 @@ fn question(request: &ApiRequest) -> Result<RequestDescription, ApiError> {
         url: url.clone(),
         headers: pairs.ok_or_else(wrong)?,
         ip: ip.unwrap_or(EXAMPLE_PEER),
+        body: body.map(str::to_owned),
     })
 }
 

@@ -35,6 +35,14 @@ pub(super) struct ExplainArgs {
     /// A header of the request; may be given several times.
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
     headers: Vec<String>,
+    /// The body of the request, or @FILE. Keys and token budgets read it.
+    #[arg(
+        short = 'd',
+        long = "data",
+        value_name = "BODY",
+        conflicts_with = "rls"
+    )]
+    body: Option<String>,
     /// The address that sends the request; the default is 192.0.2.1.
     #[arg(long, value_name = "ADDRESS")]
     ip: Option<IpAddr>,
@@ -116,7 +124,17 @@ fn describe(args: &ExplainArgs) -> Result<RequestDescription, RequestError> {
         url: url.clone(),
         headers: args.headers.iter().map(header).collect::<Result<_, _>>()?,
         ip: args.ip.unwrap_or(EXAMPLE_PEER),
+        body: args.body.as_deref().map(read_body).transpose()?,
     })
+}
+
+/// Reads the body that `-d` names: the text itself, or the content of `@FILE`.
+fn read_body(text: &str) -> Result<String, RequestError> {
+    let Some(path) = text.strip_prefix('@') else {
+        return Ok(text.to_owned());
+    };
+    std::fs::read_to_string(path)
+        .map_err(|error| RequestError::Invalid(format!("`{path}` cannot be read: {error}")))
 }
 
 /// Asks the running proxy, which explains with its own counts and its own configuration.

@@ -14,6 +14,9 @@ pub struct Explanation {
     pub route: Option<RouteExplanation>,
     pub near: Vec<NearRoute>,
     pub spared: Option<String>,
+    /// What it may use of a model, if its route has `usage`.
+    #[serde(default)]
+    pub usage: Option<UsageExplanation>,
     pub limits: Vec<LimitExplanation>,
     pub upstream: Option<UpstreamExplanation>,
     pub client_sees: ClientResponse,
@@ -82,6 +85,26 @@ pub struct RouteExplanation {
     pub params: Pairs,
     /// `upstream api`, `respond 404` or `redirect 301`.
     pub to: String,
+}
+
+/// The estimate of a request to a model server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UsageExplanation {
+    /// Of `[usage.NAME]`.
+    pub name: String,
+    /// `openai`, or another format.
+    pub format: String,
+    pub model: Option<String>,
+    /// Estimated tokens.
+    pub input: u64,
+    pub output: u64,
+    /// How the two are computed.
+    pub input_why: String,
+    pub output_why: String,
+    /// Whether the request names a maximum of output.
+    pub names_maximum: bool,
+    /// Whether the proxy asks the server for the usage of the stream.
+    pub asks: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

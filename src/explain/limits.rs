@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::explanation::{KeyPart, LimitExplanation, RateExplanation};
 use super::secret::Secrets;
+use super::usage::explain_reserve;
 use crate::limit::key::SHOWN;
 use crate::limit::key::{
     ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, PartText,
@@ -100,7 +101,10 @@ fn explain_limit(
             .filter(|_| visible.hash)
             .map(|check| short_hash(check.tag)),
         cost,
-        cost_why: (cost != 1).then(|| explain_cost(view.found.route, limit)),
+        cost_why: (cost != 1).then(|| match view.reserve {
+            Some(reserve) => explain_reserve(reserve, limit, cost),
+            None => explain_cost(view.found.route, limit),
+        }),
         tier: explain_tier(limit, facts),
         rates,
         on_error: limit.on_error.word().to_owned(),

@@ -113,7 +113,7 @@ pub(super) fn explain_route(config: &Config, view: &RequestView<'_, '_, '_>) -> 
 }
 
 /// Routes that almost match, `most` of them.
-pub(super) fn near_routes(config: &Config, request: &Request<()>, most: usize) -> Vec<NearRoute> {
+pub(super) fn near_routes<B>(config: &Config, request: &Request<B>, most: usize) -> Vec<NearRoute> {
     let (Ok(host), Ok(path)) = (
         check_framing(request),
         config.routes.read_path(request.uri().path()),

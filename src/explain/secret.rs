@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderValue, Uri};
 use super::explanation::Pairs;
 use crate::config::Config;
 use crate::limit::key::{ApiKeySource, Part};
+use crate::usage::request::BodyMember;
 
 /// Characters of a secret that appear, at most.
 const SHOWN: usize = 4;
@@ -83,6 +84,7 @@ impl Secrets {
             Part::ApiKey | Part::Cookie(_) => true,
             Part::Header(name) => self.is_secret_header(name.as_str()),
             Part::Query(name) => self.is_secret_query(name),
+            Part::Body(BodyMember::Path(path)) => sounds_secret(path.as_str()),
             _ => false,
         };
         match is_secret {

@@ -3,7 +3,7 @@
 use super::call::CallExplanation;
 use super::explanation::{
     ClientExplanation, CountsSource, Explanation, KeyPart, LimitExplanation, NearRoute, Pairs,
-    RateExplanation, RouteExplanation,
+    RateExplanation, RouteExplanation, UsageExplanation,
 };
 
 const WIDTH: usize = 80;
@@ -26,6 +26,7 @@ pub fn render(explanation: &Explanation, colour: bool) -> String {
     page.client(&explanation.client);
     page.path(explanation);
     page.route(explanation.route.as_ref(), &explanation.near);
+    page.usage(explanation.usage.as_ref());
     page.limits(&explanation.limits);
     page.upstream(explanation);
     page.response(explanation);
@@ -213,6 +214,20 @@ impl Page {
         }
         for near in near {
             self.entry(&format!("not {}: {}", near.route, near.why));
+        }
+    }
+
+    fn usage(&mut self, usage: Option<&UsageExplanation>) {
+        let Some(usage) = usage else { return };
+        let model = usage.model.as_deref().unwrap_or("no model named");
+        self.section(
+            "Usage",
+            &format!("{} ({}): {model}", usage.name, usage.format),
+        );
+        self.entry(&format!("input {}: {}", usage.input, usage.input_why));
+        self.entry(&format!("output {}: {}", usage.output, usage.output_why));
+        if usage.asks {
+            self.entry("the proxy asks the server for the usage of this stream");
         }
     }
 

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
-use http::{Request, Response};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use http::{HeaderMap, Request, Response};
 
 use super::Arrival;
 use super::forward::prepare;
@@ -18,11 +18,14 @@ use crate::limit::{Charge, Decided, Decision, KeyHash, Retry};
 use crate::route::{RouteMatch, Target, is_preflight};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::AccessLog;
+use crate::usage::request::RequestReader;
 use tidegate_core::exchange::Exchange;
 use tidegate_core::exchange::admit::Admission;
 use tidegate_core::exchange::changes::own_response;
 use tidegate_core::exchange::rejection::Rejection;
 use tidegate_core::exchange::stages::{LimitQuery, Stages};
+use tidegate_core::exchange::usage::{ReadBody, Reserve};
+use tidegate_core::limit::key::BodyFacts;
 
 /// Returns the decision on a charge without making it.
 pub type Peek<'s> = dyn FnMut(&Charge) -> Result<Decision, String> + 's;
@@ -49,6 +52,9 @@ pub(crate) struct RequestView<'s, 't, 'p> {
     /// The index of the bypass rule that holds.
     pub(crate) bypass: Option<usize>,
     pub(crate) preflight: bool,
+    /// What the request reserves, if its route has `usage`.
+    pub(crate) reserve: Option<&'s Reserve>,
+    pub(crate) body: Option<&'s BodyFacts>,
     /// The enforced checks and the shadow checks; `None` if the request is refused before.
     pub(crate) charge: Option<(&'s Charge, &'s [Charge])>,
 }
@@ -96,7 +102,7 @@ impl DryRun {
     /// Runs one request. It calls `observe` if a route is found.
     pub(crate) fn run(
         &self,
-        mut request: Request<()>,
+        request: Request<Bytes>,
         arrival: Arrival,
         mut live: Option<LiveCounts<'_>>,
         observe: impl FnOnce(&RequestView<'_, '_, '_>),
@@ -110,9 +116,12 @@ impl DryRun {
             sent: None,
             trouble: None,
         };
+        let (head, body) = request.into_parts();
+        let mut request = Request::from_parts(head, ());
         let downstream = self.stages.downstream(arrival);
         let mut response = Response::new(Bytes::new());
         let mut exchange = self.stages.begin(&mut request, &mut response, &downstream);
+        exchange.body = self.read_body(&exchange, &body);
         if let Err(rejection) = self.serve(&mut exchange, live.as_mut(), observe, &mut result) {
             self.stages.reject(&mut exchange, &rejection);
             result.outcome = refused(&rejection);
@@ -125,6 +134,26 @@ impl DryRun {
         self.stages.mark_connection(&mut response, &downstream);
         result.response = response;
         result
+    }
+
+    /// Reads the body as the proxy does before its decision.
+    fn read_body(&self, x: &Exchange<'_, (), Bytes>, body: &[u8]) -> Option<Box<ReadBody>> {
+        let route = self.stages.route_that_reads(x)?;
+        let table = route.reads_body.as_ref()?;
+        let headers = x.request.headers();
+        let most = match headers.contains_key(CONTENT_ENCODING) {
+            true => 0,
+            false => route.body_read,
+        };
+        let mut reader = RequestReader::new(table);
+        reader.read(&body[..body.len().min(most)]);
+        Some(Box::new(ReadBody {
+            facts: BodyFacts {
+                table: Arc::clone(table),
+                members: reader.finish(),
+            },
+            length: announced_length(headers).unwrap_or(body.len() as u64),
+        }))
     }
 
     fn serve<'c>(
@@ -141,7 +170,11 @@ impl DryRun {
                               admission: &Admission,
                               checked: &Result<(), Rejection>| {
             let LimitQuery {
-                head, found, facts, ..
+                head,
+                found,
+                facts,
+                reserve,
+                ..
             } = query;
             observe(&RequestView {
                 found,
@@ -149,6 +182,8 @@ impl DryRun {
                 client: head.client,
                 bypass: router.bypass_of(facts, head.client, found.route.case),
                 preflight: is_preflight(head.method, head.headers),
+                reserve: *reserve,
+                body: facts.body,
                 charge: checked
                     .is_ok()
                     .then_some((&admission.charge, &admission.shadow)),
@@ -221,8 +256,7 @@ impl DryRun {
         let changes = x.changes.as_deref();
         match &route.target {
             Target::Upstream(_) => {
-                let length = x.request.headers().get(CONTENT_LENGTH);
-                let length = length.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+                let length = announced_length(x.request.headers());
                 if let (Some(length), Some(most)) = (length, route.body_limit)
                     && length > most
                 {
@@ -248,6 +282,10 @@ impl DryRun {
         }
         Ok(())
     }
+}
+
+fn announced_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// The live decision as if the request were charged: its units are taken, and are free again when

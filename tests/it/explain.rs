@@ -363,3 +363,98 @@ fn live_counts_are_those_of_the_proxy_and_stay_as_they_are() {
     }
     assert_eq!(explain("8")["verdict"]["outcome"], "forwarded");
 }
+
+const BUDGETS: &str = r#"
+upstream = "http://127.0.0.1:1"
+
+[limit.tokens]
+rate   = "2_000/min"
+key    = "ip"
+counts = "tokens"
+
+[limit.spend]
+rate   = "1_000_000/30d"
+key    = "ip"
+counts = "money"
+
+[limit.models]
+rate   = "10/h"
+key    = ["ip", "body:model"]
+counts = "requests"
+values = { "body:model" = ["gpt-5"] }
+
+[usage.chat]
+format = "openai"
+ask    = true
+
+[prices]
+"gpt-5*" = { input = 1.25, output = 10 }
+
+[[route]]
+path   = "/v1/chat/completions"
+limits = ["tokens", "spend", "models"]
+usage  = "chat"
+
+[[route]]
+path   = "/other"
+limits = ["models"]
+"#;
+
+/// What is printed of a request with this body, about [`BUDGETS`].
+fn told_of_body(path: &str, body: &str, words: &[&str]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("proxy.toml"), BUDGETS).unwrap();
+    std::fs::write(folder.path().join("body.json"), body).unwrap();
+    let data = match words.is_empty() {
+        true => body,
+        false => "@body.json",
+    };
+    let given = ["POST", path, "-d", data];
+    let output = run(folder.path(), &[&given[..], words].concat());
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_body_shows_its_model_and_what_it_reserves() {
+    let body = r#"{"model":"gpt-5","stream":true,"messages":[],"max_tokens":500,"n":2}"#;
+    let text = told_of_body("/v1/chat/completions", body, &[]);
+    says(
+        &text,
+        &[
+            "Usage chat (openai): gpt-5 input 23: one for 3 bytes of the body output 1000: the \
+             maximum that the request names, for each of 2 answers the proxy asks the server",
+            "costs 1023: reserved for its estimated input and output",
+            "costs 10029: reserved for the price of its estimate, in millionths",
+            "by body:model = gpt-5",
+        ],
+    );
+    let json = told_of_body("/v1/chat/completions", body, &["--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let usage = &json["usage"];
+    assert_eq!(usage["input"], 23);
+    assert_eq!(usage["names_maximum"], true);
+    assert_eq!(json["limits"][0]["cost"], 1023);
+}
+
+#[test]
+fn a_body_without_a_maximum_reserves_what_the_limit_holds() {
+    let body = format!(r#"{{"model":"gpt-5","prompt":"{}"}}"#, "x".repeat(3000));
+    let text = told_of_body("/v1/chat/completions", &body, &[]);
+    says(
+        &text,
+        &[
+            "output 1024: `default_output`, since the request names no maximum",
+            "costs 2000: reserved for its estimated input and output; 2034 is lowered",
+        ],
+    );
+    assert!(!text.contains("asks the server"), "{text}");
+    assert!(!text.contains("xxx"), "{text}");
+    // Without a price there is no estimate of money.
+    let text = told_of_body("/v1/chat/completions", r#"{"model":"o9"}"#, &[]);
+    says(&text, &["refused (400): no price"]);
+    // A key by members needs no usage.
+    let text = told_of_body("/other", r#"{"model":"o9"}"#, &[]);
+    says(&text, &["by body:model = other"]);
+    assert!(!text.contains("Usage"), "{text}");
+}
