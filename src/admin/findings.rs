@@ -3,9 +3,13 @@
 //! The counters of the workers are checked every second, the store is asked about itself every 15
 //! seconds.
 
+mod usage;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+use usage::UsageIssue;
 
 use super::crowd::Crowd;
 use super::response::{now, seconds};
@@ -30,6 +34,9 @@ const UNMATCHED: &str = FINDINGS[6];
 const IGNORED_LIMITS: &str = FINDINGS[7];
 const LOST_REPORTS: &str = FINDINGS[8];
 const REFUSED_CALLERS: &str = FINDINGS[9];
+const NO_USAGE: &str = FINDINGS[10];
+const ENCODED: &str = FINDINGS[11];
+const ABOVE_ESTIMATE: &str = FINDINGS[12];
 
 /// How long a finding about a counter holds after the counter last grew, seconds.
 const RECENT: u64 = 600;
@@ -49,8 +56,9 @@ pub(super) struct Findings {
     forwarded: GrowingCount,
     /// Keys that the embedded store has evicted.
     evicted: GrowingCount,
-    /// What proxies that ask for decisions do, by the id of the finding.
-    questions: BTreeMap<&'static str, GrowingCount>,
+    /// What proxies that ask for decisions do, and what answers of model servers lack, by the id of
+    /// the finding.
+    growing: BTreeMap<&'static str, GrowingCount>,
     /// How long the store took for its last answer.
     pub(super) round_trip: Option<Duration>,
 }
@@ -109,6 +117,7 @@ impl Findings {
         if snapshot.config.decide.is_some() {
             self.check_questions(snapshot, now);
         }
+        self.check_usage(snapshot, now);
         if now.is_multiple_of(CHECK_CLIENTS_EVERY) && !silent.contains(&ONE_CLIENT) {
             self.note(
                 ONE_CLIENT,
@@ -202,9 +211,20 @@ impl Findings {
         ];
         let silent = &snapshot.config.log.silence;
         for (id, count, text) in found.into_iter().filter(|(id, ..)| !silent.contains(id)) {
-            let recent = self.questions.entry(id).or_default().recent(count, now);
+            let recent = self.growing.entry(id).or_default().recent(count, now);
             let text = text.to_owned();
             self.note(id, recent.map(|count| FoundIssue { text, count }));
+        }
+    }
+
+    fn check_usage(&mut self, snapshot: &Snapshot<'_>, now: u64) {
+        let silent = &snapshot.config.log.silence;
+        let issues = usage::issues(&usage::routes(snapshot)).into_iter();
+        for UsageIssue { id, found } in issues.filter(|issue| !silent.contains(&issue.id)) {
+            let growing = self.growing.entry(id).or_default();
+            let count = found.as_ref().map_or(0, |found| found.count);
+            let is_recent = growing.recent(count, now).is_some();
+            self.note(id, found.filter(|_| is_recent));
         }
     }
 

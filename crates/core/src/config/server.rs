@@ -74,7 +74,7 @@ pub struct LogSettings {
 }
 
 /// The ids of findings about a running proxy.
-pub const FINDINGS: [&str; 10] = [
+pub const FINDINGS: [&str; 13] = [
     "untrusted-forwarded",
     "one-client",
     "store-clock",
@@ -85,6 +85,9 @@ pub const FINDINGS: [&str; 10] = [
     "decide-overrides",
     "decide-report",
     "decide-from",
+    "usage-missing",
+    "usage-encoded",
+    "usage-above-estimate",
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
