@@ -145,31 +145,36 @@ fn every_plan_has_its_rates_and_keys_made_up_have_one_budget() {
     page.shows(&format!("`{}`", statuses(made_up)));
 }
 
+/// An answer of a model that used 200 tokens.
+const ANSWER: &str = r#"{"choices":[],"usage":{"prompt_tokens":22,"completion_tokens":178}}"#;
+
 #[test]
 fn tokens_are_settled_and_requests_counted() {
     let page = Page::of("tokens");
-    let upstream = Upstream::start(|request, stream| {
-        let used = String::from_utf8_lossy(&request.body);
-        let answer = format!("HTTP/1.1 200 OK\r\nX-Tokens: {used}\r\nContent-Length: 0\r\n\r\n");
+    let upstream = Upstream::start(|_, stream| {
+        let length = ANSWER.len();
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";
+        let answer = format!("{head}Content-Length: {length}\r\n\r\n{ANSWER}");
         stream.write_all(answer.as_bytes()).is_ok()
     });
     let redis = RedisServer::start();
     let proxy = page.proxy(&upstream, &redis);
     let mut client = proxy.connect();
-    let mut ask = |tokens: &str| {
+    let mut ask = |body: &str| {
         let path = "/v1/chat/completions";
-        post(&mut client, path, "x-api-key: k-bob-1", tokens)
+        post(&mut client, path, "x-api-key: k-bob-1", body)
     };
-    for (tokens, shown) in ["1200", "30"].iter().zip(shown(&page)) {
-        let answer = ask(tokens);
+    let body = page.block("$ DATA='").split_once('\'').unwrap().0;
+    for shown in shown(&page) {
+        let answer = ask(body);
         assert_eq!((answer.status, told(&answer)), (200, shown));
     }
-    assert_eq!(ask("9000").status, 200);
-    let denied = ask("10");
+    let denied = ask(&body.replace("1000", "10000"));
     assert_eq!(denied.status, 429);
+    assert_eq!(denied.header("retry-after"), None);
     let (policy, detail) = (
-        "[\"tokens/min\"]",
-        "\\\"tokens/min\\\" allows 10000/min; retry in ",
+        "\"violated-policies\":[\"tokens/min\"]",
+        "more than \\\"tokens/min\\\" ever allows at once (10000/min)\"",
     );
     for part in [policy, detail] {
         assert!(denied.text().contains(part), "{}", denied.text());
