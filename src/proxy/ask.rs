@@ -4,12 +4,11 @@
 use std::collections::VecDeque;
 
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, HeaderName, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body::{Body as _, Frame};
 use hyper::body::Bytes;
 
 use super::ProxyExchange;
-use super::body::Body;
 use crate::body::RequestBody;
 use crate::route::Route;
 use crate::upstream::UpstreamError;
@@ -76,15 +75,13 @@ fn edit(body: &mut RequestBody, members: &BodyMembers) -> bool {
     true
 }
 
-/// Lets the body of an answer pass without the event that was asked for, if it is a stream that can
-/// be read.
-pub(super) fn filter(response: &mut Response<Body>) {
-    if !is_readable_stream(response.headers()) {
-        return;
-    }
-    // Its length will be another one.
-    response.headers_mut().remove(CONTENT_LENGTH);
-    response.body_mut().filter(Box::default());
+/// The filter of an answer whose usage was asked for, if the answer is a stream that can be read.
+pub(super) fn filter(headers: &mut HeaderMap) -> Option<Box<AskedStream>> {
+    is_readable_stream(headers).then(|| {
+        // The stream will have another length.
+        headers.remove(CONTENT_LENGTH);
+        Box::default()
+    })
 }
 
 fn is_readable_stream(headers: &HeaderMap) -> bool {

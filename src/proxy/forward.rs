@@ -71,8 +71,8 @@ impl Proxy {
             headers::close_after(response);
         }
         *response.body_mut() = Body::upstream(body);
-        if is_asked {
-            ask::filter(response);
+        if is_asked && let Some(stream) = ask::filter(response.headers_mut()) {
+            response.body_mut().filter(stream);
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ pub const MAX_EVENT: usize = 64 << 10;
 pub struct UsageEventFilter {
     frames: Frames,
     scan: JsonScan,
-    marks: EventMarks,
+    marks: CandidateMarks,
     stage: FilterStage,
     line: LineProgress,
     /// The bytes of the event that came in earlier chunks.
@@ -40,7 +40,7 @@ enum FilterStage {
 
 /// What is known of the event that is read.
 #[derive(Clone, Copy, Debug, Default)]
-struct EventMarks {
+struct CandidateMarks {
     has_no_choices: bool,
     has_usage: bool,
     is_other: bool,
@@ -69,7 +69,7 @@ static EVENT: LazyLock<PathTable<EventRole>> = LazyLock::new(|| {
     table.unwrap_or_else(|| PathTable::empty(NameCase::Exact))
 });
 
-impl Sink for EventMarks {
+impl Sink for CandidateMarks {
     type Role = EventRole;
 
     fn take(&mut self, role: EventRole, piece: Piece<'_>) {
@@ -130,7 +130,7 @@ impl Default for UsageEventFilter {
         UsageEventFilter {
             frames: Frames::new(Framing::Sse),
             scan: JsonScan::default(),
-            marks: EventMarks::default(),
+            marks: CandidateMarks::default(),
             stage: FilterStage::Between,
             line: LineProgress::default(),
             held: Vec::new(),
@@ -242,7 +242,7 @@ impl UsageEventFilter {
     fn end_event(&mut self) {
         self.stage = FilterStage::Between;
         self.scan = JsonScan::default();
-        self.marks = EventMarks::default();
+        self.marks = CandidateMarks::default();
         self.length = 0;
     }
 
@@ -259,7 +259,7 @@ impl UsageEventFilter {
     }
 
     fn is_it(&self) -> bool {
-        let EventMarks {
+        let CandidateMarks {
             has_no_choices,
             has_usage,
             ..

@@ -38,14 +38,22 @@ fn a_stream_is_asked_once() {
             format!(r#"{{"messages":[],"stream":true,"stream_options":{ASKED}}}}}"#),
         ),
         (
-            r#"{"stream":true,"stream_options":{ },"messages":[]}"#,
-            format!(r#"{{"stream":true,"stream_options":{ASKED} }},"messages":[]}}"#),
+            r#"{"messages":[{"stream_options":{}}],"stream":true,"stream_options":{ }}"#,
+            [
+                r#"{"messages":[{"stream_options":{}}],"stream":true,"stream_options":"#,
+                ASKED,
+                " }}",
+            ]
+            .concat(),
         ),
         (
-            r#"{"a":{"stream_options":{}},"stream":true,"stream\u005foptions":{"x":1},"prompt":""}"#,
-            format!(
-                r#"{{"a":{{"stream_options":{{}}}},"stream":true,"stream\u005foptions":{ASKED},"x":1}},"prompt":""}}"#
-            ),
+            r#"{"stream\u005foptions":{"x":1},"stream":true,"prompt":""}"#,
+            [
+                r#"{"stream\u005foptions":"#,
+                ASKED,
+                r#","x":1},"stream":true,"prompt":""}"#,
+            ]
+            .concat(),
         ),
     ] {
         assert_eq!(edited(body).as_deref(), Some(&*expected));
