@@ -1,7 +1,8 @@
 //! Adjusts the cost of a request after its response: a refund by status, or a settlement by header.
 //!
-//! It happens at most once, when the head of the response has come, and no request waits for it. If
-//! the process dies before, the first charge stands. A refund has precedence. Slots are not
+//! It happens at most once, when the head of the response has come or its body has ended, and no
+//! request waits for it. If the process dies before, the first charge stands. While the store is
+//! away, units on top are owed, and units to give back stay charged. A refund has precedence. Slots are not
 //! adjusted. Checks in shadow mode are adjusted too, if their decisions have come.
 //!
 //! A caller of the rate limit service adjusts counts by itself: it gives units back, or charges
@@ -75,17 +76,21 @@ impl Limiter {
     /// Charges the cost of each check, even above the limit, although the decision denied it. It is
     /// for rules that charge always. While the store is away, the units are owed.
     pub fn charge_anyway(&self, charge: &Charge, generation: u64) {
-        if self.store.is_away(charge) {
-            // As for admitted requests, only limits that are counted locally are owed.
-            let is_local = |check: &&LimitCheck| check.limit.on_error == OnError::Local;
-            let owed: Charge = charge.iter().filter(is_local).cloned().collect();
-            self.store.owe(&owed, generation);
-        } else {
-            self.store.settle(charge, generation);
-        }
+        self.charge_more_or_owe(charge, generation);
         if self.is_shared() {
             self.local.charge_more(charge);
         }
+    }
+
+    /// Charges the store. While it is away, the units are owed.
+    fn charge_more_or_owe(&self, charge: &Charge, generation: u64) {
+        if !self.store.is_away(charge) {
+            return self.store.settle(charge, generation);
+        }
+        // As for admitted requests, only limits that are counted locally are owed.
+        let is_local = |check: &&LimitCheck| check.limit.on_error == OnError::Local;
+        let owed: Charge = charge.iter().filter(is_local).cloned().collect();
+        self.store.owe(&owed, generation);
     }
 
     fn adjust_admitted(&self, admission: &Admission, adjustment: Adjustment<'_>) {
@@ -124,7 +129,7 @@ impl Limiter {
             less_of,
         } = Difference::of(decided, adjustment);
         if !more.is_empty() {
-            self.store.settle(&more, generation);
+            self.charge_more_or_owe(&more, generation);
         }
         if !less.is_empty() {
             self.store.give_back(&less, &less_of, generation);
