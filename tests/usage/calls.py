@@ -60,8 +60,9 @@ class Server:
         self.start()
 
     def write(self, config):
+        model = self.fleet.model
         marks = {"{port}": self.port, "{admin}": self.admin, "{access}": self.access,
-                 "{model}": self.fleet.model.url, "{name}": self.name}
+                 "{model}": model.url, "{models}": json.dumps(model.urls), "{name}": self.name}
         for mark, value in marks.items():
             config = config.replace(mark, str(value))
         self.file.write_text(config)

@@ -13,7 +13,7 @@ PLAN = "x-plan"
 
 
 class Plan:
-    """One answer. `pieces` are bytes that are written one by one, or seconds to wait.
+    """One answer; without a status there is none, and the connection ends. `pieces` are bytes that are written one by one, or seconds to wait.
 
     `framing` is `chunked`, `length` or `close`. With `is_cut` the connection breaks in the end.
     `before` is sent ahead of the head, such as a 103.
@@ -85,6 +85,8 @@ class Handler(socketserver.StreamRequestHandler):
         return body
 
     def send(self, plan):
+        if plan.status is None:
+            raise ConnectionError("no answer")
         head = [f"HTTP/1.1 {plan.status} {http.client.responses.get(plan.status, 'X')}"]
         if plan.kind:
             head.append(f"content-type: {plan.kind}")
@@ -133,16 +135,17 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 class Model:
-    """The server, and the plans that it knows."""
+    """Three servers, and the plans that they know. Most tests need one server."""
 
     def __init__(self):
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.server.model = self
-        self.port = self.server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        servers = [Server(("127.0.0.1", 0), Handler) for _ in range(3)]
+        self.urls = [f"http://127.0.0.1:{server.server_address[1]}" for server in servers]
+        self.url = self.urls[0]
         self.plans, self.numbers = {}, itertools.count()
         self.unplanned = collections.deque(maxlen=100)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        for server in servers:
+            server.model = self
+            threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def plan(self, *pieces, **options):
         """The header that asks for the plan, and the plan. Several pieces may be one list."""
