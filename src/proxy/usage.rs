@@ -108,6 +108,28 @@ enum UnreadAnswer {
 struct AnswerSink(AnswerReader);
 
 impl Write for AnswerSink {
+/// An answer whose client has left, and which is read to its end. A drop settles its request, also
+/// if the worker ends before.
+struct Draining {
+    meter: Box<UsageMeter>,
+    record: Option<Box<AccessRecord>>,
+    is_drained: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Draining {
+    async fn run(mut self, upstream: UpstreamBody, most: Duration) {
+        let drained = timeout(most, self.meter.drain(upstream)).await;
+        self.is_drained = drained.unwrap_or(false);
+    }
+}
+
+impl Drop for Draining {
+    fn drop(&mut self) {
+        self.meter.settle(self.is_drained, self.record.take());
+    }
+}
+
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.read(bytes);
         Ok(bytes.len())
@@ -286,11 +308,13 @@ impl UsageMeter {
             && let Ok(permit) = Arc::clone(&self.drains).try_acquire_owned()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            runtime.spawn(async move {
-                let _permit = permit;
-                let drained = timeout(time, self.drain(upstream)).await.unwrap_or(false);
-                self.settle(drained, record);
-            });
+            let draining = Draining {
+                meter: self,
+                record,
+                is_drained: false,
+                _permit: permit,
+            };
+            runtime.spawn(draining.run(upstream, time));
             return;
         }
         self.settle(false, record);
