@@ -90,6 +90,10 @@ enum CostSource {
 }
 
 /// The bytes of an answer on their way to its reader.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most answers are plain, and each is in the box of its meter"
+)]
 enum AnswerBytes {
     Plain(Box<AnswerReader>),
     Gzip(Box<MultiGzDecoder<AnswerSink>>),
@@ -104,10 +108,6 @@ enum UnreadAnswer {
     OtherType,
 }
 
-/// Takes what a decoder writes, and keeps nothing.
-struct AnswerSink(AnswerReader);
-
-impl Write for AnswerSink {
 /// An answer whose client has left, and which is read to its end. A drop settles its request, also
 /// if the worker ends before.
 struct Draining {
@@ -130,6 +130,10 @@ impl Drop for Draining {
     }
 }
 
+/// Takes what a decoder writes, and keeps nothing.
+struct AnswerSink(AnswerReader);
+
+impl Write for AnswerSink {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.read(bytes);
         Ok(bytes.len())
