@@ -65,6 +65,7 @@ test:
 	./tests/otlp/run.sh
 	./tests/traefik/run.sh
 	./tests/decide/run.sh
+	./tests/usage/run.sh
 	./tests/browser/run.sh
 	./tests/prometheus/run.sh
 	./tests/deploy/run.sh

@@ -15,7 +15,8 @@ from model import Plan
 
 # No client may ask for anything outside.
 os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_TELEMETRY="False",
-                  AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b", AWS_EC2_METADATA_DISABLED="true")
+                  AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b",
+                  AWS_EC2_METADATA_DISABLED="true")
 warnings.simplefilter("ignore")
 
 import anthropic  # noqa: E402
@@ -106,7 +107,8 @@ def with_openai(on):
     on.charged("openai: a streamed response", RESPONSES, key)
 
     vectors = {"object": "list", "model": "gpt-5-embed", "usage": {"prompt_tokens": 9,
-               "total_tokens": 9}, "data": [{"object": "embedding", "index": 0, "embedding": [1.0]}]}
+               "total_tokens": 9}, "data": [
+                   {"object": "embedding", "index": 0, "embedding": [1.0]}]}
     headers, key, _ = on.of_plan(Plan([text(vectors).encode()]))
     client.embeddings.create(model="gpt-5-embed", input="x", encoding_format="float",
                              extra_headers=headers)
@@ -227,7 +229,8 @@ def with_gemini(on):
     headers, key, _ = on.plan(GEMINI, True)
     made = client(headers)
     events = list(made.models.generate_content_stream(**asked))
-    check("gemini: the client reads a stream", 342, events[-1].usage_metadata.candidates_token_count)
+    check("gemini: the client reads a stream", 342,
+          events[-1].usage_metadata.candidates_token_count)
     on.charged("gemini: a stream", GEMINI, key)
 
 

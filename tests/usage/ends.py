@@ -72,7 +72,8 @@ refund   = ["5xx"]
 
 
 CONFIG = TOP + routes("openai", {
-    "estimate": "", "prompt": 'missing = "prompt"', "observed": 'missing = "observed"',
+    "estimate": "", "watched": "", "prompt": 'missing = "prompt"',
+    "observed": 'missing = "observed"',
     "aborted": 'abort = "observed"', "drain": 'abort = "drain"\ndrain = "1500ms"',
 }) + routes("bedrock", {"aws": ""})
 
@@ -93,7 +94,7 @@ def sse(*pieces, **options):
 
 WHOLE = ('{"choices":[{"message":{"content":"' + "abc" * 5 + '"},"finish_reason":"stop"}]%s}')
 plain = lambda more, **options: Plan([(WHOLE % more).encode()], **options)
-encoded = lambda body, name, **options: Plan([body], headers=[("content-encoding", name)], **options)
+encoded = lambda body, name: Plan([body], headers=[("content-encoding", name)])
 SAYS = (WHOLE % f",{USAGE}").encode()
 ERROR = b'data: {"error":{"message":"overloaded"}}\n\n'
 
@@ -224,7 +225,8 @@ def leaves(keys):
     leave("aborted", sse(EVENT, EVENT, EVENT, 20.0, LAST), 3, "the client leaves", INPUT + 15,
           "aborted")
     leave("aborted", sse(EVENT, LAST, 0.5, DONE), 2, "leaves behind the usage", SAID, "exact")
-    plan = leave("drain", sse(*[EVENT, 0.1] * 8, LAST, DONE), 2, "the client leaves", SAID, "drained")
+    plan = leave("drain", sse(*[EVENT, 0.1] * 8, LAST, DONE), 2, "the client leaves", SAID,
+                 "drained")
     check(f"{keys.server.name}: the upstream was read to its end", False, plan.left.is_set())
     leave("drain", sse(EVENT, EVENT, 0.1, is_cut=True), 2, "the server leaves too",
           INPUT + OUTPUT, "missing")
@@ -318,7 +320,8 @@ def settles(keys):
         ("the last line", lambda: nd(units % 1 + b"\n", b"{}\n", units % 17, b"\n{}\n"), 17),
         ("the last event", lambda: sse(b"data: " + units % 1 + b"\n\n", b"data: " + units % 9), 9),
         ("gzip", lambda: encoded(gzip.compress(units % 33), "gzip"), 33),
-        ("none", lambda: Plan([b"{}"]), 5), ("a text", lambda: Plan([b'{"stats":{"units":"9"}}']), 5),
+        ("none", lambda: Plan([b"{}"]), 5),
+        ("a text", lambda: Plan([b'{"stats":{"units":"9"}}']), 5),
         ("cut", lambda: sse(b"data: " + units % 1 + b"\n\n", 0.02, is_cut=True), 5),
     ]:
         keys.charged(f"settle by JSON: {what}", cost, keys.whole("/settle-json", plan()), "cost")
@@ -327,7 +330,8 @@ def settles(keys):
         ("no number", [("x-units", "many")], 5), ("twice", [("x-units", "1"), ("x-units", "2")], 5),
     ]:
         plan = Plan([b"hello"], trailers=trailers, headers=[("trailer", "x-units")])
-        keys.charged(f"settle by trailer: {what}", cost, keys.whole("/settle-trailer", plan), "cost")
+        key = keys.whole("/settle-trailer", plan)
+        keys.charged(f"settle by trailer: {what}", cost, key, "cost")
 
 
 def passes(keys):
@@ -382,6 +386,34 @@ class Stamped(Plan):
         pass
 
 
+def watched(keys):
+    """The metrics and the log of one route."""
+    server = keys.server
+    usage = (b'{"model":"gpt-5","usage":{"prompt_tokens":50,"completion_tokens":7,'
+             b'"prompt_tokens_details":{"cached_tokens":20}}}')
+    path, tokens = "/watched/v1", 'tidegate_usage_tokens_total{route="watched",class="%s"}'
+    for plan in (Plan([usage]), Plan([usage]), Plan([b"{}"]), Plan([usage], status=503)):
+        keys.whole(path, plan)
+    found = lambda: [server.metrics()[tokens % name]
+                     for name in ("input", "cached", "cache_write", "output")]
+    until(f"{server.name}: tokens by class", [60, 40, 0, 14], found)
+    check(f"{server.name}: settlements by outcome", {"exact": 2, "missing": 1, "refunded": 1},
+          server.outcomes("watched"))
+    check(f"{server.name}: the ratio of what was used", 2,
+          server.metrics()['tidegate_usage_estimate_ratio_count{route="watched"}'])
+    names = ("outcome", "model", "input", "cached", "output", "reserved", "charged")
+    # Workers log by themselves.
+    logged = lambda: sorted([line["usage"][name] for name in names] for line in server.logged(path))
+    reserve = INPUT + OUTPUT
+    exact = ["exact", "gpt-5", 50, 20, 7, reserve, 57]
+    until(f"{server.name}: the access log", [
+        exact, exact, ["missing", "", INPUT, 0, OUTPUT, reserve, reserve],
+        ["refunded", "", 0, 0, 0, reserve, 0]], logged)
+    texts = [text for line in server.access.read_text().splitlines() for text in (FORGED, "abcabc")
+             if text in line]
+    check(f"{server.name}: no text of an answer is logged", [], texts)
+
+
 def main(fleet, name, store):
     keys = Keys(fleet.server(name, CONFIG + store))
     says_nothing(keys)
@@ -390,6 +422,7 @@ def main(fleet, name, store):
     leaves_http2(keys)
     settles(keys)
     passes(keys)
+    watched(keys)
 
 
 if __name__ == "__main__":

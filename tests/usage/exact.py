@@ -1,4 +1,5 @@
-"""Charged is what the server says, call for call: six dialects, streamed and whole, cut anywhere."""
+"""Charged is what the server says, call for call: six dialects, streamed and whole, cut anywhere,
+compressed or not."""
 
 import concurrent.futures
 import gzip

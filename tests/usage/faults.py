@@ -1,5 +1,5 @@
-"""A call is settled at most once, and never lost: retries, reloads, upgrades, ends of processes, and
-a Redis that is frozen or gone."""
+"""A call is settled at most once, and never lost: retries, reloads, upgrades, ends of processes,
+and a Redis that is frozen or gone."""
 
 import concurrent.futures
 import os
@@ -64,6 +64,13 @@ usage    = "openai"
 """
 
 
+DRAINED = """
+[usage.drained]
+format = "openai"
+abort  = "drain"
+"""
+
+
 class Stream:
     """A call whose answer has begun, and ends when the test says so."""
 
@@ -108,7 +115,7 @@ def charged(server, what, units, key, limit="tokens"):
 def retries(server):
     """The answer that is passed on decides."""
     good = lambda: Plan([b'{"usage":{"prompt_tokens":6,"completion_tokens":34}}'])
-    bad = lambda **options: Plan([b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}'], **options)
+    bad = lambda **options: Plan([b'{"usage":{"total_tokens":2}}'], **options)
     lost = Plan([], status=None)
     for what, plans, units in [
         ("two 503", [bad(status=503), bad(status=503), good()], SAID),
@@ -185,6 +192,17 @@ def drains(fleet, config):
     found = [[line["usage"]["outcome"] for line in server.logged(f"/{key}")]
              for key in ("soon", "late")]
     check("SIGTERM: both are logged", [["exact"], ["aborted"]], found)
+    left = fleet.server("left", config.replace('"openai"', '"drained"') + DRAINED)
+    stream = Stream(left, "left")
+    stream.answer.close()
+    stream.connection.close()
+    # Within a second the proxy believes that the client has left.
+    time.sleep(1.5)
+    left.signal(signal.SIGTERM)
+    left.process.wait(20)
+    check("SIGTERM: an answer that is read without its client is logged", ["aborted"],
+          [line["usage"]["outcome"] for line in left.logged("/left")])
+    charged(other, "SIGTERM: and keeps its reserve", RESERVE, "left")
     killed = fleet.server("killed", config)
     streams = [Stream(killed, "killed") for _ in range(3)]
     killed.process.kill()

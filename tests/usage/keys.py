@@ -5,7 +5,6 @@ import socket
 import time
 
 from calls import Failed, check, on_both_stores, until
-from model import Plan
 
 CONFIG = """
 listen = "127.0.0.1:{port}"
@@ -61,8 +60,8 @@ upstream  = "{{model}}"
 limits    = ["{name}"]
 {more}
 """ for name, more in [
-    ("model", 'body_read = "1KiB"'), ("tool", ""), ("method", ""), ("operation", ""), ("nested", ""),
-    ("cost", 'cost = "body:units"')]) + """
+    ("model", 'body_read = "1KiB"'), ("tool", ""), ("method", ""), ("operation", ""),
+    ("nested", ""), ("cost", 'cost = "body:units"')]) + """
 [[route]]
 path      = "/large"
 upstream  = "{model}"
@@ -75,7 +74,8 @@ upstream  = "{model}"
 limits    = ["once", "model"]
 """
 
-CALL = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%s","arguments":{"name":"x"}}}'
+CALL = ('{"jsonrpc":"2.0","id":1,"method":"tools/call","params":'
+        '{"name":"%s","arguments":{"name":"x"}}}')
 QUERY = lambda query, **more: json.dumps({"query": query, **more})
 
 # The route, a body, and the value that its key has; `None` if it is missing, 400 if it is refused.
@@ -200,7 +200,8 @@ def wires(server):
     found = raw(server, head("chunked", "transfer-encoding: chunked\n"),
                 b"6\r\n" + body[:6] + b"\r\n", b"b\r\n" + body[6:] + b"\r\n0\r\n\r\n")
     check(f"{server.name}: a chunked body", ("HTTP/1.1 200", 1), (found[:12], count("chunked")))
-    found = raw(server, head("expects", f"content-length: {len(body)}\nexpect: 100-continue\n"), body)
+    expects = f"content-length: {len(body)}\nexpect: 100-continue\n"
+    found = raw(server, head("expects", expects), body)
     check(f"{server.name}: 100 Continue, then the answer", (True, True, 1),
           (found.startswith("HTTP/1.1 100"), "HTTP/1.1 200" in found, count("expects")))
     found = raw(server, head("late", "content-length: 17\n"), body[:5])[:12]

@@ -13,7 +13,8 @@ PLAN = "x-plan"
 
 
 class Plan:
-    """One answer; without a status there is none, and the connection ends. `pieces` are bytes that are written one by one, or seconds to wait.
+    """One answer; without a status there is none, and the connection ends. `pieces`
+    are bytes that are written one by one, or seconds to wait.
 
     `framing` is `chunked`, `length` or `close`. With `is_cut` the connection breaks in the end.
     `before` is sent ahead of the head, such as a 103.

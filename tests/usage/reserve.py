@@ -168,7 +168,8 @@ def never(server):
     until(f"{name}: and is settled", 7, lambda: server.count("small", "first"))
     lying = Plan([b'{"usage":{"prompt_tokens":500,"completion_tokens":4000}}'])
     found = post("/small/v1", '{"max_tokens":10}', "lies", lying)
-    until(f"{name}: usage above the maximum is charged", 4500, lambda: server.count("small", "lies"))
+    until(f"{name}: usage above the maximum is charged", 4500,
+          lambda: server.count("small", "lies"))
     found = post("/small/v1", '{"max_tokens":1}', "lies", said)
     check(f"{name}: and nothing passes then", 429, found.status)
     found = post("/both/v1", '{"max_tokens":301}', "both", said)
