@@ -132,7 +132,7 @@ impl Proxy {
         head_error: Option<HeadError>,
     ) {
         let mut exchange = self.stages.begin(request, response, downstream);
-        let mut unanswered = Unanswered {
+        let mut unanswered = AbandonedCall {
             limiter: &self.stages.limiter,
             exchange: &mut exchange,
             is_answered: false,
@@ -241,13 +241,13 @@ impl Proxy {
 }
 
 /// A request without an answer. If it is dropped before there is one, its client has left.
-struct Unanswered<'e, 'c> {
+struct AbandonedCall<'e, 'c> {
     limiter: &'e Limiter,
     exchange: &'e mut ProxyExchange<'c>,
     is_answered: bool,
 }
 
-impl Drop for Unanswered<'_, '_> {
+impl Drop for AbandonedCall<'_, '_> {
     fn drop(&mut self) {
         let x = &mut *self.exchange;
         // Only a charged call to a model server is recorded.

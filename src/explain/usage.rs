@@ -5,9 +5,9 @@ use crate::limit::Limit;
 use crate::limit::key::BodyFacts;
 use crate::usage::ask;
 use crate::usage::settings::Quantity;
-use tidegate_core::exchange::usage::Reserve;
+use tidegate_core::exchange::reserve::UsageReserve;
 
-pub(super) fn explain_usage(reserve: &Reserve, body: Option<&BodyFacts>) -> UsageExplanation {
+pub(super) fn explain_usage(reserve: &UsageReserve, body: Option<&BodyFacts>) -> UsageExplanation {
     let settings = &reserve.settings;
     let estimate = reserve.estimate;
     let members = body.map(|body| &body.members);
@@ -39,7 +39,7 @@ pub(super) fn explain_usage(reserve: &Reserve, body: Option<&BodyFacts>) -> Usag
 }
 
 /// How the units that a limit reserves are computed.
-pub(super) fn explain_reserve(reserve: &Reserve, limit: &Limit, units: u64) -> String {
+pub(super) fn explain_reserve(reserve: &UsageReserve, limit: &Limit, units: u64) -> String {
     let settings = &reserve.settings;
     let of = match limit.counts {
         Quantity::Requests => "each request".to_owned(),

@@ -1,5 +1,5 @@
-//! `ask = true`: adds the question for usage to a stream's request, and takes the event that answers
-//! it out of the stream.
+//! `ask = true`: adds the question for usage to a stream's request, and takes the event that
+//! answers it out of the stream.
 
 use std::collections::VecDeque;
 

@@ -23,8 +23,8 @@ use tidegate_core::exchange::Exchange;
 use tidegate_core::exchange::admit::Admission;
 use tidegate_core::exchange::changes::own_response;
 use tidegate_core::exchange::rejection::Rejection;
+use tidegate_core::exchange::reserve::{ReadBody, UsageReserve};
 use tidegate_core::exchange::stages::{LimitQuery, Stages};
-use tidegate_core::exchange::usage::{ReadBody, Reserve};
 use tidegate_core::limit::key::BodyFacts;
 
 /// Returns the decision on a charge without making it.
@@ -53,7 +53,7 @@ pub(crate) struct RequestView<'s, 't, 'p> {
     pub(crate) bypass: Option<usize>,
     pub(crate) preflight: bool,
     /// What the request reserves, if its route has `usage`.
-    pub(crate) reserve: Option<&'s Reserve>,
+    pub(crate) reserve: Option<&'s UsageReserve>,
     pub(crate) body: Option<&'s BodyFacts>,
     /// The enforced checks and the shadow checks; `None` if the request is refused before.
     pub(crate) charge: Option<(&'s Charge, &'s [Charge])>,

@@ -15,7 +15,7 @@ use crate::body::RequestBody;
 use crate::upstream::UpstreamError;
 use crate::usage::request::{RequestReader, RequestTable};
 use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
-use tidegate_core::exchange::usage::ReadBody;
+use tidegate_core::exchange::reserve::ReadBody;
 use tidegate_core::limit::key::BodyFacts;
 
 /// The bytes of bodies that one worker holds before their decisions.

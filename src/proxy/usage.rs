@@ -14,7 +14,6 @@ use hyper::body::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::body::Body;
 use crate::route::{Route, Settle};
 use crate::telemetry::metrics::usage::UsageOutcome;
 use crate::upstream::body::UpstreamBody;
@@ -27,7 +26,8 @@ use crate::usage::tokens::ReportedTokens;
 use tidegate_core::exchange::access_record::AccessRecord;
 use tidegate_core::exchange::admit::Admission;
 use tidegate_core::exchange::limiter::Limiter;
-use tidegate_core::exchange::usage::{FinalCost, Reserve, UsageEnd};
+use tidegate_core::exchange::reserve::{FinalCost, UsageReserve};
+use tidegate_core::exchange::usage::UsageEnd;
 
 /// Answers that one worker unpacks at once, at most. Each takes about 44 KiB.
 const DECODERS: usize = 1000;
@@ -56,7 +56,7 @@ pub(super) struct UsageMeter {
     limiter: Arc<Limiter>,
     admission: Admission,
     route: usize,
-    cost: CostSource,
+    cost: AnswerCost,
     /// The tokens that the head of the answer says.
     head_tokens: Option<ReportedTokens>,
     answer: AnswerBytes,
@@ -77,9 +77,9 @@ enum AnswerEnd {
 
 /// Where an answer says its cost.
 #[derive(Debug)]
-enum CostSource {
+enum AnswerCost {
     /// `usage` of the route.
-    Usage(Box<Reserve>),
+    Usage(Box<UsageReserve>),
     /// `settle = "response-json:PATH"`
     Json(Arc<AnswerTable>),
     /// `settle = "response-trailer:NAME"`, and its value.
@@ -95,7 +95,7 @@ enum CostSource {
     reason = "most answers are plain, and each is in the box of its meter"
 )]
 enum AnswerBytes {
-    Plain(Box<AnswerReader>),
+    Plain(AnswerReader),
     Gzip(Box<MultiGzDecoder<AnswerSink>>),
     Deflate(Box<ZlibDecoder<AnswerSink>>),
     /// Its encoding or its type cannot be read.
@@ -164,10 +164,8 @@ impl AnswerBytes {
         };
         let reader = AnswerReader::new(table, framing);
         match single(headers, &CONTENT_ENCODING) {
-            None if !headers.contains_key(CONTENT_ENCODING) => AnswerBytes::Plain(Box::new(reader)),
-            Some(name) if name.eq_ignore_ascii_case("identity") => {
-                AnswerBytes::Plain(Box::new(reader))
-            }
+            None if !headers.contains_key(CONTENT_ENCODING) => AnswerBytes::Plain(reader),
+            Some(name) if name.eq_ignore_ascii_case("identity") => AnswerBytes::Plain(reader),
             Some(name) if has_room && name.eq_ignore_ascii_case("gzip") => {
                 AnswerBytes::Gzip(Box::new(MultiGzDecoder::new(AnswerSink(reader))))
             }
@@ -236,18 +234,18 @@ fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
 
 impl UsageMeter {
     /// `None` if the body of this response decides nothing.
-    pub(super) fn new(
+    pub(super) fn new<B>(
         limiter: Arc<Limiter>,
         bounds: &UsageBounds,
         route: &Route,
         mut admission: Admission,
-        response: &Response<Body>,
+        response: &Response<B>,
     ) -> Option<UsageMeter> {
         let reserve = admission.reserve.take();
         let cost = match (reserve, &route.settle) {
-            (Some(reserve), _) => CostSource::Usage(reserve),
-            (None, Some(Settle::Json(path))) => CostSource::Json(path_table(path)),
-            (None, Some(Settle::Trailer(name))) => CostSource::Trailer {
+            (Some(reserve), _) => AnswerCost::Usage(reserve),
+            (None, Some(Settle::Json(path))) => AnswerCost::Json(path_table(path)),
+            (None, Some(Settle::Trailer(name))) => AnswerCost::Trailer {
                 name: name.clone(),
                 units: None,
             },
@@ -258,15 +256,15 @@ impl UsageMeter {
         let decoder = is_encoded.then(|| Arc::clone(&bounds.decoders).try_acquire_owned().ok());
         let decoder = decoder.flatten();
         let answer = match &cost {
-            CostSource::Usage(reserve) => {
+            AnswerCost::Usage(reserve) => {
                 AnswerBytes::new(&reserve.settings.table, headers, decoder.is_some())
             }
-            CostSource::Json(table) => AnswerBytes::new(table, headers, decoder.is_some()),
-            CostSource::Trailer { .. } => AnswerBytes::Unread(UnreadAnswer::OtherType),
+            AnswerCost::Json(table) => AnswerBytes::new(table, headers, decoder.is_some()),
+            AnswerCost::Trailer { .. } => AnswerBytes::Unread(UnreadAnswer::OtherType),
         };
         let head_tokens = match &cost {
-            CostSource::Usage(reserve) => head_tokens(reserve, headers),
-            CostSource::Json(_) | CostSource::Trailer { .. } => None,
+            AnswerCost::Usage(reserve) => head_tokens(reserve, headers),
+            AnswerCost::Json(_) | AnswerCost::Trailer { .. } => None,
         };
         Some(UsageMeter {
             limiter,
@@ -286,7 +284,7 @@ impl UsageMeter {
         if let Some(data) = frame.data_ref() {
             self.answer.read(data);
         }
-        if let (CostSource::Trailer { name, units }, Some(trailers)) =
+        if let (AnswerCost::Trailer { name, units }, Some(trailers)) =
             (&mut self.cost, frame.trailers_ref())
         {
             *units = single(trailers, name).and_then(|text| text.parse().ok());
@@ -346,7 +344,7 @@ impl UsageMeter {
 
     /// How long the rest of an answer may be read, if its client has left.
     fn drain_time(&self) -> Option<Duration> {
-        let CostSource::Usage(reserve) = &self.cost else {
+        let AnswerCost::Usage(reserve) = &self.cost else {
             return None;
         };
         let is_final = self.answer.reader().is_some_and(AnswerReader::is_final);
@@ -370,12 +368,12 @@ impl UsageMeter {
         let reader = self.answer.reader();
         let reported = reader.and_then(AnswerReader::tokens);
         let units = match &self.cost {
-            CostSource::Trailer { units, .. } => *units,
-            CostSource::Json(_) => {
+            AnswerCost::Trailer { units, .. } => *units,
+            AnswerCost::Json(_) => {
                 let reported = reported.filter(|_| self.end == AnswerEnd::Whole);
                 reported.and_then(|tokens| tokens.output)
             }
-            CostSource::Usage(reserve) => {
+            AnswerCost::Usage(reserve) => {
                 let is_final = reader.is_some_and(AnswerReader::is_final);
                 let reported = reported.filter(|_| self.end == AnswerEnd::Whole || is_final);
                 let reported = self.head_tokens.or(reported);
@@ -409,7 +407,7 @@ impl UsageMeter {
 }
 
 /// The tokens in the head of an answer. Only Bedrock has them there.
-fn head_tokens(reserve: &Reserve, headers: &HeaderMap) -> Option<ReportedTokens> {
+fn head_tokens(reserve: &UsageReserve, headers: &HeaderMap) -> Option<ReportedTokens> {
     let is_bedrock = reserve.settings.format == Some(AnswerFormat::Bedrock);
     let read = |name: &str| single(headers, &HeaderName::try_from(name).ok()?);
     is_bedrock.then(|| header_tokens(read)).flatten()

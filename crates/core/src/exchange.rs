@@ -29,6 +29,7 @@ pub mod rate_limit_call;
 pub mod rejection;
 mod request_end;
 mod request_id;
+pub mod reserve;
 pub mod router;
 mod secure;
 pub mod shadow;
@@ -43,7 +44,7 @@ use access_record::AccessRecord;
 use admit::Admission;
 use changes::Changes;
 use downstream::Downstream;
-use usage::ReadBody;
+use reserve::ReadBody;
 
 /// One request and its response. `B` and `R` are their bodies.
 #[derive(Debug)]

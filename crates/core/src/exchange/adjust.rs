@@ -2,8 +2,8 @@
 //!
 //! It happens at most once, when the head of the response has come or its body has ended, and no
 //! request waits for it. If the process dies before, the first charge stands. While the store is
-//! away, units on top are owed, and units to give back stay charged. A refund has precedence. Slots are not
-//! adjusted. Checks in shadow mode are adjusted too, if their decisions have come.
+//! away, units on top are owed, and units to give back stay charged. A refund has precedence. Slots
+//! are not adjusted. Checks in shadow mode are adjusted too, if their decisions have come.
 //!
 //! A caller of the rate limit service adjusts counts by itself: it gives units back, or charges
 //! units that were denied.
@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderName, Response};
 use super::access_record::AccessRecord;
 use super::admit::{Admission, Decider};
 use super::limiter::Limiter;
-use super::usage::FinalCost;
+use super::reserve::FinalCost;
 use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck, OnError};
 use crate::route::Route;
 

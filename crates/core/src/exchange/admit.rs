@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::limiter::{HeldSlots, Limiter, slots_of};
 use super::rejection::{Denial, Rejection};
-use super::usage::Reserve;
+use super::reserve::UsageReserve;
 use crate::clock;
 use crate::limit::{Asker, Charge, Decided, Decision, KeyHash, Limit, LimitCheck, OnError, Window};
 use crate::store::StoreError;
@@ -33,7 +33,7 @@ pub struct Admission {
     /// When an answer of the store comes too late; `None` if its own timeout is the only one.
     pub(super) deadline: Option<Instant>,
     /// What the request reserves of token budgets, until the answer is read.
-    pub reserve: Option<Box<Reserve>>,
+    pub reserve: Option<Box<UsageReserve>>,
     /// The slots that the request holds.
     pub slots: Option<Box<HeldSlots>>,
     /// Whether a script of another origin may read the rate-limit headers.

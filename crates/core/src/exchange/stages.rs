@@ -17,11 +17,11 @@ use super::limiter::{Limiter, WorkerStore};
 use super::local_reply::LocalReplies;
 use super::rejection::Rejection;
 use super::request_id;
+use super::reserve::UsageReserve;
 use super::router::Router;
 use super::secure::Secure;
 use super::shadow::ShadowChecks;
 use super::traced::{Trace, Tracer};
-use super::usage::Reserve;
 use crate::config::{Config, LogKeys};
 use crate::descriptor::DescriptorTable;
 use crate::limit::OnError;
@@ -65,7 +65,7 @@ pub struct LimitQuery<'q, 't, 'p> {
     pub facts: &'q Facts<'q>,
     pub overrides: Option<&'q OverrideSnapshot>,
     /// What the request reserves, if its route has `usage`.
-    pub reserve: Option<&'q Reserve>,
+    pub reserve: Option<&'q UsageReserve>,
     /// The trace for the decision log.
     pub trace: Option<TraceId>,
 }
@@ -202,7 +202,7 @@ impl Stages {
         let body = x.body.as_deref();
         let settings = found.route.usage.as_ref();
         let reserve = settings
-            .map(|settings| Reserve::new(settings, body, length_of(request), path.as_str()));
+            .map(|settings| UsageReserve::new(settings, body, length_of(request), path.as_str()));
         let body = body.map(|body| &body.facts);
         let checked = self.router.identify(&head, &found, body, |facts| {
             let query = LimitQuery {

@@ -3,104 +3,16 @@
 //! The reserve is the charge. So a process that dies leaves the estimate: no unit is lost, and no
 //! hold stays for ever. One admission is settled once.
 
-use std::sync::Arc;
-
 use super::access_record::AccessRecord;
 use super::adjust::Adjustment;
 use super::admit::Admission;
 use super::limiter::Limiter;
-use crate::limit::key::BodyFacts;
-use crate::limit::{Limit, Window};
+use super::reserve::{FinalCost, UsageReserve};
 use crate::telemetry::access::LoggedUsage;
 use crate::telemetry::metrics::usage::UsageOutcome;
-use crate::usage::estimate::{Estimate, actual, estimate, observed};
-use crate::usage::settings::{AbortedUsage, MissingUsage, UsageSettings};
+use crate::usage::estimate::{actual, observed};
+use crate::usage::settings::{AbortedUsage, MissingUsage};
 use crate::usage::tokens::{ReportedTokens, TokenCounts};
-
-/// The beginning of a request's body, read before the decision.
-#[derive(Clone, Debug)]
-pub struct ReadBody {
-    pub facts: BodyFacts,
-    /// The length of the whole body, bytes. If it is not known, the longest that the route takes.
-    pub length: u64,
-}
-
-/// What a request to a model server reserves.
-#[derive(Clone, Debug)]
-pub struct Reserve {
-    pub settings: Arc<UsageSettings>,
-    pub estimate: Estimate,
-    /// Empty if the request names none.
-    pub model: Box<str>,
-}
-
-/// The final cost of a request.
-#[derive(Clone, Copy, Debug)]
-pub enum FinalCost<'c> {
-    /// Units of the response, before they are multiplied by the cost of a limit.
-    Units(u64),
-    Usage {
-        reserve: &'c Reserve,
-        tokens: TokenCounts,
-        model: &'c str,
-    },
-}
-
-impl Reserve {
-    /// `length` is that of the body if it was not read, bytes. `path` may name the model.
-    pub fn new(
-        settings: &Arc<UsageSettings>,
-        body: Option<&ReadBody>,
-        length: u64,
-        path: &str,
-    ) -> Reserve {
-        let members = body.map(|body| &body.facts.members);
-        let length = body.map_or(length, |body| body.length);
-        // The server uses the model of the path, whatever the body says.
-        let named = settings.format.and_then(|format| format.path_model(path));
-        let model = match named {
-            Some(model) => Some(model.into()),
-            None => members.and_then(|members| members.model.clone()),
-        };
-        Reserve {
-            settings: Arc::clone(settings),
-            estimate: estimate(settings, members, length),
-            model: model.unwrap_or_default(),
-        }
-    }
-
-    /// The units that are charged ahead in a limit. `None` if the model has no price.
-    ///
-    /// Without a maximum of the request the estimate is a guess, so it is never more than the limit
-    /// holds.
-    pub fn units(&self, limit: &Limit, windows: &[Arc<Window>]) -> Option<u64> {
-        let units = self.of(limit, self.estimate.tokens, &self.model)?;
-        let smallest = windows.iter().map(|window| window.rule.units).min();
-        Some(match (self.estimate.names_maximum, smallest) {
-            (false, Some(smallest)) => units.min(smallest),
-            _ => units,
-        })
-    }
-
-    fn of(&self, limit: &Limit, tokens: TokenCounts, model: &str) -> Option<u64> {
-        let units = self.settings.units(limit.counts, tokens, model)?;
-        Some(limit.units(units))
-    }
-}
-
-impl FinalCost<'_> {
-    /// The units of a limit; `None` if nothing is known.
-    pub(super) fn units(self, limit: &Limit) -> Option<u64> {
-        match self {
-            FinalCost::Units(units) => Some(limit.units(units)),
-            FinalCost::Usage {
-                reserve,
-                tokens,
-                model,
-            } => reserve.of(limit, tokens, model),
-        }
-    }
-}
 
 impl Limiter {
     /// Settles an admitted request by the end of its answer.
@@ -136,11 +48,11 @@ impl Limiter {
         }
     }
 
-    /// Counts and records a request to a model server whose answer is not read: its units were given
-    /// back, or its client left before.
+    /// Counts and records a request to a model server whose answer is not read: its units were
+    /// given back, or its client left before.
     pub fn note_unread_usage(
         &self,
-        reserve: &Reserve,
+        reserve: &UsageReserve,
         outcome: UsageOutcome,
         record: &mut AccessRecord,
     ) {
@@ -173,7 +85,7 @@ impl Limiter {
 /// The end of an answer of a model server.
 #[derive(Clone, Copy, Debug)]
 pub struct UsageEnd<'e> {
-    pub reserve: &'e Reserve,
+    pub reserve: &'e UsageReserve,
     pub outcome: UsageOutcome,
     /// What the answer reported.
     pub reported: Option<ReportedTokens>,
