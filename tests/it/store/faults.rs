@@ -156,7 +156,15 @@ fn an_outage_is_told_once_when_it_begins_and_once_when_it_ends() {
             tokio::time::sleep(Duration::from_millis(300)).await;
             server.restart();
             trial.recovers().await;
-            tokio::time::sleep(Duration::from_millis(2_500)).await;
+            // The end is told after a while without an outage, and nothing after it.
+            let told = || lines.0.lock().unwrap().split(|byte| *byte == b'\n').count() - 1;
+            for _ in 0..100 {
+                if told() > 1 {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
         });
     });
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
