@@ -13,7 +13,7 @@ pub(super) struct Place {
     pub(super) container_depth: u8,
     /// The node of the value that is read, or of the one that comes next.
     pub(super) value: PathNodeId,
-    /// Whether the text has, or had, more than [`LEVELS`] levels.
+    /// Whether the text has, or had, more than 64 levels.
     pub(super) is_too_deep: bool,
 }
 
