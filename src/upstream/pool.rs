@@ -110,6 +110,8 @@ impl Upstream {
         }
         let picked = self.pick(affinity, |server| server.load());
         picked.ok_or_else(|| match &self.settings().health {
+            // Other workers reached the caps after `is_full` was asked.
+            _ if self.terms.is_capped && self.has_healthy() => UpstreamError::TooManyConnections,
             Some(check) if !self.servers.set.load().servers.is_empty() => {
                 UpstreamError::NoneLeft(check.every * check.healthy)
             }
@@ -199,6 +201,12 @@ impl Upstream {
         any_full && !any_ready
     }
 
+    fn has_healthy(&self) -> bool {
+        let set = self.servers.set.load();
+        let mut loads = set.servers.iter().map(|server| server.load());
+        loads.any(|load| matches!(load, Load::Full | Load::Ready(_)))
+    }
+
     /// Counts a request, which adds to the retry budget.
     pub(super) fn count_request(&self) {
         // Only one worker writes, so two operations suffice.
@@ -216,4 +224,33 @@ impl Upstream {
 
 fn contains(servers: &[Arc<Server>], server: &Arc<Server>) -> bool {
     servers.iter().any(|one| Arc::ptr_eq(one, server))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ServerAddress, UpstreamServer};
+
+    /// Four workers share a server that has room for one request.
+    #[test]
+    fn the_loser_of_a_race_for_the_last_place_is_told_to_wait() {
+        let vitals = Vitals::default();
+        let mut server = UpstreamServer::from(ServerAddress::Http("10.9.9.9".into(), 80));
+        server.max_connections = Some(1);
+        let settings = UpstreamSettings::new("app", vec![server]);
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    let upstream = Upstream::new(None, &settings, Sweep::new(), &vitals);
+                    for _ in 0..50_000 {
+                        let refused = upstream.permit(None).err();
+                        assert!(
+                            matches!(refused, None | Some(UpstreamError::TooManyConnections)),
+                            "{refused:?}"
+                        );
+                    }
+                });
+            }
+        });
+    }
 }

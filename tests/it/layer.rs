@@ -8,7 +8,7 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -17,6 +17,8 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use tidegate_limiter::{LimitLayer, LimitedBody, Limiter};
 use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::log_lines::LogLines;
 
 use crate::house::{Tidegate, Upstream};
 use crate::support::{RedisServer, free_port, on_a_worker};
@@ -178,12 +180,7 @@ fn who_goes_away_was_charged_once() {
 
 #[test]
 fn a_request_without_an_address_is_never_unlimited() {
-    let lines = Lines::default();
-    let written = lines.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(move || written.clone())
-        .finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
+    let lines = LogLines::collect();
     on_a_worker(async {
         let service = layer(TWO).layer(service_fn(ok));
         let mut request = request("/");
@@ -196,23 +193,8 @@ fn a_request_without_an_address_is_never_unlimited() {
         );
         assert_eq!(statuses(&service, 3).await, [200, 200, 429]);
     });
-    let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let said = lines.text();
     assert!(said.contains("without its peer's address"), "{said}");
-}
-
-/// What was logged.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 #[test]
@@ -287,18 +269,12 @@ where
 
 #[test]
 fn limits_on_trial_are_reported_and_deny_nothing() {
-    let lines = Lines::default();
-    let written = lines.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(move || written.clone())
-        .with_ansi(false)
-        .finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
+    let lines = LogLines::collect();
     on_a_worker(async {
         let service = layer(&format!("{TWO}shadow = true\n")).layer(service_fn(ok));
         assert_eq!(statuses(&service, 5).await, [200; 5]);
     });
-    let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let said = lines.text();
     let report = "limit default (shadow): would have denied 3 of 5";
     assert!(said.contains(report), "{said}");
 }

@@ -42,6 +42,7 @@ mod keys;
 mod known_keys;
 mod layer;
 mod lean;
+mod log_lines;
 mod logs;
 mod look;
 mod matrix;

@@ -1,8 +1,7 @@
 //! Faults done to a real server. Owed in each: every charge is answered within its timeout, nobody
 //! waits while the breaker is open, and decisions come again about a second after the server does.
 
-use std::io::Write;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tidegate::clock::now;
@@ -10,6 +9,7 @@ use tidegate::config::{Secret, StoreSettings};
 use tidegate::limit::{Algorithm, Charge, Decision, Limit, Rule};
 use tidegate::store::{Backing, ServerTrouble, Store, StoreError};
 
+use crate::log_lines::LogLines;
 use crate::pace::Pace;
 use crate::support::{RedisServer, limit, log_rule, memory_settings, on_a_worker, one};
 
@@ -138,36 +138,29 @@ fn a_killed_server_is_used_again_after_its_restart() {
 
 #[test]
 fn an_outage_is_told_once_when_it_begins_and_once_when_it_ends() {
-    let lines = Lines::default();
-    let writer = lines.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    tracing::subscriber::with_default(subscriber, || {
-        on_a_worker(async {
-            let mut server = RedisServer::start();
-            let trial = Trial::patient(&server).await;
-            let colleague = trial.backing.open();
-            colleague.ready().await;
-            trial.recovers().await;
-            server.kill();
-            trial.sends_everyone_away().await;
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            server.restart();
-            trial.recovers().await;
-            // The end is told after a while without an outage, and nothing after it.
-            let told = || lines.0.lock().unwrap().split(|byte| *byte == b'\n').count() - 1;
-            for _ in 0..100 {
-                if told() > 1 {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
+    let lines = LogLines::collect();
+    on_a_worker(async {
+        let mut server = RedisServer::start();
+        let trial = Trial::patient(&server).await;
+        let colleague = trial.backing.open();
+        colleague.ready().await;
+        trial.recovers().await;
+        server.kill();
+        trial.sends_everyone_away().await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        server.restart();
+        trial.recovers().await;
+        // The end is told after a while without an outage, and nothing after it.
+        let told = || lines.text().lines().count();
+        for _ in 0..100 {
+            if told() > 1 {
+                break;
             }
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        });
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
     });
-    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let text = lines.text();
     let told: Vec<&str> = text.lines().collect();
     assert_eq!(told.len(), 2, "{text}");
     assert!(
@@ -178,21 +171,6 @@ fn an_outage_is_told_once_when_it_begins_and_once_when_it_ends() {
         told[1].contains("INFO") && told[1].contains("decisions_without="),
         "{text}"
     );
-}
-
-/// Where log lines go.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 #[test]
