@@ -4,7 +4,7 @@ const LIMIT =
   '"a key of `[limit.NAME]` (algorithm, candidate, concurrent, cost, counts, exempt, exempt_file, ' +
   'hold, key, lease, missing, on_error, precision, rate, shadow, slot, tiers, values)" was expected';
 const ROUTE =
-  '"a key of `[[route]]` (add_prefix, body_limit, body_read, case, cost, headers, headers_down, ' +
+  '"a key of `[[route]]` (access, add_prefix, body_limit, body_read, case, cost, headers, headers_down, ' +
   'headers_up, host, limits, methods, name, path, redirect, refund, respond, settle, strip_prefix, ' +
   'timeout, upstream, usage)" was expected';
 const SERVER =
@@ -13,7 +13,7 @@ const SERVER =
   'max_connections_per_ip, max_header_bytes, max_headers, max_streams, pid_file, workers)" was ' +
   'expected';
 const TOP =
-  '"a key of the top (admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
+  '"a key of the top (access, admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
   'decide, deny, descriptor, headers, limit, listen, log, prices, proxy_protocol, route, server, ' +
   'store, tier, tls, tracing, trusted_proxies, upstream, usage)" was expected';
 const RATE = '"COUNT/WINDOW in ms, s, min, h or d, such as 100/min; or unlimited" was expected';

@@ -8,6 +8,7 @@
     reason = "a test ends where something is wrong, may look at the clock, and reads as a table"
 )]
 
+mod access;
 mod adjust;
 mod admin;
 mod asked;

@@ -6,6 +6,7 @@
 //! entries left of it may be lies. This room must never return an address that a client could have
 //! made up.
 
+pub mod networks;
 pub mod proxy_header;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

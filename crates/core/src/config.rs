@@ -7,6 +7,7 @@
 //! and by its line in `proxy.reference.toml`, with its default and its description. That line
 //! describes the fields of settings that have no comment here.
 
+mod access;
 mod address;
 mod api_key;
 mod auth;
@@ -57,6 +58,7 @@ use std::sync::Arc;
 use http::HeaderName;
 
 use crate::client::ClientIp;
+use crate::client::networks::AccessList;
 use crate::descriptor::DescriptorTable;
 use crate::limit::headers::HeaderSettings;
 use crate::limit::key::ApiKeys;
@@ -112,6 +114,7 @@ pub struct Config {
     pub admin: Option<AdminSettings>,
     pub store: StoreSettings,
     pub client_ip: ClientIp,
+    pub access: AccessList,
     pub api_key: ApiKeys,
     pub jwt: Option<JwtRules>,
     pub tier: Option<Tiers>,

@@ -21,6 +21,7 @@ use http::header::{ACCESS_CONTROL_REQUEST_METHOD, HeaderName, ORIGIN};
 use http::{HeaderMap, Method, StatusCode};
 use smallvec::SmallVec;
 
+use crate::client::networks::AccessList;
 use crate::limit::Limit;
 use crate::limit::key::{BodyFacts, Key, Part};
 use crate::path::{CanonicalPath, Case};
@@ -63,6 +64,8 @@ pub struct Route {
     pub refund: StatusSet,
     pub strip_prefix: Option<Prefix>,
     pub add_prefix: Option<Prefix>,
+    /// The clients that are served, of those that `[access]` serves.
+    pub access: AccessList,
     /// The largest body of a request, bytes; `None` for no bound.
     pub body_limit: Option<u64>,
     /// Changes of request heads, in this order.

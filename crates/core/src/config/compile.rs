@@ -104,6 +104,7 @@ fn read_sections(
         admin: admin.map(|admin| admin.value),
         store: store::read(top.section("store")),
         client_ip: server::read_client_ip(top),
+        access: access::read(top.section("access")),
         api_key: keys.finish(jwt.is_some()),
         jwt,
         tier,

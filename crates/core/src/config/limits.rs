@@ -1,5 +1,6 @@
 //! Reads `[limit.NAME]`: each value, the rules between the values of one section, and the limit.
 
+mod exempt;
 mod keys;
 mod listed;
 
@@ -11,7 +12,7 @@ use super::section::{NAME_FORM, SectionsPresent, is_name};
 use super::*;
 use crate::limit::key::Key;
 use crate::limit::rate::{MAX_UNITS, RateText, nearest_divisors};
-use crate::limit::{Algorithm, Exempt, Limit, Missing, OnError, Rate, Rule, Tier, Window};
+use crate::limit::{Algorithm, Limit, Missing, OnError, Rate, Rule, Tier, Window};
 use crate::usage::settings::Quantity;
 
 pub(super) use keys::check_sections;
@@ -19,7 +20,6 @@ pub(super) use keys::check_sections;
 /// Rates of one limit, at most: the store checks each for every request.
 const MAX_RATES: usize = 8;
 const MAX_TIERS: usize = 256;
-const MAX_EXEMPT: usize = 100_000;
 
 pub(super) const ON_ERROR: &[(&str, OnError)] = &[
     ("local", OnError::Local),
@@ -112,7 +112,7 @@ pub(super) fn read(
         cost: section.integer("cost", 1..=MAX_UNITS),
         each: counts == Quantity::Requests,
         counts,
-        exempt: exempt(&mut section),
+        exempt: exempt::read(&mut section),
         lease_us: lease_us.unwrap_or(0),
         slot: slot(&mut section),
         ..Limit::new(&name.value, &own, key.value.clone())
@@ -442,40 +442,4 @@ fn check_lease(section: &Section<'_>, lease_us: u64, rules: &[Located<Rule>]) {
             .at(&rule.span, "")
             .report_to(section.reader);
     }
-}
-
-fn exempt(section: &mut Section<'_>) -> Exempt {
-    let form = TextForm::new(Code::BadAddress, "a network or a client's key");
-    let mut exempt = Exempt::default();
-    section.parse_list("exempt", form, |text| add_exempt(&mut exempt, text));
-    if let Some(path) = section.text("exempt_file") {
-        section.for_each_line("exempt_file", &path, |line| add_exempt(&mut exempt, line));
-    }
-    exempt.keys.sort_unstable();
-    exempt.keys.dedup();
-    if exempt.nets.len() + exempt.keys.len() > MAX_EXEMPT {
-        section.out_of_range("exempt", &format!("at most {MAX_EXEMPT}"));
-    }
-    exempt
-}
-
-/// Adds a network or a key. A text that looks like an address and is none is a mistake, not a key.
-fn add_exempt(exempt: &mut Exempt, text: &str) -> Result<(), String> {
-    let text = text.trim();
-    match address::network(text) {
-        Ok(net) => exempt.nets.push(net),
-        Err(_) if text.is_empty() => return Err("empty".to_owned()),
-        Err(why) if looks_like_address(text) => {
-            // It may be a key all the same: the message does not repeat it.
-            let why = why.split("; ").next().unwrap_or_default();
-            return Err(format!("{why}; write for example `10.0.0.0/8`"));
-        }
-        Err(_) => exempt.keys.push(*blake3::hash(text.as_bytes()).as_bytes()),
-    }
-    Ok(())
-}
-
-fn looks_like_address(text: &str) -> bool {
-    let digits = |c: char| c.is_ascii_hexdigit() || ".:/".contains(c);
-    text.chars().all(digits) && text.contains(['.', ':', '/'])
 }

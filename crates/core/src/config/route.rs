@@ -112,6 +112,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         refund: refund(section).unwrap_or_default(),
         strip_prefix: None,
         add_prefix: None,
+        access: access::read(section.section("access")),
         body_limit: inherited.max_body,
         headers_up: Vec::new(),
         headers_down: Vec::new(),

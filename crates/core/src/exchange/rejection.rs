@@ -29,6 +29,8 @@ pub enum Rejection {
     /// The same resource is at this `https` URL.
     TlsOnly(HeaderValue),
     BodyTooLarge,
+    /// `access` serves other clients only.
+    AccessDenied,
     NoRoute,
     /// The request lacks the key of this limit.
     MissingKey(Arc<str>),
@@ -141,6 +143,10 @@ impl Rejection {
             Rejection::BodyTooLarge => (
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "the body of the request is larger than this server takes",
+            ),
+            Rejection::AccessDenied => (
+                StatusCode::FORBIDDEN,
+                "clients with this address are not served here",
             ),
             Rejection::NoRoute => (
                 StatusCode::NOT_FOUND,

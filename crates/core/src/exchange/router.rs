@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::claims::Tokens;
 use super::rejection::Rejection;
 use crate::client::ClientIp;
+use crate::client::networks::AccessList;
 use crate::config::Bypass;
 use crate::limit::key::{ApiKeySource, ApiKeys, BodyFacts, Derived, Facts, HashSecret, Part};
 use crate::limit::tier::Tiers;
@@ -20,6 +21,7 @@ pub struct Router {
     pub(super) unrouted: Option<Box<Route>>,
     pub(super) bypass: Vec<Bypass>,
     pub client_ip: ClientIp,
+    pub(super) access: AccessList,
     pub(super) api_key: ApiKeys,
     pub(super) tokens: Option<Tokens>,
     pub(super) tiers: Option<Tiers>,

@@ -82,6 +82,7 @@ impl Stages {
             unrouted: config.unrouted,
             bypass: config.bypass,
             client_ip: config.client_ip,
+            access: config.access,
             api_key: config.api_key,
             tokens: config.jwt.map(Tokens::new),
             tiers: config.tier,
@@ -189,6 +190,9 @@ impl Stages {
             extensions: Some(request.extensions()),
         };
         x.record.client = head.client;
+        if !self.router.access.admits(head.client) {
+            return Err(Rejection::AccessDenied);
+        }
         let found = match self.router.find_route(&head) {
             Err(Rejection::NoRoute) if downstream.is_described => self.router.unrouted()?,
             found => found?,
@@ -196,6 +200,9 @@ impl Stages {
         x.route = Some(found.route);
         x.record.route = Some(Arc::clone(&found.route.name));
         x.record.route_number = found.route.number;
+        if !found.route.access.admits(head.client) {
+            return Err(Rejection::AccessDenied);
+        }
         let trace = x.record.trace.as_deref().filter(|_| self.logs_traces);
         let trace = trace.map(Trace::id);
         let admission = &mut x.admission;

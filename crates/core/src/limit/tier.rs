@@ -7,10 +7,9 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::IpNet;
-
 use super::key::{Alternatives, DescriptorFacts, Facts, Key, Part};
 use super::{Limit, Window};
+use crate::client::networks::NetworkSet;
 
 /// `[tier]`
 #[derive(Clone, Debug)]
@@ -64,7 +63,7 @@ impl Limit {
 /// Clients that a limit never counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exempt {
-    pub nets: Vec<IpNet>,
+    pub nets: NetworkSet,
     /// BLAKE3 hashes of keys, ascending.
     pub keys: Vec<[u8; 32]>,
 }
@@ -81,7 +80,7 @@ impl Exempt {
     /// Only one of the two keys decides. Otherwise a client could send the value of another
     /// client's token as an API key, and be exempt.
     pub fn has(&self, client: IpAddr, key: &Key, facts: &Facts<'_>) -> bool {
-        if self.nets.iter().any(|net| net.contains(&client)) {
+        if self.nets.contains(client) {
             return true;
         }
         if self.keys.is_empty() {
@@ -102,7 +101,7 @@ impl Exempt {
         key: &Key,
         facts: &DescriptorFacts<'_>,
     ) -> bool {
-        let is_near = |ip: IpAddr| self.nets.iter().any(|net| net.contains(&ip));
+        let is_near = |ip: IpAddr| self.nets.contains(ip);
         if client.is_some_and(is_near) {
             return true;
         }

@@ -26,6 +26,7 @@ pub(super) fn file(path: &Path, _: u64) -> std::io::Result<Vec<u8>> {
     let text: &[u8] = match path.file_name().and_then(|name| name.to_str()) {
         Some("jwks.json") => JWKS,
         Some("tiers" | "tiers.txt") => b"key pro",
+        Some("allow" | "deny") => b"10.0.0.0/8",
         Some("otlp-headers") => b"authorization: Bearer x",
         _ if named("pem") => PAIR.0.as_bytes(),
         _ if named("key") => PAIR.1.as_bytes(),
@@ -90,6 +91,7 @@ fn inline(section: &str, key: &str, line: &str) -> Vec<(String, String)> {
     let inner = format!("{section}.{key}");
     let inner = inner.trim_start_matches('.').to_owned();
     let shown = [
+        "route.access",
         "route.respond",
         "route.redirect",
         "descriptor.entries",
@@ -113,6 +115,7 @@ fn inline(section: &str, key: &str, line: &str) -> Vec<(String, String)> {
 fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
     let tables = [
         "store",
+        "access",
         "client_ip",
         "api_key",
         "limit",

@@ -3,6 +3,7 @@
 use http::{HeaderMap, HeaderValue, Method};
 
 use super::*;
+use crate::client::networks::NetworkSet;
 use crate::limit::key::{ApiKeys, HashSecret, Key, KeyDigest, KnownKey, KnownKeys};
 use crate::path::CanonicalPath;
 
@@ -90,7 +91,7 @@ fn an_api_key_has_the_tier_of_its_line() {
 
 fn is_exempt(key: &str, headers: &[(&'static str, &str)]) -> bool {
     let exempt = Exempt {
-        nets: vec!["192.0.2.0/24".parse().unwrap()],
+        nets: NetworkSet::from_iter(["192.0.2.0/24".parse().unwrap()]),
         keys: vec![*blake3::hash(b"partner").as_bytes()],
     };
     let mut map = HeaderMap::new();

@@ -1,0 +1,41 @@
+//! `[access]`, and `access` of a route: networks whose clients are served or refused.
+
+use ipnet::IpNet;
+
+use super::*;
+use crate::client::networks::AccessList;
+
+/// Networks of one list, those of its file included.
+const MAX_NETWORKS: usize = 100_000;
+
+/// Reads the section. Without a setting all clients are served.
+pub(super) fn read(mut section: Section<'_>) -> AccessList {
+    let allow = networks(&mut section, "allow", "allow_file");
+    let deny = networks(&mut section, "deny", "deny_file");
+    section.finish();
+    AccessList {
+        allow: allow.map(|nets| nets.into_iter().collect()),
+        deny: deny.unwrap_or_default().into_iter().collect(),
+    }
+}
+
+/// The networks of a setting and of its file; `None` without both. An empty `allow` list serves no
+/// client, so that a file that lost its lines opens nothing.
+fn networks(
+    section: &mut Section<'_>,
+    key: &'static str,
+    file_key: &'static str,
+) -> Option<Vec<IpNet>> {
+    let mut nets = values(section.parse_list(key, TextForm::NETWORK, address::network));
+    let mut is_set = section.has(key);
+    if let Some(path) = section.text(file_key) {
+        is_set = true;
+        section.for_each_line(file_key, &path, |line| {
+            address::network(line).map(|net| nets.push(net))
+        });
+    }
+    if nets.len() > MAX_NETWORKS {
+        section.out_of_range(key, &format!("at most {MAX_NETWORKS} networks"));
+    }
+    is_set.then_some(nets)
+}
