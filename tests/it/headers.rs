@@ -453,3 +453,39 @@ fn scripts_of_other_origins_can_read_what_they_are_told() {
     let without = probe.proxy.get("/two");
     assert_eq!(without.header("access-control-allow-origin"), None);
 }
+
+#[test]
+fn jitter_delays_retry_after_and_nothing_else() {
+    let upstream = Upstream::ok();
+    let proxy = |jitter: &str| {
+        Tidegate::start(&format!(
+            "[deny]\n{jitter}\n[limit.default]\nrate = \"1/day\"\nkey = \"global\"\n\
+             [upstream.app]\nservers = \"{}\"\n[[route]]\npath = \"/*\"\nupstream = \"app\"\n",
+            upstream.url()
+        ))
+    };
+    const DAY: u64 = 86_400;
+    for (jitter, most) in [
+        ("jitter = \"10%\"", DAY / 10),
+        ("jitter = \"60s\"", 60),
+        ("", 0),
+    ] {
+        let proxy = proxy(jitter);
+        assert_eq!(proxy.get("/").status, 200);
+        let mut waits = std::collections::BTreeSet::new();
+        for _ in 0..40 {
+            let denied = proxy.get("/");
+            let body: serde_json::Value = serde_json::from_str(&denied.text()).unwrap();
+            let honest = body["retry_after"].as_u64().unwrap();
+            let told: u64 = denied.header("retry-after").unwrap().parse().unwrap();
+            assert!(
+                (honest..=honest + most + 1).contains(&told),
+                "{told} {honest}"
+            );
+            let state = denied.header("ratelimit").unwrap();
+            assert_eq!(state, format!("\"default\";r=0;t={honest}"));
+            waits.insert(told - honest);
+        }
+        assert_eq!(waits.len() > 10, most > 0, "{jitter}: {waits:?}");
+    }
+}

@@ -8,6 +8,7 @@ mod bounds;
 pub mod counter;
 pub mod decide;
 pub mod headers;
+pub mod jitter;
 pub mod key;
 pub mod log;
 pub mod rate;

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use super::route::path_pattern;
 use super::*;
 use crate::limit::headers::{HeaderSettings, ResetForm};
+use crate::limit::jitter::Jitter;
 use crate::limit::key::{Facts, same_secret};
 use crate::path::Case;
 use crate::route::{Direction, HeaderChange, PathPattern};
@@ -19,6 +20,8 @@ pub struct DenySettings {
     pub status: StatusCode,
     pub docs_url: Option<String>,
     pub body: Vec<(BodyKind, String)>,
+    /// What is added to `Retry-After`.
+    pub jitter: Option<Jitter>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,8 @@ pub enum BodyKind {
 pub(super) fn read(mut section: Section<'_>) -> DenySettings {
     let status = section.integer("status", 400..=599);
     let docs_url = section.parse("docs_url", TextForm::new(Code::BadUrl, "a URL"), docs_url);
+    let jitter_form = TextForm::new(Code::BadRate, "a share or a time");
+    let jitter = section.parse("jitter", jitter_form, Jitter::parse);
     let mut templates = section.section("body");
     let kinds = [
         ("json", BodyKind::Json),
@@ -47,6 +52,7 @@ pub(super) fn read(mut section: Section<'_>) -> DenySettings {
         status: StatusCode::from_u16(status).unwrap_or(StatusCode::TOO_MANY_REQUESTS),
         docs_url,
         body,
+        jitter,
     }
 }
 

@@ -16,6 +16,7 @@ use crate::telemetry::metrics::{GrpcCounter, GrpcStatus};
 /// RESOURCE_EXHAUSTED, which Google's API guide maps to 429.
 const RESOURCE_EXHAUSTED: u8 = 8;
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
+const QUOTA_FAILURE: &str = "type.googleapis.com/google.rpc.QuotaFailure";
 
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(is_grpc_type)
@@ -58,18 +59,27 @@ fn code_of(status: StatusCode) -> u16 {
     }
 }
 
-/// Writes the status of a denial. `retry_us` is the exact wait. `None` tells clients not to retry,
-/// by a negative pushback (gRFC A6).
-pub fn write_denial(headers: &mut HeaderMap, message: &str, retry_us: Option<u64>) {
-    let millis = retry_us.map(|us| us.div_ceil(1000));
+/// A denial for a gRPC client.
+pub struct GrpcDenial<'d> {
+    pub message: &'d str,
+    /// The exact wait, microseconds. `None` tells clients not to retry, by a negative pushback
+    /// (gRFC A6).
+    pub retry_us: Option<u64>,
+    /// The policies that deny.
+    pub violated: &'d [&'d str],
+}
+
+/// Writes the status of a denial.
+pub fn write_denial(headers: &mut HeaderMap, denial: &GrpcDenial<'_>) {
+    let millis = denial.retry_us.map(|us| us.div_ceil(1000));
     headers.insert(
         name("grpc-status"),
         HeaderValue::from(u16::from(RESOURCE_EXHAUSTED)),
     );
-    insert_text(headers, "grpc-message", &percent_encode(message));
+    insert_text(headers, "grpc-message", &percent_encode(denial.message));
     let pushback = millis.map_or_else(|| "-1".to_owned(), |millis| millis.to_string());
     insert_text(headers, "grpc-retry-pushback-ms", &pushback);
-    let details = STANDARD_NO_PAD.encode(status(message, millis));
+    let details = STANDARD_NO_PAD.encode(status(denial, millis));
     insert_text(headers, "grpc-status-details-bin", &details);
 }
 
@@ -95,23 +105,38 @@ pub fn percent_encode(message: &str) -> String {
     out
 }
 
-/// `google.rpc.Status { code, message, details: [RetryInfo { retry_delay }] }`
-fn status(message: &str, retry_millis: Option<u64>) -> Vec<u8> {
+/// `google.rpc.Status { code, message, details: [RetryInfo { retry_delay }, QuotaFailure {
+/// violations: [{ subject, description }] }] }`. The subject is a policy. OTLP exporters retry only
+/// if there is a `RetryInfo`.
+fn status(denial: &GrpcDenial<'_>, retry_millis: Option<u64>) -> Vec<u8> {
     let mut out = Vec::new();
     put_varint_field(&mut out, 1, u64::from(RESOURCE_EXHAUSTED));
-    put_bytes_field(&mut out, 2, message.as_bytes());
+    put_bytes_field(&mut out, 2, denial.message.as_bytes());
     if let Some(millis) = retry_millis {
         let mut delay = Vec::new();
         put_varint_field(&mut delay, 1, millis / 1000);
         put_varint_field(&mut delay, 2, millis % 1000 * 1_000_000);
         let mut retry_info = Vec::new();
         put_bytes_field(&mut retry_info, 1, &delay);
-        let mut any = Vec::new();
-        put_bytes_field(&mut any, 1, RETRY_INFO.as_bytes());
-        put_bytes_field(&mut any, 2, &retry_info);
-        put_bytes_field(&mut out, 3, &any);
+        put_detail(&mut out, RETRY_INFO, &retry_info);
     }
+    let mut failure = Vec::new();
+    for policy in denial.violated {
+        let mut violation = Vec::new();
+        put_bytes_field(&mut violation, 1, policy.as_bytes());
+        put_bytes_field(&mut violation, 2, denial.message.as_bytes());
+        put_bytes_field(&mut failure, 1, &violation);
+    }
+    put_detail(&mut out, QUOTA_FAILURE, &failure);
     out
+}
+
+/// Adds a `google.protobuf.Any` to the details of a status.
+fn put_detail(out: &mut Vec<u8>, kind: &str, message: &[u8]) {
+    let mut any = Vec::new();
+    put_bytes_field(&mut any, 1, kind.as_bytes());
+    put_bytes_field(&mut any, 2, message);
+    put_bytes_field(out, 3, &any);
 }
 
 /// Field numbers are below 16, so one byte holds the number and the wire type.
@@ -189,7 +214,12 @@ mod tests {
 
     fn denial(retry_us: Option<u64>) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        write_denial(&mut headers, "100% used", retry_us);
+        let denial = GrpcDenial {
+            message: "100% used",
+            retry_us,
+            violated: &["plan"],
+        };
+        write_denial(&mut headers, &denial);
         headers
     }
 
@@ -208,6 +238,13 @@ mod tests {
         expected.extend_from_slice(&[0x1a, 52, 0x0a, 40]);
         expected.extend_from_slice(RETRY_INFO.as_bytes());
         expected.extend_from_slice(&[0x12, 8, 0x0a, 6, 0x08, 13, 0x10, 0xc0, 0x84, 0x3d]);
+        // Any { type_url, value: QuotaFailure { Violation { subject, description } } }
+        expected.extend_from_slice(&[0x1a, 66, 0x0a, 43]);
+        expected.extend_from_slice(QUOTA_FAILURE.as_bytes());
+        expected.extend_from_slice(&[0x12, 19, 0x0a, 17, 0x0a, 4]);
+        expected.extend_from_slice(b"plan");
+        expected.extend_from_slice(&[0x12, 9]);
+        expected.extend_from_slice(b"100% used");
         assert_eq!(bytes, expected);
     }
 

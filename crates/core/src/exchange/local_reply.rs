@@ -1,6 +1,7 @@
 //! Responses that the proxy makes itself, and the rate-limit headers of other responses. Only this
 //! file makes HTTP of a rejection. No response tells of the inside.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::Write as _;
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use smallvec::SmallVec;
 use super::Exchange;
 use super::admit::Admission;
 use super::downstream::Downstream;
-use super::grpc;
+use super::grpc::{self, GrpcDenial};
 use super::headers::{RequestFault, put_line};
 use super::problem::{self, BLANK, Detail, Problem, QUOTA_EXCEEDED, REDUCED_CAPACITY};
 use super::rejection::{BLOCK_POLICY, Blocked, Denial, Rejection, RejectionMessage};
@@ -208,6 +209,7 @@ impl LocalReplies {
         // One buffer has the body and the values of the headers.
         let length = body.len();
         let written = write_appending(headers, self.headers, charge, &status, body);
+        self.add_jitter(headers, retry_us);
         self.allow_origin(headers, origin);
         *response.body_mut() = written.slice(..length);
         response
@@ -235,6 +237,7 @@ impl LocalReplies {
         *response.body_mut() = body.into();
         let headers = response.headers_mut();
         headers.extend(wait.map(|seconds| (RETRY_AFTER, seconds_value(seconds))));
+        self.add_jitter(headers, blocked.left_us);
         self.allow_origin(headers, origin);
         response
     }
@@ -253,7 +256,12 @@ impl LocalReplies {
         if let Some(content_type) = form.grpc {
             let headers = response.headers_mut();
             headers.insert(CONTENT_TYPE, content_type);
-            grpc::write_denial(headers, &problem.detail.text(), retry_us);
+            let denial = GrpcDenial {
+                message: &problem.detail.text(),
+                retry_us,
+                violated: problem.violated,
+            };
+            grpc::write_denial(headers, &denial);
         } else {
             *response.status_mut() = self.deny.status;
             if !form.is_head {
@@ -269,6 +277,14 @@ impl LocalReplies {
             response.headers_mut().insert(LINK, link.clone());
         }
         (response, body)
+    }
+
+    /// Delays `Retry-After`. The other values stay exact.
+    fn add_jitter(&self, headers: &mut HeaderMap, retry_us: Option<u64>) {
+        if let (Some(jitter), Some(retry_us)) = (self.deny.jitter, retry_us) {
+            let seconds = seconds_up(jitter.add_to(retry_us, random())).max(1);
+            headers.insert(RETRY_AFTER, seconds_value(seconds));
+        }
     }
 
     /// Lets a script of another origin read a denial. Without these headers, which an upstream
@@ -295,6 +311,11 @@ fn never_allowed(check: &LimitCheck) -> String {
         "this request costs {}, more than \"{policy}\" ever allows at once ({rate})",
         check.cost
     )
+}
+
+/// A number that clients cannot predict.
+fn random() -> u64 {
+    RandomState::new().hash_one(clock::unix_us())
 }
 
 fn longest_retry_us(decision: &Decision) -> u64 {

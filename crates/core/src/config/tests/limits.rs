@@ -224,7 +224,12 @@ fn exempt_are_addresses_networks_and_keys() {
          exempt_file = \"{}\"",
         file.path().display()
     ));
-    let nets: Vec<String> = limit.exempt.nets.iter().map(|net| net.to_string()).collect();
+    let nets: Vec<String> = limit
+        .exempt
+        .nets
+        .iter()
+        .map(|net| net.to_string())
+        .collect();
     assert_eq!(nets, ["10.0.0.0/8", "192.0.2.7/32", "2001:db8::/32"]);
     let mut keys = ["partner", "other-key"].map(|key| *blake3::hash(key.as_bytes()).as_bytes());
     keys.sort_unstable();
