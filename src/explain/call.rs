@@ -222,7 +222,7 @@ fn explain_limits(
         let raised = overrides.and_then(|overrides| overrides.windows(&limit.name, tag));
         let windows = raised.unwrap_or(limit.windows_of(None));
         let is_exempt = limit.exempt.has_descriptor(client, &limit.key, &facts);
-        let state = match (is_exempt, limit.shadow) {
+        let state = match (is_exempt, !limit.enforces(tag)) {
             (true, _) => "exempt",
             (_, true) => "shadow",
             _ => "enforced",

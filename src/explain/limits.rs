@@ -10,7 +10,8 @@ use crate::limit::key::{
     ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, PartText,
 };
 use crate::limit::{
-    Algorithm, Charge, Decision, KeyHash, Limit, LimitCheck, Missing, Retry, Role, Window,
+    Algorithm, Charge, Decision, EnforcedShare, KeyHash, Limit, LimitCheck, Missing, Retry, Role,
+    Window,
 };
 use crate::proxy::dry_run::{DryRunResult, RequestView};
 use crate::route::{CostSource, Route};
@@ -76,7 +77,14 @@ fn explain_limit(
 ) -> LimitExplanation {
     let facts = view.facts;
     let checks = checks_of(limit, view);
-    let (state, why) = explain_state(limit, view, &checks);
+    let (state, mut why) = explain_state(limit, view, &checks);
+    if limit.enforce != EnforcedShare::ALL && !checks.is_empty() {
+        why = Some(match (visible.hash, state) {
+            (false, _) => "it denies a share of clients; --live tells whether this one is in it",
+            (true, "enforced") => "this client is in the share that it denies",
+            (true, _) => "this client is outside the share that it denies",
+        });
+    }
     let own = limit.windows_of(facts.tier);
     let is_own = |window: &Arc<Window>| own.iter().any(|one| Arc::ptr_eq(one, window));
     let mut rates: Vec<RateExplanation> = checks

@@ -1,11 +1,11 @@
 // Typical mistakes in a proxy.toml. Each has the line that is marked, and the message there.
 
 const LIMIT =
-  '"a key of `[limit.NAME]` (algorithm, candidate, concurrent, cost, counts, exempt, exempt_file, ' +
-  'hold, key, lease, missing, on_error, precision, rate, shadow, slot, tiers, values)" was expected';
+  '"a key of `[limit.NAME]` (algorithm, candidate, concurrent, cost, counts, enforce, exempt, ' +
+  'exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, tiers, values)" was expected';
 const ROUTE =
-  '"a key of `[[route]]` (access, add_prefix, body_limit, body_read, case, cost, headers, headers_down, ' +
-  'headers_up, host, limits, methods, name, path, redirect, refund, respond, settle, strip_prefix, ' +
+  '"a key of `[[route]]` (access, add_prefix, body_limit, body_read, case, cost, headers, ' +
+  'headers_down, headers_up, host, limits, methods, name, path, redirect, refund, respond, settle, strip_prefix, ' +
   'timeout, upstream, usage)" was expected';
 const SERVER =
   '"a key of `[server]` (body_memory, body_timeout, control, drain_idle, drain_timeout, handover_timeout, ' +

@@ -25,6 +25,7 @@ mod decide;
 mod decisions;
 mod denials;
 mod diagnostics;
+mod enforce;
 mod example;
 mod explain;
 mod faults;

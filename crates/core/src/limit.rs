@@ -7,6 +7,7 @@
 mod bounds;
 pub mod counter;
 pub mod decide;
+pub mod enforce;
 pub mod headers;
 pub mod jitter;
 pub mod key;
@@ -24,6 +25,7 @@ use crate::path::Case;
 use crate::trace::TraceId;
 use crate::usage::settings::Quantity;
 
+pub use enforce::EnforcedShare;
 pub use key::{Key, KeyHash};
 pub use rate::Rate;
 pub use tier::Exempt;
@@ -99,6 +101,8 @@ pub struct Limit {
     pub candidate: Vec<Arc<Window>>,
     /// The limit is counted and reported, and never enforced.
     pub shadow: bool,
+    /// The clients that it denies. For all others it is in shadow mode.
+    pub enforce: EnforcedShare,
     pub key: Key,
     pub missing: Missing,
     pub on_error: OnError,
@@ -130,6 +134,7 @@ impl Limit {
             tiers: Vec::new(),
             candidate: Vec::new(),
             shadow: false,
+            enforce: EnforcedShare::ALL,
             key,
             missing: Missing::Ip,
             on_error: OnError::Local,
@@ -142,6 +147,11 @@ impl Limit {
             gives_back: false,
             case: Case::Sensitive,
         }
+    }
+
+    /// Whether it denies the client with this key, and does not only count it.
+    pub fn enforces(&self, tag: KeyHash) -> bool {
+        !self.shadow && self.enforce.has(&self.name, tag)
     }
 
     /// Whether it counts requests under way.
@@ -228,7 +238,7 @@ impl LimitCheck {
         let is_own = |window: &Arc<Window>| Arc::ptr_eq(window, &self.window);
         if self.limit.candidate.iter().any(is_own) {
             Role::Candidate
-        } else if self.limit.shadow {
+        } else if !self.limit.enforces(self.tag) {
             Role::Shadow
         } else {
             Role::Enforced

@@ -10,12 +10,12 @@ const MAX_NETWORKS: usize = 100_000;
 
 /// Reads the section. Without a setting all clients are served.
 pub(super) fn read(mut section: Section<'_>) -> AccessList {
-    let allow = networks(&mut section, "allow", "allow_file");
-    let deny = networks(&mut section, "deny", "deny_file");
+    let allowed = networks(&mut section, "allow", "allow_file");
+    let denied = networks(&mut section, "deny", "deny_file");
     section.finish();
     AccessList {
-        allow: allow.map(|nets| nets.into_iter().collect()),
-        deny: deny.unwrap_or_default().into_iter().collect(),
+        allow: allowed.map(|nets| nets.into_iter().collect()),
+        deny: denied.unwrap_or_default().into_iter().collect(),
     }
 }
 

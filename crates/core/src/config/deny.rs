@@ -36,6 +36,7 @@ pub(super) fn read(mut section: Section<'_>) -> DenySettings {
     let status = section.integer("status", 400..=599);
     let docs_url = section.parse("docs_url", TextForm::new(Code::BadUrl, "a URL"), docs_url);
     let jitter_form = TextForm::new(Code::BadRate, "a share or a time");
+    section.declare("jitter", || ValueKind::ShareOrDuration);
     let jitter = section.parse("jitter", jitter_form, Jitter::parse);
     let mut templates = section.section("body");
     let kinds = [

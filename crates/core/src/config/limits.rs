@@ -12,7 +12,7 @@ use super::section::{NAME_FORM, SectionsPresent, is_name};
 use super::*;
 use crate::limit::key::Key;
 use crate::limit::rate::{MAX_UNITS, RateText, nearest_divisors};
-use crate::limit::{Algorithm, Limit, Missing, OnError, Rate, Rule, Tier, Window};
+use crate::limit::{Algorithm, EnforcedShare, Limit, Missing, OnError, Rate, Rule, Tier, Window};
 use crate::usage::settings::Quantity;
 
 pub(super) use keys::check_sections;
@@ -105,6 +105,7 @@ pub(super) fn read(
             .map(|rule| Arc::new(Window::candidate(&name.value, rule.value)))
             .collect(),
         shadow: section.boolean("shadow"),
+        enforce: enforce(&mut section),
         missing: section.word("missing", MISSING),
         on_error: section
             .optional_word("on_error", ON_ERROR)
@@ -414,6 +415,22 @@ fn check_precision<'l>(
     .at(&rule.span, "is no multiple of it")
     .help(help)
     .report_to(section.reader);
+}
+
+fn enforce(section: &mut Section<'_>) -> EnforcedShare {
+    let form = TextForm::new(Code::BadRate, "a share of clients");
+    section.declare("enforce", || ValueKind::Share);
+    let share = section.parse("enforce", form, EnforcedShare::parse);
+    if share.is_some() && section.boolean("shadow") {
+        contradiction("`enforce` on a limit in shadow mode")
+            .at(
+                &section.key_span("enforce"),
+                "`shadow = true` denies no client",
+            )
+            .help("remove `shadow`: clients outside the share are only counted")
+            .report_to(section.reader);
+    }
+    share.unwrap_or(EnforcedShare::ALL)
 }
 
 fn length_text(us: u64) -> String {

@@ -99,6 +99,9 @@ pub(super) enum ValueKind {
     Text,
     Texts,
     Duration,
+    /// A share, such as `10%`.
+    Share,
+    ShareOrDuration,
     Rate,
     Rates,
     /// What a limit counts by.

@@ -159,6 +159,8 @@ impl SchemaWriter {
             ValueKind::Text => text(),
             ValueKind::Texts => one_or_more(text()),
             ValueKind::Duration => duration(),
+            ValueKind::Share => share(),
+            ValueKind::ShareOrDuration => share_or_duration(),
             ValueKind::Rate => rate_text(&[]),
             ValueKind::Rates => one_or_more(rate_text(&["unlimited"])),
             ValueKind::Keys => one_or_more(key_text()),
@@ -338,9 +340,23 @@ fn word_or_status(words: &[&str]) -> Value {
 }
 
 fn duration() -> Value {
-    let pattern = format!("\\s*[0-9_]+\\s*({})\\s*", rate::time_units().join("|"));
     let wanted = "a number and a unit of ms, s, min, h or d, such as 10s";
-    text_like(&[&pattern], refused(wanted))
+    text_like(&[&duration_pattern()], refused(wanted))
+}
+
+fn duration_pattern() -> String {
+    format!("\\s*[0-9_]+\\s*({})\\s*", rate::time_units().join("|"))
+}
+
+const SHARE: &str = "[0-9]{1,3}(\\.[0-9]{1,2})?\\s*%";
+
+fn share() -> Value {
+    text_like(&[SHARE], refused("a share, such as 10%"))
+}
+
+fn share_or_duration() -> Value {
+    let wanted = "a share or a time, such as 10% or 5s";
+    text_like(&[SHARE, &duration_pattern()], refused(wanted))
 }
 
 fn rate_text(words: &[&str]) -> Value {

@@ -74,10 +74,10 @@ impl Admission {
             asker: asker.clone(),
         };
         let checks = windows.iter().map(check);
-        if limit.shadow && !windows.is_empty() {
-            self.shadow.push(checks.collect());
-        } else if !limit.shadow {
+        if limit.enforces(tag) {
             self.charge.extend(checks);
+        } else if !windows.is_empty() {
+            self.shadow.push(checks.collect());
         }
         if !limit.candidate.is_empty() {
             self.shadow

@@ -33,7 +33,7 @@ impl Jitter {
             Jitter::Percent(percent) => wait_us / 100 * u64::from(percent),
             Jitter::UpTo(time) => u64::try_from(time.as_micros()).unwrap_or(u64::MAX),
         };
-        let added = u128::from(bound_us) * u128::from(random) >> 64;
+        let added = (u128::from(bound_us) * u128::from(random)) >> 64;
         wait_us.saturating_add(u64::try_from(added).unwrap_or(u64::MAX))
     }
 }
