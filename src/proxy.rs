@@ -29,6 +29,7 @@ use tidegate_core::exchange::changes::own_response;
 pub use tidegate_core::exchange::downstream::{Arrival, Downstream, Secured};
 use tidegate_core::exchange::rejection::Rejection;
 use tidegate_core::exchange::stages::Stages;
+pub use tidegate_core::exchange::status::StatusAnswers;
 use tidegate_core::exchange::traced::Tracer;
 pub use tidegate_core::exchange::{Exchange, grpc, headers, limiter, local_reply, problem};
 
@@ -57,6 +58,7 @@ pub struct Proxy {
     decide: Option<Arc<DecideSettings>>,
     body_memory: BodyMemory,
     usage_bounds: UsageBounds,
+    status_answers: StatusAnswers,
 }
 
 impl Proxy {
@@ -74,12 +76,19 @@ impl Proxy {
             decide: config.decide.clone(),
             body_memory: BodyMemory::new(config.server.body_memory, config.server.workers),
             usage_bounds: UsageBounds::default(),
+            status_answers: StatusAnswers::default(),
             upstreams: match old {
                 None => Upstreams::new(&config.upstreams, sweep.clone(), vitals),
                 Some(old) => old.upstreams.renewed(&config.upstreams, sweep, vitals),
             },
             stages: Stages::new(config, store, log, old.map(Proxy::meter)),
         }
+    }
+
+    /// Repeats the answers of all workers.
+    pub fn with_status_answers(mut self, answers: &StatusAnswers) -> Proxy {
+        self.status_answers = answers.clone();
+        self
     }
 
     /// Traces requests into `queue`, if there are settings.
@@ -152,6 +161,9 @@ impl Proxy {
         head_error: Option<HeadError>,
     ) -> Result<(), Rejection> {
         self.stages.check(x, head_error)?;
+        if let Some(status) = self.stages.status_of(x) {
+            return Box::pin(self.stages.tell_status(x, status, &self.status_answers)).await;
+        }
         let _held = self.read_body(x).await?;
         self.stages.identify(x)?;
         self.stages.rewrite(x)?;

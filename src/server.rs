@@ -45,6 +45,7 @@ use crate::config::{
     UpstreamSettings,
 };
 use crate::otlp::Exports;
+use crate::proxy::StatusAnswers;
 use crate::proxy::limiter::StoreHandle;
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::panics::{lock, spawn_enduring, spawn_thread};
@@ -71,6 +72,7 @@ pub(crate) struct ServerState {
     pub(crate) access: Arc<AccessLog>,
     pub(crate) counts: Arc<StoreHandle>,
     pub(crate) vitals: Arc<Vitals>,
+    pub(crate) status_answers: StatusAnswers,
     health_checks: Arc<HealthChecks>,
     /// A permit for each connection that may be opened.
     pub(crate) connections: Arc<Semaphore>,
@@ -96,6 +98,7 @@ impl ServerState {
             access: Arc::new(open_access_log(&config.log)?),
             counts: Arc::new(StoreHandle::new(config)?),
             vitals: Arc::default(),
+            status_answers: StatusAnswers::default(),
             health_checks: Arc::default(),
             connections: Arc::new(Semaphore::new(most)),
             max_connections: most,

@@ -315,6 +315,7 @@ fn refused(rejection: &Rejection) -> DryRunOutcome {
         Rejection::AmbiguousPath => "ambiguous path",
         Rejection::TlsOnly(_) => "TLS only",
         Rejection::BodyTooLarge => "body too large",
+        Rejection::StatusBusy => "status busy",
         Rejection::AccessDenied => "access denied",
         Rejection::NoRoute => "no route",
         Rejection::MissingKey(_) => "missing key",

@@ -209,7 +209,8 @@ impl CarriedOver {
             self.store().limits_changed();
         }
         let old_proxy = old.map(|old| &old.proxy);
-        let proxy = Proxy::new(config, stores, sweep, vitals, &log, old_proxy);
+        let proxy = Proxy::new(config, stores, sweep, vitals, &log, old_proxy)
+            .with_status_answers(&state.status_answers);
         ActiveConfig {
             proxy: proxy.traced(tracing.as_deref(), &self.spans),
             settings,

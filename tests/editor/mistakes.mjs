@@ -15,7 +15,7 @@ const SERVER =
 const TOP =
   '"a key of the top (access, admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
   'decide, deny, descriptor, headers, limit, listen, log, prices, proxy_protocol, route, server, ' +
-  'store, tier, tls, tracing, trusted_proxies, upstream, usage)" was expected';
+  'status, store, tier, tls, tracing, trusted_proxies, upstream, usage)" was expected';
 const RATE = '"COUNT/WINDOW in ms, s, min, h or d, such as 100/min; or unlimited" was expected';
 const KEY =
   '"ip, api_key, header:NAME, query:NAME, cookie:NAME, path, path:NAME, method, host, route, global, ' +

@@ -79,6 +79,7 @@ mod slots;
 mod smuggling;
 mod spellings;
 mod spread;
+mod status;
 mod store;
 mod streaming;
 mod support;

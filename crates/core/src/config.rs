@@ -37,6 +37,7 @@ pub mod schema;
 mod section;
 mod server;
 mod setting_error;
+mod status_path;
 mod store;
 mod syntax;
 #[cfg(test)]
@@ -94,6 +95,7 @@ pub use server::{
     ServerSettings,
 };
 pub use setting_error::{SettingError, place_of};
+pub use status_path::StatusSettings;
 pub use store::{Fleet, StoreKind, StoreSettings};
 pub use tls::{
     AcmeChallenge, AcmeSettings, ClientCertificates, ClientTls, TlsSettings, TlsVersion,
@@ -125,6 +127,8 @@ pub struct Config {
     /// The route of a question that no other route takes, with the limit `default`. Only a file
     /// with `[decide]` has it.
     pub unrouted: Option<Box<Route>>,
+    /// Where clients learn how much of their limits is left; `None` if they cannot.
+    pub status: Option<Arc<StatusSettings>>,
     /// The rules for descriptors that other proxies send.
     pub descriptors: DescriptorTable,
     pub bypass: Vec<Bypass>,
@@ -207,6 +211,12 @@ impl Config {
             ..tiers.clone()
         };
         Config {
+            status: self.status.as_deref().map(|status| {
+                Arc::new(StatusSettings {
+                    route: Box::new(own_route(&status.route)),
+                    ..status.clone()
+                })
+            }),
             unrouted: (self.unrouted.as_deref()).map(|route| Box::new(own_route(route))),
             routes,
             descriptors: (self.descriptors).with_limits(|limit| Arc::clone(by_name[&*limit.name])),

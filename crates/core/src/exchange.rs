@@ -34,6 +34,7 @@ pub mod router;
 mod secure;
 pub mod shadow;
 pub mod stages;
+pub mod status;
 pub mod traced;
 pub mod usage;
 

@@ -52,6 +52,7 @@ pub(super) fn compile<'r>(
     let descriptors = descriptor::read_all(&mut top);
     let prices = Arc::new(usage::read_prices(&mut top));
     let usages = usage::read_all(&mut top, &prices);
+    let status = status_path::read(&mut top);
     check_descriptors(reader, &config, &descriptors);
     top.finish();
     let mut definitions = Definitions::new(reader, inherited, limits, upstreams);
@@ -62,6 +63,8 @@ pub(super) fn compile<'r>(
     let routes = routes::compile(&mut definitions, routes, upstream.as_ref());
     let descriptors = descriptor::compile(&definitions, descriptors, &chosen);
     (config.routes, config.descriptors) = (routes?, descriptors?);
+    config.status =
+        status.map(|status| Arc::new(status_path::compile(&definitions, status, &config.routes)));
     if config.decide.is_some() {
         let number = config.routes.iter().count();
         config.unrouted = Some(Box::new(routes::unrouted(&mut definitions, number)));
@@ -101,6 +104,7 @@ fn read_sections(
         tls: tls::read(top, server.http2, places).map(Arc::new),
         decide: decide::read(top, places).map(Arc::new),
         unrouted: None,
+        status: None,
         admin: admin.map(|admin| admin.value),
         store: store::read(top.section("store")),
         client_ip: server::read_client_ip(top),

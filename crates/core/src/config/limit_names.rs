@@ -54,6 +54,15 @@ impl Definitions<'_> {
         chosen
     }
 
+    /// The index of the limit with this name. Reports a name that no limit has.
+    pub(super) fn find_limit(&self, name: &Located<String>) -> Option<usize> {
+        let index = self.limit_named(&name.value);
+        if index.is_none() {
+            self.report_unknown_limit(name);
+        }
+        index
+    }
+
     fn report_unknown_limit(&self, text: &Located<String>) {
         if self.reader.is_misnamed("limit", &text.value) {
             return;

@@ -80,8 +80,6 @@ pub(super) fn compile(
 
 /// The route of a question that no other route takes: it has the limit `default`, if there is one.
 pub(super) fn unrouted(definitions: &mut Definitions<'_>, number: usize) -> Route {
-    let section = Section::absent(definitions.reader, "route", 0..0);
-    let defined = default_route(section, definitions.inherited, DEFAULT.to_owned());
     let default = definitions.limit_named(DEFAULT);
     let default = default.map(|index| &mut definitions.limits[index]);
     let limits = default.and_then(|limit| {
@@ -92,8 +90,14 @@ pub(super) fn unrouted(definitions: &mut Definitions<'_>, number: usize) -> Rout
         number,
         name: "unrouted".into(),
         limits: limits.into_iter().collect(),
-        ..defined.route
+        ..without_settings(definitions)
     }
+}
+
+/// A route that the file does not have.
+pub(super) fn without_settings(definitions: &Definitions<'_>) -> Route {
+    let section = Section::absent(definitions.reader, "route", 0..0);
+    default_route(section, definitions.inherited, DEFAULT.to_owned()).route
 }
 
 /// Names each route: by its `name`, or by its methods, host and path.

@@ -160,6 +160,21 @@ impl Limiter {
         }
     }
 
+    /// Asks how the limits of an admission stand. Its checks cost nothing, and nothing is counted.
+    pub(super) async fn look(
+        &self,
+        admission: &Admission,
+        since: Instant,
+    ) -> Result<Decision, StoreError> {
+        if admission.charge.is_empty() {
+            return Ok(Decision::default());
+        }
+        match self.store.charge_here(&admission.charge) {
+            Some(decision) => Ok(decision),
+            None => self.charge_store(admission, since).await,
+        }
+    }
+
     /// Charges the local counts, because the store may not know all that was admitted: a request
     /// must also be within this process's share. Returns the local decision.
     #[cold]

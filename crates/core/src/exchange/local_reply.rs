@@ -152,7 +152,9 @@ impl LocalReplies {
             Rejection::MissingKey(limit)
             | Rejection::AmbiguousKey(limit)
             | Rejection::Unpriced(limit) => violated.push(limit),
-            Rejection::BodyMemory => header = Some((RETRY_AFTER, HeaderValue::from_static("1"))),
+            Rejection::BodyMemory | Rejection::StatusBusy => {
+                header = Some((RETRY_AFTER, HeaderValue::from_static("1")))
+            }
             Rejection::UnknownKey(limit) => {
                 violated.push(limit);
                 let challenge = HeaderValue::from_static(self.challenge);
@@ -285,6 +287,11 @@ impl LocalReplies {
             let seconds = seconds_up(jitter.add_to(retry_us, random())).max(1);
             headers.insert(RETRY_AFTER, seconds_value(seconds));
         }
+    }
+
+    /// Lets a script of another origin read the answer to a request with these headers.
+    pub(super) fn allow_script(&self, headers: &mut HeaderMap, asked: &HeaderMap) {
+        self.allow_origin(headers, asked.get(ORIGIN).cloned());
     }
 
     /// Lets a script of another origin read a denial. Without these headers, which an upstream

@@ -43,6 +43,8 @@ pub enum Rejection {
     /// The bodies that are read before their decisions need more than `body_memory`.
     BodyMemory,
     Limited(Box<Denial>),
+    /// The address asks for its status too often.
+    StatusBusy,
     /// An operator has blocked the client.
     Blocked(Box<Blocked>),
     /// The store is away, and `on_error` of these limits is `deny`.
@@ -128,6 +130,30 @@ impl Rejection {
     }
 
     pub(super) fn message(&self) -> RejectionMessage {
+        let mut message = self.plain_message();
+        let status = message.status;
+        match (self, status) {
+            (Rejection::StoreAway { .. }, _) => message.title = "Temporarily Reduced Capacity",
+            (_, StatusCode::TOO_MANY_REQUESTS) => message.title = "Quota Exceeded",
+            (_, StatusCode::PAYLOAD_TOO_LARGE) => message.title = "Content Too Large",
+            _ => {}
+        }
+        message.close = match self {
+            Rejection::HeadError(_) | Rejection::BodyTooLarge => true,
+            Rejection::Request(_) => {
+                matches!(
+                    status,
+                    StatusCode::BAD_REQUEST | StatusCode::NOT_IMPLEMENTED
+                )
+            }
+            Rejection::Upstream(_) => status.is_client_error(),
+            _ => false,
+        };
+        message
+    }
+
+    /// The message by its status and sentence alone.
+    fn plain_message(&self) -> RejectionMessage {
         let (status, detail) = match self {
             Rejection::HeadError(error) => head_message(*error),
             Rejection::TlsOnly(_) => (
@@ -171,31 +197,17 @@ impl Rejection {
                 "this server has no memory for the body of the request now",
             ),
             Rejection::Limited(_) | Rejection::Blocked(_) => (StatusCode::TOO_MANY_REQUESTS, ""),
+            Rejection::StatusBusy => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "this address asks for its status more than ten times a second",
+            ),
             Rejection::StoreAway { .. } => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "limits cannot be checked at the moment",
             ),
             Rejection::Upstream(error) => (error.status, upstream_detail(error.status)),
         };
-        let mut message = RejectionMessage::new(status, detail);
-        match (self, status) {
-            (Rejection::StoreAway { .. }, _) => message.title = "Temporarily Reduced Capacity",
-            (_, StatusCode::TOO_MANY_REQUESTS) => message.title = "Quota Exceeded",
-            (_, StatusCode::PAYLOAD_TOO_LARGE) => message.title = "Content Too Large",
-            _ => {}
-        }
-        message.close = match self {
-            Rejection::HeadError(_) | Rejection::BodyTooLarge => true,
-            Rejection::Request(_) => {
-                matches!(
-                    status,
-                    StatusCode::BAD_REQUEST | StatusCode::NOT_IMPLEMENTED
-                )
-            }
-            Rejection::Upstream(_) => status.is_client_error(),
-            _ => false,
-        };
-        message
+        RejectionMessage::new(status, detail)
     }
 
     /// A sentence for the client.

@@ -22,10 +22,11 @@ use super::router::Router;
 use super::secure::Secure;
 use super::shadow::ShadowChecks;
 use super::traced::{Trace, Tracer};
-use crate::config::{Config, LogKeys};
+use crate::config::{Config, LogKeys, StatusSettings};
 use crate::descriptor::DescriptorTable;
 use crate::limit::OnError;
 use crate::limit::key::Facts;
+use crate::path::CanonicalPath;
 use crate::request_head::{HeadError, RequestHead, Scheme};
 use crate::route::{Route, RouteMatch, RouteQuery};
 use crate::store::overrides::OverrideSnapshot;
@@ -39,6 +40,8 @@ pub struct Stages {
     pub router: Router,
     pub limiter: Arc<Limiter>,
     pub replies: LocalReplies,
+    /// `None` if clients cannot ask for what is left of their limits.
+    pub(super) status: Option<Arc<StatusSettings>>,
     pub(super) descriptors: DescriptorTable,
     /// Whether limits that callers bring with a descriptor count.
     pub(super) believes_limits: bool,
@@ -94,6 +97,7 @@ impl Stages {
             on_error: config.store.on_error,
             replies: LocalReplies::new(config.headers, config.deny, router.challenge()),
             router,
+            status: config.status,
             log: log.clone(),
             log_keys: config.log.keys,
             logs_traces: config.tracing.is_some() && config.log.decisions.is_some(),
@@ -176,19 +180,7 @@ impl Stages {
         let host = check_framing(request)?;
         let path = self.router.routes.read_path(request.uri().path());
         let path = path.map_err(Rejection::Path)?;
-        let client_ip = &self.router.client_ip;
-        let head = RequestHead {
-            method: request.method(),
-            host: &host,
-            path: &path,
-            query: request.uri().query(),
-            scheme: Scheme::of(downstream.arrival.tls.is_some()),
-            headers: request.headers(),
-            client: client_ip.find(downstream.arrival.ip, request.headers()),
-            is_trusted: downstream.trusted,
-            certificate: downstream.arrival.certificate(),
-            extensions: Some(request.extensions()),
-        };
+        let head = self.head_of(request, downstream, &host, &path);
         x.record.client = head.client;
         if !self.router.access.admits(head.client) {
             return Err(Rejection::AccessDenied);
@@ -226,6 +218,28 @@ impl Stages {
         });
         x.admission.reserve = reserve.map(Box::new);
         checked
+    }
+
+    pub(super) fn head_of<'h, B>(
+        &self,
+        request: &'h Request<B>,
+        downstream: &'h Downstream,
+        host: &'h str,
+        path: &'h CanonicalPath<'h>,
+    ) -> RequestHead<'h> {
+        let client_ip = &self.router.client_ip;
+        RequestHead {
+            method: request.method(),
+            host,
+            path,
+            query: request.uri().query(),
+            scheme: Scheme::of(downstream.arrival.tls.is_some()),
+            headers: request.headers(),
+            client: client_ip.find(downstream.arrival.ip, request.headers()),
+            is_trusted: downstream.trusted,
+            certificate: downstream.arrival.certificate(),
+            extensions: Some(request.extensions()),
+        }
     }
 
     /// The route of a request whose body is needed for its decision; `None` if it is not needed, or

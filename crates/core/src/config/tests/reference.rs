@@ -129,7 +129,15 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
     ];
     let tables = tables
         .into_iter()
-        .chain(["server", "log", "tracing", "decide", "descriptor", "usage"])
+        .chain([
+            "server",
+            "log",
+            "tracing",
+            "decide",
+            "descriptor",
+            "usage",
+            "status",
+        ])
         .map(|key| (String::new(), key));
     let inner = [
         ("deny", "body"),

@@ -1,0 +1,119 @@
+//! `[status]`: the path at which clients learn how much of their limits is left.
+
+use super::definitions::Definitions;
+use super::*;
+use crate::limit::key::{Key, Part};
+use crate::path::CanonicalPath;
+use crate::route::{Route, RouteTable};
+
+/// `[status]`
+#[derive(Clone, Debug)]
+pub struct StatusSettings {
+    /// In canonical spelling.
+    pub path: String,
+    /// Has the limits that are told. It takes no request.
+    pub route: Box<Route>,
+    /// Limits that need more than a status request has.
+    pub not_told: Vec<Arc<str>>,
+}
+
+/// `[status]` before the limits are known.
+pub(super) struct DefinedStatus {
+    path: Located<String>,
+    /// `None` for all limits.
+    limits: Option<Vec<Located<String>>>,
+}
+
+pub(super) fn read(top: &mut Section<'_>) -> Option<DefinedStatus> {
+    if !top.reader.surroundings.forwards {
+        return None;
+    }
+    let is_given = top.has("status");
+    let mut section = top.section("status");
+    if is_given {
+        section.require("path", "path = \"/rate_limit\"");
+    }
+    let form = TextForm::new(Code::BadPattern, "a path");
+    let path = section.parse("path", form, canonical);
+    let path = path.map(|path| Located::new(path, &section.value_span("path")));
+    let limits = section.texts("limits");
+    section.finish();
+    Some(DefinedStatus {
+        path: path?,
+        limits,
+    })
+}
+
+fn canonical(text: &str) -> Result<String, &'static str> {
+    const WANTED: &str = "write a path without parameters, for example `/rate_limit`";
+    let is_plain = text.starts_with('/') && !text.contains(['{', '}', '*', '?', '#', ':']);
+    let path = CanonicalPath::parse(text).ok().filter(|_| is_plain);
+    path.map(|path| path.as_str().to_owned()).ok_or(WANTED)
+}
+
+/// Joins the section with the limits and routes of the file.
+pub(super) fn compile(
+    definitions: &Definitions<'_>,
+    defined: DefinedStatus,
+    table: &RouteTable,
+) -> StatusSettings {
+    let DefinedStatus { path, limits } = defined;
+    if let Some(route) = table
+        .iter()
+        .find(|route| route.path.to_string() == path.value)
+    {
+        contradiction("a route has the path of `[status]`")
+            .at(
+                &path.span,
+                format!("route `{}` would get no request", route.name),
+            )
+            .help("give one of them another path")
+            .report_to(definitions.reader);
+    }
+    let chosen: Vec<usize> = match &limits {
+        Some(names) => names
+            .iter()
+            .filter_map(|name| definitions.find_limit(name))
+            .collect(),
+        None => (0..definitions.limits.len()).collect(),
+    };
+    let chosen = chosen.into_iter();
+    let chosen = chosen.filter_map(|index| definitions.limits[index].limit.clone());
+    let chosen = chosen.filter(|limit| !limit.is_concurrent() && !limit.shadow);
+    let (told, not_told): (Vec<_>, Vec<_>) = chosen.partition(|limit| is_known(&limit.key));
+    StatusSettings {
+        path: path.value,
+        route: Box::new(Route {
+            name: "status".into(),
+            limits: told,
+            ..routes::without_settings(definitions)
+        }),
+        not_told: not_told
+            .iter()
+            .map(|limit| Arc::clone(&limit.name))
+            .collect(),
+    }
+}
+
+/// Whether a status request has the same key as the requests that the limit counts.
+fn is_known(key: &Key) -> bool {
+    key.all().all(|part| match part {
+        Part::Ip
+        | Part::ApiKey
+        | Part::Header(_)
+        | Part::Query(_)
+        | Part::Cookie(_)
+        | Part::Host
+        | Part::Global
+        | Part::Tier
+        | Part::Jwt(_)
+        | Part::Tls(_)
+        | Part::Custom(_) => true,
+        Part::Path
+        | Part::PathParam(_)
+        | Part::Method
+        | Part::Route
+        | Part::Entry(_)
+        | Part::Body(_) => false,
+    })
+}
