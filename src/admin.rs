@@ -12,8 +12,8 @@
 //! has the address. A panic costs one request, or one reading of the counters.
 
 mod answer;
-mod client_history;
-mod clients;
+pub(crate) mod client_history;
+pub(crate) mod clients;
 mod crowd;
 pub(crate) mod denials;
 mod endpoints;

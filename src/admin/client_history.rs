@@ -1,7 +1,7 @@
 //! The requests of single clients in the last quarter of an hour, for the page of a client.
 //!
 //! The state feeds it with the decisions that workers note. It has a fixed size: at most
-//! [`SETS`] times [`WAYS`] histories of about 800 bytes. A new client replaces the client of its
+//! [`SETS`] times [`WAYS`] histories of about 1 KB. A new client replaces the client of its
 //! set with the oldest request. Denied clients stay longer.
 //!
 //! Pure: the time is an argument, in seconds.
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::crowd::used_share;
+use super::crowd::used_units;
 use super::schema::described;
 use crate::limit::KeyHash;
 use crate::telemetry::watched::TrailEntry;
@@ -32,6 +32,10 @@ described! {
         denied: u64,
         /// The largest share of the limit that was used after a request.
         used: f64 = json!({ "minimum": 0, "maximum": 1 }),
+        /// The units of that share, in what the limit counts.
+        used_units: u64,
+        /// The units of the rate that was used so.
+        units: u64,
     }
 }
 
@@ -58,7 +62,16 @@ struct ClientHistory {
 struct Interval {
     requests: u32,
     denied: u32,
-    used: f32,
+    /// After the request that used the largest share.
+    used: u32,
+    units: u32,
+}
+
+impl Interval {
+    /// The share of the limit that was used.
+    fn share(self) -> f64 {
+        f64::from(self.used) / f64::from(self.units.max(1))
+    }
 }
 
 impl Default for ClientHistories {
@@ -142,7 +155,14 @@ impl ClientHistory {
         let interval = &mut self.intervals[number as usize % INTERVALS];
         interval.requests = interval.requests.saturating_add(u32::from(!entry.again));
         interval.denied = interval.denied.saturating_add(u32::from(is_denied));
-        interval.used = interval.used.max(used_share(entry));
+        let after = Interval {
+            used: used_units(entry),
+            units: entry.units,
+            ..*interval
+        };
+        if interval.units == 0 || after.share() > interval.share() {
+            *interval = after;
+        }
         let stays = if entry.denied { DENIED_STAYS } else { 0 };
         self.stays_until = self.stays_until.max(now + stays);
     }
@@ -160,7 +180,9 @@ impl ClientHistory {
                 at: number * STEP,
                 requests: known.requests.into(),
                 denied: known.denied.into(),
-                used: known.used.into(),
+                used: known.share(),
+                used_units: known.used.into(),
+                units: known.units.into(),
             }
         };
         (oldest..=newest).map(interval).collect()
@@ -204,6 +226,8 @@ mod tests {
         let tag = KeyHash(entry(7, false).tag);
         let report = histories.report(tag, "login", 1301);
         assert_eq!((report.len(), report[59].used), (60, 0.5));
+        assert_eq!((report[59].used_units, report[59].units), (5, 10));
+        assert_eq!((report[40].used_units, report[40].units), (10, 10));
         assert_eq!(counts(&histories, 7, 1896), [(1005, 1, 1), (1290, 1, 0)]);
         histories.record(&limit, &entry(7, false), 9000);
         assert_eq!(counts(&histories, 7, 9000), [(9000, 1, 0)]);

@@ -9,7 +9,7 @@ use super::operator_store::{OperatorStore, RecordReport, WindowUsage};
 use super::overrides::{ClientInLimits, ClientLookup, path_words};
 use super::request::ApiRequest;
 use super::response::{ApiError, now_s};
-use super::schema::{described, words};
+use super::schema::{described, quantity_words, words};
 use super::state::AdminState;
 use crate::store::overrides::OverrideList;
 
@@ -33,6 +33,8 @@ described! {
         limit: String,
         rates: Vec<String>,
         mode: String = words(&["enforced", "shadow"]),
+        /// The quantity of its units. Money is in millionths.
+        counts: String = quantity_words(),
         windows: Vec<WindowUsage>,
         r#override: Option<RecordReport>,
         /// The oldest first. Empty if this proxy has no decision of the client in memory.
@@ -84,6 +86,7 @@ fn report(
             limit: usage.limit,
             rates: limit.windows.iter().map(|window| window.rate()).collect(),
             mode: mode(limit).to_owned(),
+            counts: usage.counts,
             windows: usage.windows,
             r#override: usage.r#override,
             timeline,

@@ -60,10 +60,7 @@ impl Crowd {
             fullest: TwoPeriods::default(),
         });
         let used = used_share(entry);
-        if !entry.again {
-            let sketch = clients.busiest.current(now);
-            sketch.record(KeyHash(entry.tag), entry.denied);
-        }
+        clients.busiest.current(now).record(entry);
         let (hash, denied) = (u128::from_le_bytes(entry.tag) as u64, entry.denied);
         clients
             .sample
@@ -95,6 +92,10 @@ impl Crowd {
                 sum.requests += client.requests;
                 sum.error += client.error;
                 sum.denied += client.denied;
+                // The sketch of the running period is the first one.
+                if sum.units == 0 {
+                    (sum.used, sum.units) = (client.used, client.units);
+                }
             }
         }
         let mut clients: Vec<BusyClient> = sum.into_values().collect();
@@ -135,6 +136,11 @@ pub(super) fn used_share(entry: &TrailEntry) -> f32 {
         0 => 0.0,
         units => 1.0 - entry.remaining.min(units) as f32 / units as f32,
     }
+}
+
+/// The units of the limit that a client had used after a request.
+pub(super) fn used_units(entry: &TrailEntry) -> u32 {
+    entry.units.saturating_sub(entry.remaining)
 }
 
 /// The longest window of a limit, seconds.
@@ -181,6 +187,10 @@ pub(super) struct BusyClient {
     pub(super) error: u64,
     /// Its denied requests that were counted; there may be more.
     pub(super) denied: u64,
+    /// Units that were used after its last request, of the rate that was used most.
+    pub(super) used: u32,
+    /// Units of that rate.
+    pub(super) units: u32,
 }
 
 impl BusyClient {
@@ -190,6 +200,17 @@ impl BusyClient {
             requests: 0,
             error: 0,
             denied: 0,
+            used: 0,
+            units: 0,
+        }
+    }
+
+    /// Notes the rate of an entry, unless another rate of the same request was used more.
+    fn note_use(&mut self, entry: &TrailEntry) {
+        let used = used_units(entry);
+        let share = |used: u32, units: u32| f64::from(used) / f64::from(units.max(1));
+        if !entry.again || share(used, entry.units) > share(self.used, self.units) {
+            (self.used, self.units) = (used, entry.units);
         }
     }
 }
@@ -207,7 +228,18 @@ struct Sketch {
 }
 
 impl Sketch {
-    fn record(&mut self, tag: KeyHash, denied: bool) {
+    /// Records a request, or another rate of the request before.
+    fn record(&mut self, entry: &TrailEntry) {
+        let tag = KeyHash(entry.tag);
+        if !entry.again {
+            self.count(tag, entry.denied);
+        }
+        if let Some(client) = self.clients.get_mut(&tag) {
+            client.note_use(entry);
+        }
+    }
+
+    fn count(&mut self, tag: KeyHash, denied: bool) {
         self.requests += 1;
         if !self.clients.contains_key(&tag) {
             let mut client = BusyClient::new(tag);

@@ -18,7 +18,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
 use super::response::{ApiError, ApiResult, json_text, seconds};
-use super::schema::described;
+use super::schema::{described, quantity_words};
 use crate::limit::KeyHash;
 use crate::limit::key::KeyHashPrefix;
 use crate::telemetry::watched::{DeniedRate, MOST_RATES, ObservedDenial, TakenDenials};
@@ -66,6 +66,8 @@ described! {
         /// The hash of the key.
         id: String,
         rate: String,
+        /// The quantity of `units`, `used`, `remaining` and `cost`. Money is in millionths.
+        counts: String = quantity_words(),
         units: u64,
         /// Units that were counted before the request.
         used: u64,
@@ -214,7 +216,7 @@ impl DenialLog {
     /// Streams the denials to come that match the filter, as server-sent events.
     pub(super) fn stream(&self, filter: DenialFilter) -> ApiResult {
         let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() else {
-            let detail = "as many follow as may";
+            let detail = "too many streams are open";
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, detail));
         };
         let follower = Follower {
@@ -282,6 +284,7 @@ fn report(denial: &ObservedDenial) -> DenialReport {
         key: denied.key.clone(),
         id: denied.tag.to_string(),
         rate: denied.rate.clone(),
+        counts: denied.counts.word().to_owned(),
         units: denied.units,
         used: denied.used,
         remaining: denied.remaining,

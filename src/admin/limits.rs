@@ -11,7 +11,7 @@ use super::crowd::{BusyClient, LimitUse};
 use super::history::{LimitRates, count};
 use super::request::ApiRequest;
 use super::response::{ApiError, now_s, seconds};
-use super::schema::{described, words};
+use super::schema::{described, quantity_words, words};
 use super::state::{AdminState, ServerRecord};
 use crate::config::{Promotion, promoted};
 use crate::limit::{Algorithm, Limit, Tier, Window};
@@ -50,6 +50,8 @@ described! {
         tiers: BTreeMap<String, Vec<String>>,
         key: String,
         algorithm: String = words(&["log", "counter", "slots"]),
+        /// The quantity of its units. Money is in millionths.
+        counts: String = quantity_words(),
         mode: String = words(&["enforced", "shadow"]),
         candidate: Option<CandidateReport>,
         on_error: String,
@@ -102,6 +104,10 @@ described! {
         error: u64,
         denied: u64,
         share: f64,
+        /// Units that were used after its last request, of the rate that was used most.
+        used: u64,
+        /// Units of that rate.
+        units: u64,
     }
 }
 
@@ -151,6 +157,7 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
         tiers: limit.tiers.iter().map(tier).collect(),
         key: key.join(", "),
         algorithm: algorithm(limit).to_owned(),
+        counts: limit.counts.word().to_owned(),
         mode: mode(limit).to_owned(),
         candidate,
         on_error: limit.on_error.word().to_owned(),
@@ -242,6 +249,8 @@ pub(super) fn busiest(request: &ApiRequest) -> Result<ClientsReport, ApiError> {
         error: client.error,
         denied: client.denied,
         share: client.requests as f64 / busiest.requests.max(1) as f64,
+        used: client.used.into(),
+        units: client.units.into(),
     };
     Ok(ClientsReport {
         requests: busiest.requests,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::response::seconds;
-use super::schema::{described, words};
+use super::schema::{described, quantity_words, words};
 use crate::config::{RedisSettings, StoreSettings};
 use crate::key_selector::{SelectedKey, client_usage, limit_checks, windows_of_key};
 use crate::limit::key::HashSecret;
@@ -20,7 +20,7 @@ use crate::store::overrides::{
 use crate::store::redis::{FoundHashes, OverrideClient, OverrideClientError};
 
 described! {
-    struct RecordReport as "Said" {
+    struct RecordReport as "OverrideRecord" {
         what: String,
         limit: Option<String>,
         id: String,
@@ -32,10 +32,12 @@ described! {
         reason: String,
     }
 
-    struct KeyUsage as "Standing" {
+    struct KeyUsage as "KeyUsage" {
         limit: String,
         id: String,
         key: String,
+        /// The quantity of its units. Money is in millionths.
+        counts: String = quantity_words(),
         windows: Vec<WindowUsage>,
         r#override: Option<RecordReport>,
         block: Option<RecordReport>,
@@ -53,7 +55,7 @@ described! {
         retry_seconds: Option<f64>,
     }
 
-    struct ChangeDone as "Changed" {
+    struct ChangeDone as "ChangeDone" {
         done: bool,
         id: String,
         /// The parts of the client's key without their values, if they are known.
@@ -218,6 +220,7 @@ impl OperatorStore {
             limit: limit.name.to_string(),
             id: client.tag.to_string(),
             key: client.parts.clone(),
+            counts: limit.counts.word().to_owned(),
             windows: windows.collect(),
             r#override: record(Some(&limit.name)),
             block: record(None),

@@ -88,7 +88,7 @@ impl From<OverrideClientError> for ApiError {
 impl From<ChangeFailure> for ApiError {
     fn from(failure: ChangeFailure) -> ApiError {
         match failure {
-            ChangeFailure::NothingToRemove => ApiError::not_found("there is nothing to take back"),
+            ChangeFailure::NothingToRemove => ApiError::not_found("there is nothing to remove"),
             ChangeFailure::TooManyRecords => {
                 let detail = format!("there are {MAX_RECORDS} of them, as many as there may be");
                 ApiError::new(StatusCode::CONFLICT, detail)

@@ -11,8 +11,11 @@ use serde_json::{Value, json};
 
 use super::schema::described;
 use crate::proxy::Proxy;
+use crate::route::Route;
 use crate::server::introspection::Snapshot;
+use crate::telemetry::metrics::cells::UsageSum;
 use crate::telemetry::metrics::grpc::failures;
+use crate::telemetry::metrics::usage::{TOKEN_CLASSES, UsageOutcome};
 use crate::telemetry::metrics::{CODES, Durations, NO_ROUTE, REQUEST_BOUNDS, RouteSum, Sum};
 
 /// Records that are kept: a minute.
@@ -45,9 +48,20 @@ described! {
         statuses: BTreeMap<String, u64> = statuses_schema(),
         grpc: GrpcReport,
         latency_seconds: Quantiles,
+        /// Null for a route without `usage`.
+        usage: Option<UsageReport>,
     }
 
-    struct AnswersReport as "Answered" {
+    struct UsageReport as "RouteUsage" {
+        /// Tokens that answers reported.
+        tokens: BTreeMap<String, u64> = counts_schema(&TOKEN_CLASSES),
+        /// Ended calls.
+        outcomes: BTreeMap<String, u64> = counts_schema(&UsageOutcome::WORDS),
+        /// The mean share of its reserve that an answer used. Null if no answer told its tokens.
+        estimate_ratio: Option<f64>,
+    }
+
+    struct AnswersReport as "Answers" {
         requests: u64,
         requests_per_second: f64,
         /// `4xx` does not count 429.
@@ -74,13 +88,24 @@ described! {
 }
 
 fn statuses_schema() -> Value {
+    counts_schema(&STATUSES)
+}
+
+/// The schema of one count for each name.
+fn counts_schema(names: &[&str]) -> Value {
     let count = json!({ "type": "integer", "minimum": 0 });
-    let properties: BTreeMap<&str, &Value> = STATUSES.map(|name| (name, &count)).into();
+    let properties: BTreeMap<&str, &Value> = names.iter().map(|name| (*name, &count)).collect();
     json!({
         "properties": properties,
-        "required": STATUSES,
+        "required": names,
         "additionalProperties": false,
     })
+}
+
+/// The counts by their names.
+fn by_name(names: &[&str], counts: &[u64]) -> BTreeMap<String, u64> {
+    let names = names.iter().map(|name| (*name).to_owned());
+    names.zip(counts.iter().copied()).collect()
 }
 
 /// Counters of one route, or their growth.
@@ -91,6 +116,7 @@ struct RouteCounts {
     durations: Durations,
     /// All calls of gRPC, and the failed ones.
     grpc: [u64; 2],
+    usage: UsageSum,
 }
 
 /// The counters of all routes at one time.
@@ -121,12 +147,18 @@ impl RouteCounts {
             statuses,
             durations: sum.duration.clone(),
             grpc: calls.map_or([0; 2], |counts| [counts.iter().sum(), failures(counts)]),
+            usage: sum.usage.as_deref().cloned().unwrap_or_default(),
         }
     }
 
     fn counters(&mut self) -> impl Iterator<Item = &mut u64> {
         let counts = self.statuses.iter_mut().chain(&mut self.grpc);
-        counts.chain(&mut self.durations.classes)
+        let usage = &mut self.usage;
+        let usage_counts = usage.tokens.iter_mut().chain(&mut usage.outcomes);
+        let ratios = usage.ratios.classes.iter_mut();
+        let ratios = ratios.chain([&mut usage.ratios.sum_us]);
+        let counts = counts.chain(&mut self.durations.classes);
+        counts.chain(usage_counts).chain(ratios)
     }
 
     /// The growth since `before`. The counters of a route that was away for a time begin at 0.
@@ -150,11 +182,7 @@ impl RouteCounts {
         AnswersReport {
             requests,
             requests_per_second: requests as f64 / seconds.max(1) as f64,
-            statuses: STATUSES
-                .map(str::to_owned)
-                .into_iter()
-                .zip(self.statuses)
-                .collect(),
+            statuses: by_name(&STATUSES, &self.statuses),
             grpc: GrpcReport { calls, failed },
             latency_seconds: Quantiles {
                 p50: latency(0.5),
@@ -162,6 +190,17 @@ impl RouteCounts {
                 p99: latency(0.99),
             },
         }
+    }
+}
+
+/// The usage of a route in the last minute.
+fn usage_report(sum: &UsageSum) -> UsageReport {
+    let answers: u64 = sum.ratios.classes.iter().sum();
+    let mean = || sum.ratios.sum_us as f64 / 1e6 / answers as f64;
+    UsageReport {
+        tokens: by_name(&TOKEN_CLASSES, &sum.tokens),
+        outcomes: by_name(&UsageOutcome::WORDS, &sum.outcomes),
+        estimate_ratio: (answers > 0).then(mean),
     }
 }
 
@@ -241,26 +280,30 @@ impl RouteHistory {
         let oldest = self.0.front().unwrap_or(&nothing);
         let seconds = now.saturating_sub(oldest.at.max(started)).max(1);
         let mut all = RouteCounts::default();
-        let mut report = |name: &str, path: Option<String>, methods: &[http::Method]| {
+        let mut report = |name: &str, route: Option<&Route>| {
             let gained = record.counts(name).since(oldest.counts(name));
             let answers = gained.report(seconds);
+            let usage = route.is_some_and(|route| route.usage.is_some());
+            let usage = usage.then(|| usage_report(&gained.usage));
+            let methods = route.map_or(&[][..], |route| &route.methods);
             all.add(gained);
             RouteReport {
                 name: name.to_owned(),
-                path,
+                path: route.map(|route| route.path.to_string()),
                 methods: methods.iter().map(ToString::to_string).collect(),
                 requests: answers.requests,
                 requests_per_second: answers.requests_per_second,
                 statuses: answers.statuses,
                 grpc: answers.grpc,
                 latency_seconds: answers.latency_seconds,
+                usage,
             }
         };
         let named = snapshot.config.routes.iter().take(MAX_ROUTES);
         let mut routes: Vec<RouteReport> = named
-            .map(|route| report(&route.name, Some(route.path.to_string()), &route.methods))
+            .map(|route| report(&route.name, Some(route)))
             .collect();
-        routes.push(report(NO_ROUTE, None, &[]));
+        routes.push(report(NO_ROUTE, None));
         let codes = record.codes.iter().map(|(code, count)| {
             let before = oldest.codes.get(code).copied().unwrap_or(0);
             let requests = count.saturating_sub(before);
@@ -288,6 +331,7 @@ mod tests {
 
     use super::*;
     use crate::telemetry::metrics::{CountedAnswer, RouteCells};
+    use crate::usage::tokens::TokenCounts;
 
     fn counted(answers: &[(u16, u64)]) -> RouteCounts {
         let cells = RouteCells::default();
@@ -321,6 +365,44 @@ mod tests {
         let p99 = gained.report(60).latency_seconds.p99.unwrap();
         assert!((0.001..=0.0025).contains(&p99), "{p99}");
         assert_eq!(RouteCounts::default().report(60).latency_seconds.p50, None);
+    }
+
+    #[test]
+    fn usage_is_that_of_the_last_minute() {
+        let tokens = |input: u64, output: u64| TokenCounts {
+            input,
+            cached: input / 2,
+            cache_write: 0,
+            output,
+        };
+        let cells = RouteCells::default();
+        let counted = || {
+            let mut sum = RouteSum::default();
+            cells.add_to(&mut sum);
+            RouteCounts::new(&sum)
+        };
+        cells.usage.count_tokens(tokens(900, 100), tokens(0, 500));
+        cells.usage.count_outcome(UsageOutcome::Exact);
+        let before = counted();
+        for output in [100, 300] {
+            cells
+                .usage
+                .count_tokens(tokens(100, output), tokens(400, 400));
+            cells.usage.count_outcome(UsageOutcome::Exact);
+        }
+        cells.usage.count_outcome(UsageOutcome::Missing);
+        let report = usage_report(&counted().since(before).usage);
+        let tokens = report.tokens;
+        assert_eq!(
+            [tokens["input"], tokens["cached"], tokens["output"]],
+            [100, 100, 400]
+        );
+        assert_eq!(
+            [report.outcomes["exact"], report.outcomes["missing"]],
+            [2, 1]
+        );
+        assert_eq!(report.estimate_ratio, Some(0.375));
+        assert_eq!(usage_report(&UsageSum::default()).estimate_ratio, None);
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use crate::usage::settings::Quantity;
+
 pub(crate) trait Described {
     /// The name under which the document describes it once, if it has one.
     const COMPONENT: Option<&'static str> = None;
@@ -128,6 +130,11 @@ pub(super) use described;
 /// The schema of a text that is one of `words`.
 pub(super) fn words(words: &[&str]) -> Value {
     json!({ "enum": words })
+}
+
+/// The schema of what a limit counts.
+pub(super) fn quantity_words() -> Value {
+    words(&Quantity::WORDS.map(|(word, _)| word))
 }
 
 /// Implements [`Described`] for types that are no structs.

@@ -33,6 +33,34 @@ fn quarters(usage: LimitUse) -> [u64; 4] {
 }
 
 #[test]
+fn the_last_request_of_a_client_tells_its_use() {
+    let mut crowd = Crowd::default();
+    let tokens = limit("tokens");
+    let use_at = |crowd: &Crowd, now| {
+        let client = crowd.busiest("tokens", now).clients[0];
+        (client.used, client.units)
+    };
+    crowd.record(&tokens, &entry(1, 10), 100);
+    crowd.record(&tokens, &entry(1, 80), 101);
+    assert_eq!(use_at(&crowd, 101), (20, 100));
+    // Of several rates, the one that was used most.
+    for (remaining, units, expected) in [(500, 1000, (500, 1000)), (990, 1000, (500, 1000))] {
+        let other = TrailEntry {
+            again: true,
+            remaining,
+            units,
+            ..entry(1, 80)
+        };
+        crowd.record(&tokens, &other, 101);
+        assert_eq!(use_at(&crowd, 101), expected);
+    }
+    // The sketch of the period before still knows it.
+    assert_eq!(use_at(&crowd, 101 + SKETCH_PERIOD), (500, 1000));
+    crowd.record(&tokens, &entry(1, 99), 101 + SKETCH_PERIOD);
+    assert_eq!(use_at(&crowd, 101 + SKETCH_PERIOD), (1, 100));
+}
+
+#[test]
 fn clients_are_recorded_by_limit() {
     let mut crowd = Crowd::default();
     let login = limit("login");

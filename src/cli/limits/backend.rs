@@ -251,7 +251,7 @@ impl CountsBackend for ProxyProcess<'_> {
         };
         match runtime()?.block_on(self.client.post(&path, &body)) {
             Ok(answer) => parse(answer),
-            Err(AdminFailure::Refused(404, why)) if removes && why.contains("to take back") => {
+            Err(AdminFailure::Refused(404, why)) if removes && why.contains("to remove") => {
                 Err(change_error(ChangeFailure::NothingToRemove, order.limit))
             }
             Err(AdminFailure::Refused(409, why)) if why.contains("as many as there may be") => {

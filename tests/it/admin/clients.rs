@@ -1,5 +1,7 @@
 //! The page of one client, the search for clients, and the patches that promote a limit.
 
+use std::io::Write;
+
 use serde_json::{Value, json};
 
 use super::Looked;
@@ -78,6 +80,11 @@ fn a_client_is_found_with_its_timeline(store: &str) {
     assert_eq!((timeline.len(), sum("requests"), sum("denied")), (60, 3, 1));
     let used = timeline.iter().map(|one| one["used"].as_f64().unwrap());
     assert_eq!(used.fold(0.0, f64::max), 1.0);
+    let busy = timeline.iter().find(|one| one["units"] == 2).unwrap();
+    assert_eq!(
+        (&busy["used_units"], &user["counts"]),
+        (&json!(2), &json!("costs"))
+    );
 
     // The same client by its hash, and by the id of a denied request.
     let denials = looked.json("/api/v1/denials?shadow=false");
@@ -117,6 +124,99 @@ fn a_client_in_redis_is_found_with_its_timeline() {
     let redis = RedisServer::start();
     let url = format!("url = \"redis://127.0.0.1:{}\"", redis.port());
     a_client_is_found_with_its_timeline(&url);
+}
+
+const USAGE: &str = r#"
+    [limit.tokens]
+    rate = "1000/h"
+    key = "header:x-user"
+    counts = "tokens"
+    [limit.spend]
+    rate = "5000000/d"
+    key = "header:x-user"
+    counts = "money"
+    [prices]
+    "*" = { input = 1000, output = 2000 }
+    [usage.chat]
+    format = "openai"
+    [[route]]
+    name = "model"
+    path = "/*"
+    limits = ["tokens", "spend"]
+    usage = "chat"
+"#;
+
+#[test]
+fn tokens_and_money_of_a_client_and_of_a_route_are_told() {
+    let upstream = Upstream::start(|_, stream| {
+        let body = r#"{"usage":{"prompt_tokens":100,"completion_tokens":150,"total_tokens":250}}"#;
+        let length = body.len();
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";
+        let answer = format!("{head}Content-Length: {length}\r\n\r\n{body}");
+        stream.write_all(answer.as_bytes()).is_ok()
+    });
+    let looked = Looked::start(&format!("upstream = \"{}\"\n{USAGE}", upstream.url()));
+    let call = |maximum: u64| {
+        let body = format!("{{\"max_tokens\":{maximum}}}");
+        let lines = format!(
+            "Host: a\r\nX-User: ann\r\nContent-Length: {}\r\n",
+            body.len()
+        );
+        let request = format!("POST /chat HTTP/1.1\r\n{lines}\r\n{body}");
+        Client::to(looked.tidegate.address).ask(request).status
+    };
+    let settled = |count: u64| {
+        looked.wait_until("calls are settled", |looked| {
+            let routes = looked.json("/api/v1/routes");
+            routes["routes"][0]["usage"]["outcomes"]["exact"] == count
+        });
+    };
+    // The body has 18 bytes: 6 tokens of input.
+    assert_eq!(call(494), 200);
+    settled(1);
+    assert_eq!(call(494), 200);
+    settled(2);
+    assert_eq!(call(894), 429);
+    let routes = looked.json("/api/v1/routes");
+    let usage = &routes["routes"][0]["usage"];
+    assert_eq!(
+        (&usage["tokens"]["input"], &usage["tokens"]["output"]),
+        (&json!(200), &json!(300))
+    );
+    assert_eq!(usage["estimate_ratio"], 0.5);
+    let none = routes["routes"].as_array().unwrap().last().unwrap();
+    assert_eq!(
+        (&none["name"], &none["usage"]),
+        (&json!("(none)"), &json!(null))
+    );
+
+    let ann = &clients(&looked, "ann")[0];
+    let [tokens, spend] = [0, 1].map(|place| &ann["limits"][place]);
+    assert_eq!(
+        (&tokens["counts"], &spend["counts"]),
+        (&json!("tokens"), &json!("money"))
+    );
+    assert_eq!(tokens["windows"][0]["used"], 500);
+    // 200 x 1000 + 300 x 2000 for a million tokens.
+    assert_eq!(spend["windows"][0]["used"], 800_000);
+    let timeline = tokens["timeline"].as_array().unwrap().iter();
+    let busy: Vec<_> = timeline.filter(|one| one["units"] == 1000).collect();
+    // The second call was admitted with the 250 tokens of the first one and its own reserve.
+    assert_eq!(busy.last().unwrap()["used_units"], 750);
+    let busiest = looked.json("/api/v1/limits/tokens/clients");
+    let client = &busiest["clients"][0];
+    assert_eq!(
+        (&client["used"], &client["units"]),
+        (&json!(500), &json!(1000))
+    );
+    let limits = looked.json("/api/v1/limits");
+    assert_eq!(limits["limits"][1]["counts"], "money");
+    let denials = looked.json("/api/v1/denials");
+    let rate = &denials["denials"][0]["rates"][0];
+    assert_eq!(
+        (&rate["counts"], &rate["used"], &rate["cost"]),
+        (&json!("tokens"), &json!(500), &json!(900))
+    );
 }
 
 #[test]

@@ -34,14 +34,7 @@ const MISSING: &[(&str, Missing)] = &[
     ("shared", Missing::Shared),
 ];
 
-const COUNTS: &[(&str, Quantity)] = &[
-    ("costs", Quantity::Costs),
-    ("requests", Quantity::Requests),
-    ("tokens", Quantity::Tokens),
-    ("input", Quantity::Input),
-    ("output", Quantity::Output),
-    ("money", Quantity::Money),
-];
+const COUNTS: &[(&str, Quantity)] = &Quantity::WORDS;
 
 const RATE: TextForm = TextForm::new(Code::BadRate, "a rate");
 

@@ -15,6 +15,7 @@ use super::door::Door;
 use crate::clock;
 use crate::limit::headers::seconds_up;
 use crate::limit::{CheckResult, Decided, KeyHash, Retry};
+use crate::usage::settings::Quantity;
 
 /// Entries of a trail; a power of two.
 const TRAIL_ENTRIES: u64 = 8192;
@@ -193,6 +194,8 @@ pub struct DeniedRate {
     pub tag: KeyHash,
     /// The rate in force, as a configuration has it: that of the limit, a tier or an override.
     pub rate: String,
+    /// What the limit counts, and so the unit of the numbers below.
+    pub counts: Quantity,
     pub units: u64,
     /// Units that were counted before the request.
     pub used: u64,
@@ -213,6 +216,7 @@ impl DeniedRate {
             key: parts.join(", "),
             tag: check.tag,
             rate: check.window.rate(),
+            counts: check.limit.counts,
             units: check.window.rule.units,
             used: verdict.used,
             remaining: verdict.remaining,

@@ -22,6 +22,20 @@ pub enum Quantity {
 }
 
 impl Quantity {
+    /// Each quantity by its word in `counts`.
+    pub const WORDS: [(&str, Quantity); 6] = [
+        ("costs", Quantity::Costs),
+        ("requests", Quantity::Requests),
+        ("tokens", Quantity::Tokens),
+        ("input", Quantity::Input),
+        ("output", Quantity::Output),
+        ("money", Quantity::Money),
+    ];
+
+    pub fn word(self) -> &'static str {
+        Quantity::WORDS[self as usize].0
+    }
+
     /// Whether only a route with `usage` knows the quantity.
     pub fn needs_usage(self) -> bool {
         !matches!(self, Quantity::Costs | Quantity::Requests)
