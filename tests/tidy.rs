@@ -201,6 +201,9 @@ fn texts_for_people() -> Vec<(String, String)> {
     let mut paths: Vec<PathBuf> = top.collect();
     paths.extend(files(&root.join("docs"), "md"));
     paths.extend(["bench/README.md", "proxy.toml", "proxy.reference.toml"].map(|at| root.join(at)));
+    for ending in ["js", "html"] {
+        paths.extend(files(&root.join("src/admin/dashboard"), ending));
+    }
     let read = |path: &PathBuf| {
         let name = path.strip_prefix(&root).unwrap().to_str().unwrap();
         (name.to_owned(), fs::read_to_string(path).unwrap())

@@ -94,7 +94,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
 /// The name, media type and text of each file.
-const FILES: [(&str, &str, &str); 22] = [
+const FILES: [(&str, &str, &str); 24] = [
     ("", HTML, include_str!("dashboard/index.html")),
     ("style.css", CSS, include_str!("dashboard/style.css")),
     ("client.css", CSS, include_str!("dashboard/client.css")),
@@ -116,6 +116,8 @@ const FILES: [(&str, &str, &str); 22] = [
     ("routes.js", JS, include_str!("dashboard/routes.js")),
     ("table.js", JS, include_str!("dashboard/table.js")),
     ("timeline.js", JS, include_str!("dashboard/timeline.js")),
+    ("tokens.js", JS, include_str!("dashboard/tokens.js")),
+    ("units.js", JS, include_str!("dashboard/units.js")),
     ("theming.js", JS, include_str!("dashboard/theming.js")),
 ];
 

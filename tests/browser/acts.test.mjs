@@ -35,9 +35,9 @@ test('a button resets a client, which passes again', SOON, async () => {
     assert.doesNotMatch(page.url(), /token/);
     await clientOf(page, 'strict', id);
     await page.getByRole('button', { name: `Reset ${id} on strict` }).click();
-    await dialog(page).getByText('is forgotten').waitFor();
+    await dialog(page).getByText('sets the counts').waitFor();
     await dialog(page).getByRole('button', { name: 'Reset this client' }).click();
-    await said(page, `${id} begins anew on strict`);
+    await said(page, `${id} starts at zero on strict`);
     await eventually(async () => (await asks('ann')) === 200, 'ann passes again');
   });
 });
@@ -56,7 +56,7 @@ test('a client gets another rate, and it is taken back', SOON, async () => {
     const own = page.locator('#overrides tr', { hasText: '50/h on strict' });
     await own.getByText('a test').waitFor();
     await own.getByRole('button').click();
-    await dialog(page).getByRole('button', { name: 'Take it back' }).click();
+    await dialog(page).getByRole('button', { name: 'Remove the override' }).click();
     await eventually(async () => (await asks('ben')) === 429, 'ben is held again');
     await own.waitFor({ state: 'detached' });
   });
@@ -76,7 +76,7 @@ test('a client is blocked and let in again; a wrong token does nothing', SOON, a
   await dialog(page).getByRole('button', { name: 'Block this client' }).click();
   await said(page, `${id} is blocked`);
   await eventually(() => isBlocked('cara'), 'cara is kept out');
-  await page.getByRole('button', { name: `Take back: block of ${id}` }).click();
+  await page.getByRole('button', { name: `Remove: block of ${id}` }).click();
   await dialog(page).getByRole('button', { name: 'Unblock' }).click();
   await eventually(async () => !(await isBlocked('cara')), 'cara is let in');
   await close();

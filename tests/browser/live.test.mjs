@@ -94,7 +94,7 @@ test('the theme can be chosen and is kept', SOON, async () => {
     await theme.click();
     assert.notEqual(await ground(), light);
     await page.reload();
-    await page.locator('#pulse[data-state=live]').waitFor();
+    await page.locator('#connection[data-state=live]').waitFor();
     assert.notEqual(await ground(), light);
   });
 });

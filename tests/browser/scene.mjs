@@ -26,6 +26,28 @@ export const LIMITS = `
   name = "tried"
   path = "/tried/*"
   limits = ["tried"]
+  [limit.tokens]
+  rate = "10000/h"
+  key = "header:x-client"
+  counts = "tokens"
+  [limit.spend]
+  rate = "5000000/d"
+  key = "header:x-client"
+  counts = "money"
+  [prices]
+  "*" = { input = 100, output = 200 }
+  [usage.chat]
+  format = "openai"
+  [[route]]
+  name = "model"
+  path = "/model/*"
+  limits = ["tokens", "spend"]
+  usage = "chat"
+  [[descriptor]]
+  name = "by user"
+  domain = "shop"
+  entries = ["user"]
+  limits = ["1/h"]
   [[route]]
   name = "rest"
   path = "/*"
@@ -72,7 +94,7 @@ export async function on(options, work) {
 export const dialog = (page) => page.getByRole('dialog');
 
 /** Waits for a message about a result. */
-export const said = (page, text) => page.locator('#said', { hasText: text }).waitFor();
+export const said = (page, text) => page.locator('#message', { hasText: text }).waitFor();
 
 /** Presses Tab until the focus is where `selector` says. */
 export async function tabTo(page, selector) {

@@ -98,10 +98,17 @@ class Redis {
 
 /** Answers everything, and knows nothing of limits; `fails` has it answer 503. */
 const upstream = { fails: false };
+/** What a model server tells of each call below `/model`. */
+const USAGE = { prompt_tokens: 1000, completion_tokens: 1500, total_tokens: 2500 };
 
 async function startUpstream() {
-  const server = createServer((_, response) => {
+  const server = createServer((request, response) => {
     response.statusCode = upstream.fails ? 503 : 200;
+    if (request.url.startsWith('/model')) {
+      response.setHeader('content-type', 'application/json');
+      response.end(JSON.stringify({ usage: USAGE }));
+      return;
+    }
     response.end('fine');
   });
   server.listen(0, '127.0.0.1');
@@ -122,6 +129,7 @@ export async function start(config) {
   cleanups.push(() => rmSync(folder, { recursive: true }));
   writeFileSync(join(folder, 'token'), TOKEN, { mode: 0o600 });
   const file = join(folder, 'proxy.toml');
+  const decide = await freePort();
   const write = (limits) =>
     writeFileSync(
       file,
@@ -130,6 +138,8 @@ export async function start(config) {
     upstream = "${write.upstream}"
     admin = "127.0.0.1:0"
     admin_token_file = "${join(folder, 'token')}"
+    [decide]
+    listen = "127.0.0.1:${decide}"
     [store]
     url = "redis://127.0.0.1:${redis.port}"
     # A browser that takes all of a machine is no outage.
@@ -148,7 +158,8 @@ export async function start(config) {
   });
   cleanups.push(() => stopped(child));
   const { url, page } = await opened(child);
-  return { url, page, redis, upstream, configure: write, token: TOKEN };
+  const asked = `http://127.0.0.1:${decide}`;
+  return { url, page, decide: asked, redis, upstream, configure: write, token: TOKEN };
 }
 
 /** Where it listens and where its admin does, as it says them. */
@@ -160,7 +171,8 @@ async function opened(child) {
   await new Promise((resolve, reject) => {
     lines.on('line', (line) => {
       said.push(line);
-      const [, kind, place] = /^(listening|dashboard)\s+(http:\/\/127\.0\.0\.1:\d+)/.exec(line) ?? [];
+      const [, kind, place] =
+        /^(listening|dashboard)\s+(http:\/\/127\.0\.0\.1:\d+)/.exec(line) ?? [];
       if (kind) places[kind] = place;
       if (places.listening && places.dashboard) resolve();
     });
@@ -171,16 +183,17 @@ async function opened(child) {
   return { url: places.listening, page: `${places.dashboard}/` };
 }
 
-/** Sends a request as it is, however odd, and gives the status. */
-export function send(url, path, headers = {}) {
+/** Sends a request as it is, however odd, and gives the status. With a body it is a POST. */
+export function send(url, path, headers = {}, body = '') {
   return new Promise((resolve, reject) => {
     const { hostname, port } = new URL(url);
-    const asked = request({ hostname, port, path, headers, agent: false }, (answer) => {
+    const method = body ? 'POST' : 'GET';
+    const asked = request({ hostname, port, path, method, headers, agent: false }, (answer) => {
       answer.resume();
       answer.once('end', () => resolve(answer.statusCode));
     });
     asked.once('error', reject);
-    asked.end();
+    asked.end(body);
   });
 }
 
@@ -229,6 +242,6 @@ export async function look(browser, stage, { signedIn = false, ...options } = {}
     });
   });
   await page.goto(stage.page + (signedIn ? `#token=${stage.token}` : ''));
-  await page.locator('#pulse[data-state=live]').waitFor();
+  await page.locator('#connection[data-state=live]').waitFor();
   return { page, complaints, close: () => context.close() };
 }

@@ -112,7 +112,7 @@ test('from there it is reset, overridden and blocked, each with its command', SO
       .getByRole('button', { name: `Reset ${id} on strict` })
       .click();
     await dialog(page).getByRole('button', { name: 'Reset this client' }).click();
-    await said(page, `${id} begins anew on strict`);
+    await said(page, `${id} starts at zero on strict`);
     await client(page).getByText('3/h: 0 used, 3 left').waitFor();
 
     await client(page)
@@ -134,7 +134,7 @@ test('from there it is reset, overridden and blocked, each with its command', SO
     const block = client(page).locator('#client-terms li', { hasText: 'Blocked' });
     await block.filter({ hasText: 'ticket 4711' }).waitFor();
     await eventually(async () => (await asks('mia')) === 429, 'mia is blocked');
-    await block.getByRole('button', { name: `Take back: block of ${id}` }).click();
+    await block.getByRole('button', { name: `Remove: block of ${id}` }).click();
     await dialog(page).getByRole('button', { name: 'Unblock' }).click();
     await block.waitFor({ state: 'detached' });
   });
@@ -270,11 +270,11 @@ test('the keyboard finds a client, changes it and comes back', SOON, async () =>
     await client(page).locator('#client-terms', { hasText: 'by keyboard' }).waitFor();
     const label = await page.evaluate(() => document.activeElement.getAttribute('aria-label'));
     assert.match(label, /^Block/, 'the focus is back where it was');
-    await tabTo(page, '#client [aria-label^="Take back: block"]');
+    await tabTo(page, '#client [aria-label^="Remove: block"]');
     await page.keyboard.press('Enter');
     await dialog(page).getByRole('button', { name: 'Unblock' }).waitFor();
     await page.keyboard.press('Enter');
-    await said(page, `${id} is let in again`);
+    await said(page, `${id} is not blocked`);
     await tabTo(page, '#limits [aria-label="Promote tried"]');
     await page.keyboard.press('Enter');
     await dialog(page).locator('.patch').first().waitFor();

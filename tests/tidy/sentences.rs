@@ -59,6 +59,8 @@ pub(super) fn read(file: &str, text: &str) -> Reading {
     {
         Some("md") => paragraphs(text),
         Some("toml") => comments(text),
+        Some("js") => scripts(text),
+        Some("html") => page_texts(text),
         _ => messages(file, text),
     };
     let mut reading = Reading::default();
@@ -180,6 +182,54 @@ fn without_targets(text: &str) -> String {
         kept.push_str(part.split_once(')').map_or("", |(_, rest)| rest));
     }
     kept
+}
+
+/// The comments of a script, and its strings that are long enough to be messages.
+fn scripts(text: &str) -> Vec<Passage> {
+    let mut found = Vec::new();
+    let mut open = false;
+    for (number, line) in text.lines().enumerate() {
+        let trimmed = line.trim();
+        let marks = ["// ", "/** ", "* "];
+        let comment = marks.iter().find_map(|mark| trimmed.strip_prefix(mark));
+        if let Some(comment) = comment {
+            let comment = comment.trim_end_matches("*/");
+            push(&mut found, &mut open, number + 1, comment);
+            continue;
+        }
+        open = false;
+        let mut quote = None;
+        let mut begin = 0;
+        for (at, c) in line.char_indices() {
+            match quote {
+                None if matches!(c, '\'' | '`' | '"') => (quote, begin) = (Some(c), at + 1),
+                Some(end) if c == end => {
+                    quote = None;
+                    let message = &line[begin..at];
+                    if message.len() >= SHORTEST_MESSAGE && message.contains(' ') {
+                        push(&mut found, &mut false, number + 1, message);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+/// The texts of a page of HTML, and the attributes that screen readers and fields show.
+fn page_texts(text: &str) -> Vec<Passage> {
+    let mut found = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let between = line.split('>').filter_map(|part| part.split('<').next());
+        let shown = ["aria-label=\"", "placeholder=\""];
+        let attributes = shown.iter().flat_map(|name| line.split(name).skip(1));
+        let attributes = attributes.filter_map(|rest| rest.split('"').next());
+        for text in between.chain(attributes).filter(|text| text.contains(' ')) {
+            push(&mut found, &mut false, number + 1, text.trim());
+        }
+    }
+    found
 }
 
 /// The comment of each setting with the lines that continue it, and blocks of comments.
@@ -343,6 +393,18 @@ mod tests {
             (4, "no actor named"),
         ];
         assert_eq!(found("a.toml", text), expected);
+    }
+
+    #[test]
+    fn the_dashboard_has_comments_and_messages() {
+        let text = "/**\n * Who asks.\n */\n// Fine.\nsay('nobody reads this long message', 'who asks');\n\
+                    say(`nobody here ${short}`);\n";
+        let expected = [(2, "a clause is the subject"), (5, "no actor named")];
+        assert_eq!(found("src/page.js", text), expected);
+        let text =
+            "<p id=\"nobody\">All is fine.</p>\n<p aria-label=\"Who asks most\">nobody asks</p>\n";
+        let expected = [(2, "no actor named"), (2, "a clause is the subject")];
+        assert_eq!(found("src/page.html", text), expected);
     }
 
     #[test]

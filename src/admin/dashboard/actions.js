@@ -3,6 +3,7 @@
 import { get, getText, hasToken, keepToken, offers, post, Problem } from './api.js';
 import { codeLine, commandLine } from './commands.js';
 import { actButton, byId, clock, h, plain, setText, span } from './dom.js';
+import { number, ratesText, rateText } from './units.js';
 
 const dialog = () => byId('dialog');
 let changed = () => {};
@@ -13,12 +14,12 @@ export function whenChanged(listener) {
 }
 
 /** Shows a short message about a result. Screen readers read it out. It disappears by itself. */
-export function say(text) {
-  const place = byId('said');
+export function showMessage(text) {
+  const place = byId('message');
   setText(place, text);
   place.classList.add('shown');
-  clearTimeout(say.timer);
-  say.timer = setTimeout(() => place.classList.remove('shown'), 6000);
+  clearTimeout(showMessage.timer);
+  showMessage.timer = setTimeout(() => place.classList.remove('shown'), 6000);
 }
 
 /** Opens the dialog with a title and content. When it closes, the focus returns to its opener. */
@@ -39,7 +40,7 @@ export function open(title, ...content) {
   return body;
 }
 
-export const trouble = (error) =>
+export const errorText = (error) =>
   error instanceof Problem ? error.message : 'something went wrong on this page';
 
 const label = (text, input, hint) =>
@@ -49,10 +50,10 @@ const label = (text, input, hint) =>
  * A form that asks before it calls `work`, which returns the message of success. `command` returns
  * the command line for the values of the form.
  */
-function ask(question) {
+function openForm(question) {
   const { title, consequence, fields = [], verb, danger = false, command, work } = question;
   if (!hasToken()) {
-    signIn(() => ask(question));
+    signIn(() => openForm(question));
     return;
   }
   const failed = h('p', { class: 'failed', role: 'alert', hidden: true });
@@ -73,17 +74,17 @@ function ask(question) {
     go.disabled = true;
     failed.hidden = true;
     try {
-      const told = await work(new FormData(form));
+      const message = await work(new FormData(form));
       dialog().close();
-      say(told);
+      showMessage(message);
       changed();
     } catch (error) {
       if (error.status === 401) {
         keepToken('');
-        signIn(() => ask(question), error.message);
+        signIn(() => openForm(question), error.message);
         return;
       }
-      setText(failed, `Not done: ${trouble(error)}`);
+      setText(failed, `Not done: ${errorText(error)}`);
       failed.hidden = false;
     } finally {
       go.disabled = false;
@@ -98,7 +99,7 @@ const TERMS = [
   ['3600', '1 hour'],
   ['86400', '1 day'],
   ['604800', '1 week'],
-  ['', 'until it is taken back'],
+  ['', 'until removed'],
 ];
 /** The same in the syntax of the command line. */
 const LASTS = { 600: '10min', 3600: '1h', 86400: '24h', 604800: '7d' };
@@ -112,7 +113,7 @@ function terms(first) {
 
 const reason = () => {
   const input = h('input', { name: 'reason', maxlength: 200, autocomplete: 'off' });
-  return label('Why', input, 'Kept with it, for whoever comes after you.');
+  return label('Why', input, 'Other operators see this note.');
 };
 
 function words(form, more = {}) {
@@ -132,34 +133,37 @@ const terminal = (action, subject) => (form) =>
   });
 
 const path = (subject, action) => `limits/${encodeURIComponent(subject.limit)}/${action}`;
-const whom = (subject) => (subject.id ? { id: subject.id } : { key: subject.key });
+const clientOf = (subject) => (subject.id ? { id: subject.id } : { key: subject.key });
 const lasting = (form) =>
-  form.get('for') ? `for ${span(Number(form.get('for')))}` : 'until taken back';
+  form.get('for') ? `for ${span(Number(form.get('for')))}` : 'until removed';
 
 function reset(subject) {
-  const rate = subject.rates?.join(', ');
-  const anew = rate ? `It may at once use all of ${plain(rate)} again` : 'It begins anew';
-  ask({
+  const rates = ratesText(subject.rates, subject.counts) || 'the limit';
+  openForm({
     title: `Reset ${subject.name}`,
-    consequence: `What ${subject.limit} has counted for this client is forgotten. ${anew}.`,
+    consequence:
+      `This sets the counts of the client in ${subject.limit} to zero. ` +
+      `It may use all of ${rates} at once.`,
     verb: 'Reset this client',
     command: terminal('reset', subject),
     work: async () => {
-      await post(path(subject, 'reset'), whom(subject));
-      return `${subject.name} begins anew on ${subject.limit}.`;
+      await post(path(subject, 'reset'), clientOf(subject));
+      return `${subject.name} starts at zero on ${subject.limit}.`;
     },
   });
 }
 
 function override(subject) {
-  const hint = 'A rate such as 50/min, several (10/s,1000/h), or unlimited.';
+  const inMillionths = subject.counts === 'money' ? ' In millionths: 5000000/d is 5 a day.' : '';
+  const hint = `A rate such as 50/min, several (10/s,1000/h), or unlimited.${inMillionths}`;
   const attributes = { name: 'rate', required: true, autocomplete: 'off', spellcheck: 'false' };
-  const now = subject.rates?.join(', ') ?? 'its rate';
-  ask({
+  const now = ratesText(subject.rates, subject.counts) || 'its rate';
+  openForm({
     title: `Another rate for ${subject.name}`,
     consequence:
-      `On ${subject.limit} this client gets its own rate in place of ${plain(now)}, ` +
-      'on every proxy that shares the store, within a second. What it has used stays used.',
+      `On ${subject.limit} this client gets its own rate in place of ${now}. ` +
+      'Every proxy that shares the store applies it within a second. ' +
+      'The units that it has used still count.',
     fields: [
       label(
         'Rate',
@@ -173,41 +177,41 @@ function override(subject) {
     command: terminal('override', subject),
     work: async (form) => {
       const rate = form.get('rate').trim();
-      await post(path(subject, 'override'), words(form, { ...whom(subject), rate }));
+      await post(path(subject, 'override'), words(form, { ...clientOf(subject), rate }));
       return `${subject.name} has ${rate} on ${subject.limit}, ${lasting(form)}.`;
     },
   });
 }
 
 function block(subject) {
-  ask({
+  openForm({
     title: `Block ${subject.name}`,
     consequence:
-      'Every request of this client is refused, whatever it asks for and on every proxy ' +
-      'that shares the store, except what [[bypass]] lets through.',
+      'Every proxy that shares the store denies every request of this client. ' +
+      'Only [[bypass]] still lets requests through.',
     fields: [terms('3600'), reason()],
     verb: 'Block this client',
     command: terminal('block', subject),
     danger: true,
     work: async (form) => {
-      await post(path(subject, 'block'), words(form, whom(subject)));
+      await post(path(subject, 'block'), words(form, clientOf(subject)));
       return `${subject.name} is blocked ${lasting(form)}.`;
     },
   });
 }
 
 /** Removes an override or a block. */
-export function takeBack(one, name) {
+export function removeTerms(one, name) {
   const isBlock = one.kind === 'block';
-  const then = isBlock ? 'It is let in again' : `It has the rate of ${one.limit} again`;
-  ask({
-    title: isBlock ? `Unblock ${name}` : `Take the override of ${name} back`,
-    consequence: `${then}, within a second, on every proxy that shares the store.`,
-    verb: isBlock ? 'Unblock' : 'Take it back',
+  const then = isBlock ? 'may send requests again' : `has the rate of ${one.limit} again`;
+  openForm({
+    title: isBlock ? `Unblock ${name}` : `Remove the override of ${name}`,
+    consequence: `Within a second the client ${then}, on every proxy that shares the store.`,
+    verb: isBlock ? 'Unblock' : 'Remove the override',
     command: () => commandLine(one.kind, one, { remove: true }),
     work: async () => {
-      await post(path(one, one.kind), { ...whom(one), remove: true });
-      return isBlock ? `${name} is let in again.` : `${name} has the limit's own rate again.`;
+      await post(path(one, one.kind), { ...clientOf(one), remove: true });
+      return isBlock ? `${name} is not blocked.` : `${name} has the limit's own rate again.`;
     },
   });
 }
@@ -246,7 +250,7 @@ export function signIn(then = () => {}, why = '') {
   const go = h('button', { type: 'submit', class: 'primary', text: 'Sign in' });
   const hint =
     'It is in the file that admin_token_file names. Without one, `tidegate status` prints an ' +
-    'address that signs you in. It is kept until this tab is closed.';
+    'address that signs you in. This tab keeps the token until you close it.';
   const form = h(
     'form',
     {},
@@ -263,7 +267,7 @@ export function signIn(then = () => {}, why = '') {
     } catch (error) {
       if (![400, 404].includes(error.status)) {
         keepToken('');
-        setText(failed, error.status === 401 ? 'That is not the token.' : trouble(error));
+        setText(failed, error.status === 401 ? 'That is not the token.' : errorText(error));
         failed.hidden = false;
         return;
       }
@@ -278,24 +282,24 @@ export function signIn(then = () => {}, why = '') {
 
 export function signOut() {
   keepToken('');
-  say('Signed out: nothing can be changed from here now.');
+  showMessage('Signed out: changes need the token again.');
   changed();
 }
 
 /** Makes the proxy read its configuration again. */
 export function reload() {
-  ask({
+  openForm({
     title: 'Reload the configuration',
     consequence:
-      'The proxy reads its file again. Where it has a mistake nothing changes; what is ' +
-      'different is put in force between two requests, and counts and connections live on.',
+      'The proxy reads its file again. If the file has a mistake, nothing changes. ' +
+      'Each request has one configuration. Counts and connections stay.',
     verb: 'Reload',
     work: async () => {
       const done = await post('reload', {});
       const changes = done.changes ?? [];
       return changes.length
         ? `Reloaded: ${changes.map((one) => plain(one)).join('; ')}.`
-        : 'Reloaded: nothing is different.';
+        : 'Reloaded: the file has no changes.';
     },
   });
 }
@@ -313,16 +317,20 @@ export async function showConfig() {
     dialog().classList.add('wide');
   } catch (error) {
     if (error.status === 401) signIn(showConfig, error.message);
-    else say(`The configuration could not be read: ${trouble(error)}.`);
+    else showMessage(`The configuration could not be read: ${errorText(error)}.`);
   }
 }
 
 /** The current counts of a client at each rate, as lines of a list. */
-export function standing(found) {
+export function usageLines(found) {
   return (found.windows ?? []).map((rate) => {
-    const left = `${rate.used} used, ${rate.remaining} left`;
+    const [used, remaining] = [rate.used, rate.remaining].map((units) =>
+      number(units, found.counts),
+    );
+    const left = `${used} used, ${remaining} left`;
     const when = rate.retry_seconds ? `; next one in ${span(Math.ceil(rate.retry_seconds))}` : '';
-    return h('li', { text: `${plain(rate.rate)}: ${left}${when}` });
+    const of = rate.of ? `${plain(rate.of, 60)} ` : '';
+    return h('li', { text: `${of}${rateText(rate.rate, found.counts)}: ${left}${when}` });
   });
 }
 
@@ -332,10 +340,11 @@ export async function lookUp(limit, key) {
     const found = await get(
       `limits/${encodeURIComponent(limit.name)}/keys/${encodeURIComponent(key)}`,
     );
-    const lines = standing(found);
+    const lines = usageLines(found);
     const subject = {
       limit: limit.name,
       rates: limit.rates,
+      counts: limit.counts,
       key,
       id: found.id,
       name: plain(key, 80),
@@ -343,13 +352,14 @@ export async function lookUp(limit, key) {
     const body = open(`${plain(key, 60)} on ${limit.name}`, h('ul', { class: 'facts' }, lines));
     if (found.id) body.append(h('p', { class: 'faint', text: `${found.id} in logs` }));
     for (const one of [found.override, found.block].filter(Boolean)) {
-      const until = one.until ? `until ${clock(one.until)}` : 'until taken back';
-      const text = one.rates ? `Override: ${plain(one.rates)} ${until}` : `Blocked ${until}`;
+      const until = one.until ? `until ${clock(one.until)}` : 'until removed';
+      const rates = ratesText(one.rates?.split(','), limit.counts);
+      const text = one.rates ? `Override: ${rates} ${until}` : `Blocked ${until}`;
       body.append(h('p', { text }));
     }
     body.append(h('div', { class: 'buttons' }, buttons(subject)));
   } catch (error) {
     if (error.status === 401) signIn(() => lookUp(limit, key), error.message);
-    else say(`${plain(key, 60)}: ${trouble(error)}.`);
+    else showMessage(`${plain(key, 60)}: ${errorText(error)}.`);
   }
 }

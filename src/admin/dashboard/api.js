@@ -1,7 +1,7 @@
 // Requests to the proxy: the token, JSON, problems, the stream of denials, and polls. Polls slow
 // down when the proxy does not answer, and pause while the page is hidden.
 
-const PLACE = 'tidegate.token';
+const TOKEN_KEY = 'tidegate.token';
 const LONGEST_WAIT_MS = 10_000;
 /** A stream without data for so long is dead: the proxy sends a comment every 15 seconds. */
 const SILENCE_MS = 45_000;
@@ -20,7 +20,7 @@ let token = '';
 let offered = null;
 
 /** Reads the paths of the API, so that the page shows no button without an endpoint. */
-export async function learn() {
+export async function readPaths() {
   try {
     const answer = await fetch('openapi.json', { cache: 'no-store' });
     if (answer.ok) offered = new Set(Object.keys((await answer.json()).paths));
@@ -40,7 +40,7 @@ export function takeToken() {
     history.replaceState(null, '', location.pathname + location.search + rest);
   } else {
     try {
-      token = sessionStorage.getItem(PLACE) ?? '';
+      token = sessionStorage.getItem(TOKEN_KEY) ?? '';
     } catch {
       token = '';
     }
@@ -52,8 +52,8 @@ export function takeToken() {
 export function keepToken(text) {
   token = text.trim();
   try {
-    if (token) sessionStorage.setItem(PLACE, token);
-    else sessionStorage.removeItem(PLACE);
+    if (token) sessionStorage.setItem(TOKEN_KEY, token);
+    else sessionStorage.removeItem(TOKEN_KEY);
   } catch {
     // Without storage the token is kept until the page is closed.
   }
@@ -65,7 +65,7 @@ function headers(more = {}) {
   return token ? { ...more, Authorization: `Bearer ${token}` } : more;
 }
 
-async function ask(path, options) {
+async function request(path, options) {
   let answer;
   try {
     const signal = options.signal ?? AbortSignal.timeout(ANSWER_MS);
@@ -92,10 +92,10 @@ async function body(answer) {
   }
 }
 
-export const get = async (path) => body(await ask(path, { headers: headers() }));
+export const get = async (path) => body(await request(path, { headers: headers() }));
 
 export async function getText(path) {
-  const answer = await ask(path, { headers: headers() });
+  const answer = await request(path, { headers: headers() });
   return answer.text();
 }
 
@@ -105,7 +105,7 @@ export async function post(path, value) {
     headers: headers({ 'Content-Type': 'application/json' }),
     body: JSON.stringify(value),
   };
-  return body(await ask(path, options));
+  return body(await request(path, options));
 }
 
 /**
@@ -166,7 +166,7 @@ export class Stream {
     return this.state === 'live';
   }
 
-  tellState(state) {
+  setState(state) {
     this.state = state;
     this.onState(state);
   }
@@ -178,13 +178,13 @@ export class Stream {
     this.stop = stop;
     try {
       const options = { headers: headers({ Accept: 'text/event-stream' }), signal: stop.signal };
-      const answer = await ask(this.path, options);
-      this.tellState('live');
+      const answer = await request(this.path, options);
+      this.setState('live');
       await this.read(answer.body.getReader(), stop);
     } catch (error) {
       if (stop.signal.aborted && this.stop !== stop) return;
       this.failures += 1;
-      this.tellState({ 401: 'locked', 404: 'none' }[error.status] ?? 'away');
+      this.setState({ 401: 'locked', 404: 'none' }[error.status] ?? 'away');
       if (this.state === 'none') return;
     }
     if (this.stop === stop) {
@@ -204,11 +204,11 @@ export class Stream {
       left += decoder.decode(value, { stream: true });
       const events = left.split('\n\n');
       left = events.pop();
-      events.forEach((text) => this.tell(text));
+      events.forEach((text) => this.dispatch(text));
     }
   }
 
-  tell(text) {
+  dispatch(text) {
     let kind = 'message';
     const data = [];
     for (const line of text.split('\n')) {

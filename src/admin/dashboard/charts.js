@@ -16,7 +16,7 @@ export class Spark {
     const box = { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: 'none', role: 'img' };
     place.append(svg('svg', { ...box, class: `spark ${tone}` }, this.title, this.area, this.line));
     this.scale = new Scale();
-    this.told = 0;
+    this.titledAt = 0;
   }
 
   draw(values) {
@@ -29,8 +29,8 @@ export class Spark {
     setAttr(this.line, 'd', line);
     setAttr(this.area, 'd', `${line}L${width} ${height}L0 ${height}Z`);
     // The description changes rarely, so that screen readers can finish it.
-    if (Date.now() - this.told < 10_000) return;
-    this.told = Date.now();
+    if (Date.now() - this.titledAt < 10_000) return;
+    this.titledAt = Date.now();
     const most = exact(Math.max(...values));
     const words = `the last minute: ${exact(values.at(-1))} now, ${most} at most`;
     setText(this.title, `${this.what}, ${words}`);
@@ -88,9 +88,9 @@ export class TrafficChart {
     bars.append(this.shadow, this.cursor, this.moment);
     this.svg = svg('svg', { class: 'traffic', role: 'group', height: HEIGHT });
     this.svg.append(this.grid, bars, this.marks);
-    setAttr(this.svg, 'aria-label', 'Requests of the last 15 minutes, with marks of what changed');
+    setAttr(this.svg, 'aria-label', 'Requests of the last 15 minutes, with marks of changes');
     setAttr(this.marks, 'role', 'group');
-    setAttr(this.marks, 'aria-label', 'What changed: arrow keys go from mark to mark');
+    setAttr(this.marks, 'aria-label', 'Changes: arrow keys go from mark to mark');
     this.tip = h('div', { class: 'tip', hidden: true });
     place.append(this.svg, this.tip);
     this.scale = new Scale();
@@ -198,7 +198,7 @@ export class TrafficChart {
       setAttr(group, 'tabindex', -1);
       setAttr(group, 'role', 'img');
       group.append(reach, line, head);
-      const show = () => this.tell(this.x(mark.at), [clock(mark.at)], markText(group.mark));
+      const show = () => this.showTip(this.x(mark.at), [clock(mark.at)], markText(group.mark));
       group.addEventListener('focus', () => {
         this.hold(group);
         show();
@@ -259,10 +259,10 @@ export class TrafficChart {
     ];
     if (sample.shadow) lines.push(`shadow ${rate(sample.shadow)}`);
     if (sample.errors) lines.push(`errors ${rate(sample.errors)}`);
-    this.tell(x, lines, sample.degraded ? 'without the store' : '');
+    this.showTip(x, lines, sample.degraded ? 'without the store' : '');
   }
 
-  tell(x, lines, text) {
+  showTip(x, lines, text) {
     const [when, ...rest] = lines;
     const parts = [h('strong', { text: when }), ...rest.map((line) => h('span', { text: line }))];
     if (text) parts.push(h('span', { class: 'what', text }));
@@ -332,7 +332,7 @@ export class Columns {
     });
     const words = SHARES.map((share, index) => `${numbers[index]} at ${share.words}`);
     const list = `${words.join(', ')}; ${denied} denied`;
-    const told = `Clients by the share of the limit that they use: ${list}`;
-    setText(this.title, use ? told : 'Nothing is known of its clients yet');
+    const text = `Clients by the share of the limit that they use: ${list}`;
+    setText(this.title, use ? text : 'The proxy knows no client of it yet');
   }
 }

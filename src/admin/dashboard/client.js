@@ -9,6 +9,7 @@ import { actButton, byId, clock, h, plain, setText, short, span, sync } from './
 import { explainDenial } from './explain.js';
 import { moment } from './moment.js';
 import { Timeline, timelineTable } from './timeline.js';
+import { ratesText } from './units.js';
 
 /** Denials of the client that are shown. */
 const DENIALS = 20;
@@ -57,7 +58,7 @@ async function search(word) {
     else offerClients(word, clients);
   } catch (error) {
     if (error.status === 401) actions.signIn(() => search(word), error.message);
-    else actions.say(`${plain(word, 60)}: ${actions.trouble(error)}.`);
+    else actions.showMessage(`${plain(word, 60)}: ${actions.errorText(error)}.`);
   }
 }
 
@@ -119,7 +120,7 @@ export async function pollClient() {
     ]);
     if (state.id === id) draw(withFound(found.clients[0]), denied.denials.slice(0, DENIALS));
   } catch (error) {
-    if (state.id === id) setText(byId('client-about'), `Not read: ${actions.trouble(error)}.`);
+    if (state.id === id) setText(byId('client-about'), `Not read: ${actions.errorText(error)}.`);
   }
 }
 
@@ -147,7 +148,7 @@ function draw(client, denials) {
   const terms = [client.block, ...own].filter((one) => one);
   sync(byId('client-terms'), terms, {
     key: (one) => JSON.stringify([one.what, one.limit, one.rates, one.until]),
-    create: (one) => term(client, one),
+    create: (one) => term(client, { ...one, counts: countsOf(client, one.limit) }),
     update: () => {},
   });
   sync(byId('client-denials'), denials, {
@@ -161,12 +162,15 @@ function draw(client, denials) {
   drawBlock(client);
 }
 
-const subjectOf = (client, limit, rates) => ({
+const subjectOf = (client, { limit, rates, counts }) => ({
   limit,
   rates,
+  counts,
   id: client.id,
   name: short(client.id),
 });
+
+const countsOf = (client, limit) => client.limits.find((one) => one.limit === limit)?.counts;
 
 /** A block applies to all limits. The API takes it under the name of any limit. */
 function drawBlock(client) {
@@ -174,7 +178,7 @@ function drawBlock(client) {
   if (place.dataset.id === client.id) return;
   place.dataset.id = client.id;
   const limit = client.limits[0]?.limit ?? state.firstLimit();
-  const subject = subjectOf(client, limit);
+  const subject = subjectOf(client, { limit });
   place.replaceChildren(
     ...actions.clientActions(subject, ['block']).map((action) => actionRow(action, subject)),
   );
@@ -187,43 +191,44 @@ function actionRow(action, subject) {
 }
 
 function limitPart(client, one) {
-  const subject = subjectOf(client, one.limit, one.rates);
-  const timeline = new Timeline();
-  const standing = h('ul', { class: 'facts' });
+  const subject = subjectOf(client, one);
+  const timeline = new Timeline(one.counts);
+  const usage = h('ul', { class: 'facts' });
   const table = h('div', { class: 'scroll tall', tabindex: 0, role: 'region' });
   table.setAttribute('aria-label', `Timeline of ${plain(one.limit, 60)}`);
   const more = h('details', {}, h('summary', { text: 'As a table' }), table);
   const note = one.mode === 'shadow' ? ', in shadow mode' : '';
-  const rates = one.rates.map((rate) => plain(rate)).join(', ');
+  const rates = ratesText(one.rates, one.counts);
   const title = `${plain(one.limit, 60)}: ${rates}${note}`;
   const list = actions.clientActions(subject, ['reset', 'override']);
   const rows = list.map((action) => actionRow(action, subject));
-  const parts = [standing, timeline.element, more, ...rows];
+  const parts = [usage, timeline.element, more, ...rows];
   const element = h('article', { class: 'of-limit' }, h('h3', { text: title }), parts);
-  return { element, timeline, standing, table };
+  return { element, timeline, usage, table };
 }
 
 function updateLimit(row, one) {
-  row.standing.replaceChildren(...actions.standing(one));
+  row.usage.replaceChildren(...actions.usageLines(one));
   row.timeline.draw(one.timeline, moment());
   // A table that is being read keeps its place.
-  if (!row.table.matches(':focus, :hover')) row.table.replaceChildren(timelineTable(one.timeline));
+  if (!row.table.matches(':focus, :hover')) row.table.replaceChildren(timelineTable(one));
 }
 
 /** An override or a block in force. */
 function term(client, one) {
   const isBlock = one.what === 'block';
-  const what = isBlock ? 'Blocked' : `Override: ${plain(one.rates)} on ${plain(one.limit, 60)}`;
+  const rates = ratesText(one.rates?.split(','), one.counts);
+  const what = isBlock ? 'Blocked' : `Override: ${rates} on ${plain(one.limit, 60)}`;
   const left = one.until
     ? `for ${span(one.until - Date.now() / 1000)} more`
     : 'until it is removed';
   const notes = [one.reason, one.by && `by ${one.by}`].filter(Boolean).map((text) => plain(text));
-  const takeBack = () => {
+  const remove = () => {
     const limit = one.limit ?? client.limits[0]?.limit ?? state.firstLimit();
-    actions.takeBack({ ...one, kind: one.what, limit }, short(client.id));
+    actions.removeTerms({ ...one, kind: one.what, limit }, short(client.id));
   };
-  const label = `Take back: ${plain(one.what, 20)} of ${short(client.id)}`;
-  const button = actButton('Take back', takeBack, label);
+  const label = `Remove: ${plain(one.what, 20)} of ${short(client.id)}`;
+  const button = actButton('Remove', remove, label);
   const text = [`${what} ${left}`, ...notes].join('; ');
   return { element: h('li', {}, h('span', { text: `${text} ` }), button) };
 }

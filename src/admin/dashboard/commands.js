@@ -3,7 +3,7 @@
 import { h, setText } from './dom.js';
 
 let file = null;
-let said = () => {};
+let onCopied = () => {};
 
 /** The configuration that the proxy runs. Commands name it, so that they work in any folder. */
 export function setFile(path) {
@@ -12,7 +12,7 @@ export function setFile(path) {
 
 /** Called with a message about each copy. */
 export function whenCopied(listener) {
-  said = listener;
+  onCopied = listener;
 }
 
 const isSafe = (word) => /^[\w.,:/=@%+-]+$/.test(word);
@@ -38,11 +38,11 @@ export function copyButton(source, about, text = 'Copy') {
   button.addEventListener('click', async () => {
     try {
       await navigator.clipboard.writeText(source.textContent);
-      said(`Copied ${about}.`);
+      onCopied(`Copied ${about}.`);
     } catch {
       // Browsers allow copies only on secure addresses.
       getSelection().selectAllChildren(source);
-      said('This browser does not allow a copy here. The text is selected: copy it by hand.');
+      onCopied('This browser does not allow a copy here. The text is selected: copy it by hand.');
     }
   });
   return button;

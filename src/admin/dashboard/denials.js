@@ -4,7 +4,7 @@ import { get, offers, Stream } from './api.js';
 import { fromAddress } from './address.js';
 import { clientLink } from './client.js';
 import { byId, clock, exact, h, plain, setAttr, setText, short, span, sync } from './dom.js';
-import { say, trouble } from './actions.js';
+import { showMessage, errorText } from './actions.js';
 import { explainDenial } from './explain.js';
 
 const KEPT = 200;
@@ -20,10 +20,10 @@ const state = {
   asked: null,
   serial: 0,
   dropped: 0,
-  held: false,
+  isPaused: false,
   waiting: 0,
   timer: 0,
-  said: '',
+  stream: '',
 };
 
 const list = h('ol', { class: 'denials' });
@@ -31,15 +31,15 @@ const none = h('p', { class: 'empty' });
 
 export function start() {
   byId('denied').append(list, none);
-  byId('hold').addEventListener('click', () => hold(!state.held));
+  byId('pause').addEventListener('click', () => pause(!state.isPaused));
   byId('denials-limit').addEventListener('change', () => draw());
   draw();
-  return new Stream('denials/stream', take, (said) => {
+  return new Stream('denials/stream', receive, (stream) => {
     // Denials that were missed while the stream was closed are requested.
-    if (said === 'live' && state.said !== 'live') recent();
-    state.said = said;
-    byId('denied').closest('.card').hidden = said === 'none';
-    note();
+    if (stream === 'live' && state.stream !== 'live') recent();
+    state.stream = stream;
+    byId('denied').closest('.card').hidden = stream === 'none';
+    showNote();
   });
 }
 
@@ -49,7 +49,7 @@ async function recent() {
     const known = new Set(state.list.map((one) => name(one)));
     const news = denials.filter((one) => !known.has(name(one))).map((one) => number(one));
     state.list = [...state.list, ...news].sort((a, b) => b.at - a.at).slice(0, KEPT);
-    later();
+    drawSoon();
   } catch {
     // The stream reports its own state.
   }
@@ -64,9 +64,9 @@ export async function openAsked() {
   try {
     const { denials } = await get(`denials?request_id=${encodeURIComponent(id)}`);
     if (denials.length > 0) explainDenial(denials[0]);
-    else say(`The request ${plain(id, 80)} is not among the last ${KEPT} denials.`);
+    else showMessage(`The request ${plain(id, 80)} is not among the last ${KEPT} denials.`);
   } catch (error) {
-    say(`The request ${plain(id, 80)} could not be looked up: ${trouble(error)}.`);
+    showMessage(`The request ${plain(id, 80)} could not be looked up: ${errorText(error)}.`);
   }
 }
 
@@ -82,7 +82,7 @@ export async function showUntil(at) {
     state.past = { at, list: denials.map((one) => number(one)) };
     draw();
   } catch (error) {
-    say(`The denials of then could not be read: ${trouble(error)}.`);
+    showMessage(`The denials of that moment could not be read: ${errorText(error)}.`);
   }
 }
 
@@ -93,53 +93,53 @@ function number(one) {
   return { ...one, serial: state.serial };
 }
 
-function take(kind, value) {
+function receive(kind, value) {
   if (kind === 'dropped') {
     state.dropped += value.dropped ?? value.count ?? 0;
-    note();
+    showNote();
     return;
   }
   if (kind !== 'message' && kind !== 'denial') return;
   if (state.list.some((one) => name(one) === name(value))) return;
   state.list.unshift(number(value));
   state.list.length = Math.min(state.list.length, KEPT);
-  if (state.held) state.waiting += 1;
-  later();
+  if (state.isPaused) state.waiting += 1;
+  drawSoon();
 }
 
-function later() {
+function drawSoon() {
   state.timer ||= setTimeout(() => {
     state.timer = 0;
-    if (state.held) note();
+    if (state.isPaused) showNote();
     else draw();
   }, DRAW_MS);
 }
 
-function hold(held) {
-  state.held = held;
+function pause(isPaused) {
+  state.isPaused = isPaused;
   state.waiting = 0;
-  const button = byId('hold');
-  setAttr(button, 'aria-pressed', held);
-  setText(button, held ? 'Go on' : 'Pause');
-  if (!held) draw();
-  note();
+  const button = byId('pause');
+  setAttr(button, 'aria-pressed', isPaused);
+  setText(button, isPaused ? 'Go on' : 'Pause');
+  if (!isPaused) draw();
+  showNote();
 }
 
-function note() {
+function showNote() {
   const parts = [];
   if (state.past) parts.push(`up to ${clock(state.past.at)}`);
-  if (state.held) parts.push(`paused, ${exact(state.waiting)} since`);
+  if (state.isPaused) parts.push(`paused, ${exact(state.waiting)} since`);
   if (state.dropped) parts.push(`${exact(state.dropped)} more were not shown`);
-  if (STATES[state.said]) parts.push(STATES[state.said]);
+  if (STATES[state.stream]) parts.push(STATES[state.stream]);
   setText(byId('denials-note'), parts.join(' · '));
 }
 
 /** Sets the limits that can be chosen. */
-export function offer(names) {
+export function setLimits(names) {
   const select = byId('denials-limit');
-  const told = names.join();
-  if (select.dataset.told === told) return;
-  select.dataset.told = told;
+  const joined = names.join();
+  if (select.dataset.names === joined) return;
+  select.dataset.names = joined;
   const was = select.value;
   const all = h('option', { value: '', text: 'all' });
   select.replaceChildren(all, ...names.map((text) => h('option', { value: text, text })));
@@ -153,8 +153,11 @@ function draw() {
   sync(list, shown, { key: (one) => one.serial, create: row, update: () => {} });
   list.hidden = shown.length === 0;
   none.hidden = shown.length > 0;
-  setText(none, limit ? `Nothing was denied by ${limit} lately.` : 'Nothing was denied lately.');
-  note();
+  setText(
+    none,
+    limit ? `The limit ${limit} denied nothing lately.` : 'The proxy denied nothing lately.',
+  );
+  showNote();
 }
 
 function row(one) {
@@ -171,7 +174,7 @@ function row(one) {
       h('bdi', { text: plain(one.path, 160) }),
     ),
     h('bdi', { class: 'who', text: one.client ? plain(one.client, 60) : short(one.id) }),
-    h('span', { class: 'wait num faint', text: one.shadow ? 'shadow: let through' : wait }),
+    h('span', { class: 'wait num faint', text: one.shadow ? 'shadow: not denied' : wait }),
     h('span', { class: 'hidden', text: ': explain' }),
   );
   open.addEventListener('click', () => explainDenial(one));

@@ -5,16 +5,33 @@ import { get, offers, post } from './api.js';
 import { link } from './address.js';
 import * as actions from './actions.js';
 import { byId, clock, exact, h, plain, short, span } from './dom.js';
+import { number, rateText, unitName, usedOf } from './units.js';
+
+/** The ways in which other proxies ask for decisions. */
+const DOORS = {
+  auth: 'forward auth (auth)',
+  auth_nginx: 'auth_request of nginx (auth_nginx)',
+  auth_envoy: 'ext_authz of Envoy over HTTP (auth_envoy)',
+  check: 'ext_authz of Envoy over gRPC (check)',
+  rls: 'the rate limit service of Envoy (rls)',
+  json: 'the JSON form of the rate limit service (json)',
+};
+/** Descriptors are decided by rules; all others ask about a request, which has a route. */
+const DESCRIPTOR_DOORS = ['rls', 'json'];
 
 /** Why a request was denied: the counts at that moment, which are kept with the denial. */
 export function explainDenial(denial) {
   const subject = { limit: denial.limit.split('~')[0], id: denial.id, name: short(denial.id) };
   const now = h('div', { class: 'now', 'aria-live': 'polite' });
   const question = { method: denial.method, url: denial.path, ip: '' };
-  const ask = h('button', { type: 'button', class: 'quiet', text: 'Explain a request like it' });
-  ask.addEventListener('click', () => dialog('Explain a request', question));
+  const explainLike = h('button', {
+    type: 'button',
+    class: 'quiet',
+    text: 'Explain a request like it',
+  });
+  explainLike.addEventListener('click', () => openQuestion('Explain a request', question));
   const buttons = h('div', { class: 'buttons' }, actions.buttons(subject));
-  if (offers('explain')) buttons.prepend(ask);
+  if (offers('explain')) buttons.prepend(explainLike);
   if (offers('clients/{key}'))
     buttons.prepend(leave({ client: denial.id }, 'Timeline of the client'));
   buttons.prepend(leave({ at: Math.floor(denial.at) }, 'This moment'));
@@ -33,7 +50,7 @@ function leave(changes, text) {
 
 /** One sentence for each rate that denied. */
 function verdicts(denial) {
-  const would = denial.shadow ? 'On trial: it denies nothing. ' : '';
+  const would = denial.shadow ? 'In shadow mode it denies nothing. ' : '';
   const rates = denial.rates ?? [];
   if (rates.length === 0) {
     const text = `${would}The limit ${plain(denial.limit)} denied it.`;
@@ -47,15 +64,16 @@ function verdicts(denial) {
 }
 
 function counted(rate) {
-  const allows = `allows ${plain(rate.rate)} for each key (${plain(rate.key)}).`;
-  const used = `This key had used ${exact(rate.used)} of ${exact(rate.units)}`;
-  const cost = rate.cost === 1 ? 'one more' : `${exact(rate.cost)} more`;
-  return `${allows} ${used} when the request came, and the request asked for ${cost}.`;
+  const { counts } = rate;
+  const allows = `allows ${rateText(rate.rate, counts)} for each key (${plain(rate.key)}).`;
+  const used = `This key had used ${usedOf(rate.used, rate.units, counts)}`;
+  const cost = rate.cost === 1 && !unitName(counts) ? 'one' : number(rate.cost, counts);
+  return `${allows} ${used} when the request came, and the request asked for ${cost} more.`;
 }
 
 function outlook(rate) {
   if (rate.cost > rate.units) return 'That is more than the limit ever allows.';
-  if (rate.retry_after === null) return 'When it could pass was not known.';
+  if (rate.retry_after === null) return 'The proxy did not know when it could pass.';
   return `The same request could pass ${span(rate.retry_after)} later.`;
 }
 
@@ -65,12 +83,21 @@ function about(denial) {
   return [
     ['When', clock(denial.at)],
     ['Request', `${plain(denial.method, 12)} ${plain(denial.path, 400)}`],
-    ['Route', plain(denial.route)],
-    ...(denial.door ? [['Asked by another proxy, through', plain(denial.door)]] : []),
+    ...asker(denial),
     ['Client', from],
     ['Key, hashed', plain(denial.id)],
-    ['Told to wait', denial.shadow ? 'nothing: it was let through' : wait],
+    ['Retry after', denial.shadow ? 'nothing: the request went on' : wait],
     ['Request id', plain(denial.request_id)],
+  ];
+}
+
+/** The route; or how another proxy asked, and the rule or route that decided. */
+function asker({ door, route }) {
+  if (!door) return [['Route', plain(route)]];
+  const kind = DESCRIPTOR_DOORS.includes(door) ? 'Rule' : 'Route';
+  return [
+    ['Asked by', `another proxy, through ${DOORS[door] ?? plain(door)}`],
+    [kind, plain(route) || 'none'],
   ];
 }
 
@@ -79,7 +106,7 @@ async function showNow(subject, place) {
   if (!offers('limits/{name}/keys/{key}')) return;
   const [limit, id] = [subject.limit, subject.id].map(encodeURIComponent);
   try {
-    const lines = actions.standing(await get(`limits/${limit}/keys/${id}?by=id`));
+    const lines = actions.usageLines(await get(`limits/${limit}/keys/${id}?by=id`));
     const heading = h('h3', { text: 'The same key now' });
     place.replaceChildren(heading, h('ul', { class: 'facts' }, lines));
   } catch {
@@ -89,7 +116,7 @@ async function showNow(subject, place) {
 
 /** Asks about any request. */
 export function explainAny() {
-  dialog('Explain a request', { method: 'GET', url: '/', ip: '' });
+  openQuestion('Explain a request', { method: 'GET', url: '/', ip: '' });
 }
 
 const definitions = (pairs) =>
@@ -101,7 +128,7 @@ const definitions = (pairs) =>
     ),
   );
 
-function dialog(title, question) {
+function openQuestion(title, question) {
   const input = (name, props) =>
     h('input', { name, spellcheck: 'false', autocomplete: 'off', ...props });
   const field = (text, control, kind = '') =>
@@ -143,7 +170,7 @@ function dialog(title, question) {
       result.replaceChildren(...story(await post('explain', value)));
     } catch (error) {
       const needsToken = error.status === 401 ? ' Sign in first.' : '';
-      const text = `No explanation: ${actions.trouble(error)}.${needsToken}`;
+      const text = `No explanation: ${actions.errorText(error)}.${needsToken}`;
       result.replaceChildren(h('p', { class: 'failed', text }));
     } finally {
       go.disabled = false;
@@ -154,8 +181,8 @@ function dialog(title, question) {
     answer();
   });
   const note =
-    'Write the address of the client, and the headers that it is known by, such as its API key. ' +
-    'Nothing is charged by asking.';
+    'Write the address of the client, and the headers that identify it, such as its API key. ' +
+    'An explanation charges nothing.';
   actions.open(title, h('p', { class: 'faint', text: note }), form, result);
   byId('dialog').classList.add('wide');
   url.focus();
@@ -166,8 +193,8 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const GOOD = ['forwarded', 'answered', 'redirected'];
 
 /** An explanation as sections, the most important first. */
-function story(told) {
-  const { verdict, counts } = told;
+function story(explanation) {
+  const { verdict, counts } = explanation;
   const kind = GOOD.includes(verdict.outcome) ? 'good' : 'bad';
   const status = verdict.status ? ` · ${verdict.status}` : '';
   const parts = [
@@ -180,9 +207,14 @@ function story(told) {
   ];
   if (counts?.trouble) parts.push(faint(`Counts could not be read: ${plain(counts.trouble)}`));
   else if (counts?.live) parts.push(faint(`Counts of now, from ${plain(counts.from)}.`));
-  else if (counts) parts.push(faint('For a client of whom nothing is counted.'));
-  if (told.spared) parts.push(h('p', { text: `Not charged: ${plain(told.spared)}` }));
-  parts.push(...limits(told.limits ?? []), ...client(told.client), ...route(told), ...seen(told));
+  else if (counts) parts.push(faint('Assumes a client with no earlier requests.'));
+  if (explanation.spared) parts.push(h('p', { text: `Not charged: ${plain(explanation.spared)}` }));
+  parts.push(
+    ...limits(explanation.limits ?? []),
+    ...client(explanation.client),
+    ...route(explanation),
+    ...clientResponse(explanation),
+  );
   return parts;
 }
 
@@ -226,33 +258,39 @@ function rateLine(rate) {
     parts.push(`${exact(rate.used)} used before it, ${exact(rate.remaining ?? 0)} left`);
   }
   if (rate.allows === false && rate.retry_seconds !== null && rate.retry_seconds !== undefined) {
-    parts.push(`lets it pass in ${span(Math.ceil(rate.retry_seconds))}`);
+    parts.push(`allows it in ${span(Math.ceil(rate.retry_seconds))}`);
   }
   return parts.join('; ');
 }
 
-function client(told) {
-  if (!told) return [];
-  const as = told.counted_as === told.address ? '' : `, counted as ${plain(told.counted_as)}`;
-  const hops = (told.hops ?? []).map((hop) =>
+function client(explanation) {
+  if (!explanation) return [];
+  const as =
+    explanation.counted_as === explanation.address
+      ? ''
+      : `, counted as ${plain(explanation.counted_as)}`;
+  const hops = (explanation.hops ?? []).map((hop) =>
     h('li', {}, h('bdi', { class: 'key', text: plain(hop.said, 80) }), ` ${plain(hop.note)}`),
   );
-  const parts = [h('h4', { text: 'Client' }), h('p', { text: `${plain(told.address)}${as}` })];
-  parts.push(faint(plain(told.why, 400)));
+  const parts = [
+    h('h4', { text: 'Client' }),
+    h('p', { text: `${plain(explanation.address)}${as}` }),
+  ];
+  parts.push(faint(plain(explanation.why, 400)));
   if (hops.length) parts.push(h('ol', {}, hops));
   return parts;
 }
 
-function route(told) {
+function route(explanation) {
   const parts = [h('h4', { text: 'Route' })];
-  const { path } = told;
+  const { path } = explanation;
   if (path?.refused) parts.push(h('p', { class: 'failed', text: plain(path.refused) }));
   if (path?.canonical && path.canonical !== path.sent) {
     parts.push(
       h('p', {}, 'the path is read as ', h('bdi', { class: 'key', text: plain(path.canonical) })),
     );
   }
-  const found = told.route;
+  const found = explanation.route;
   if (found) {
     const methods = found.methods?.length ? ` ${found.methods.join(' ')}` : '';
     const text = `${plain(found.name)}: path ${plain(found.path)}${methods}, to ${plain(found.to)}`;
@@ -260,22 +298,22 @@ function route(told) {
   } else {
     parts.push(h('p', { text: 'none' }));
   }
-  const near = (told.near ?? []).map((one) =>
+  const near = (explanation.near ?? []).map((one) =>
     h('li', { text: `not ${plain(one.route)}: ${plain(one.why, 300)}` }),
   );
   if (near.length) parts.push(h('ul', { class: 'faint' }, near));
   return parts;
 }
 
-function seen(told) {
-  const sees = told.client_sees;
+function clientResponse(explanation) {
+  const sees = explanation.client_sees;
   if (!sees) return [];
-  const status = sees.status ? `${sees.status}` : 'what the upstream answers';
+  const status = sees.status ? `${sees.status}` : 'the answer of the upstream';
   const lines = [status, ...(sees.headers ?? []).map(([name, value]) => `${name}: ${value}`)];
   if (sees.body) lines.push('', sees.body);
   const text = lines.map((line) => plain(line, 2000)).join('\n');
   return [
-    h('h4', { text: 'What the client gets' }),
+    h('h4', { text: 'The answer to the client' }),
     h('pre', { class: 'code', tabindex: 0, text }),
   ];
 }

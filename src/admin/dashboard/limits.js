@@ -8,15 +8,27 @@ import * as actions from './actions.js';
 import { clientLink } from './client.js';
 import { promoteButton } from './promote.js';
 import { cells, tableOf } from './table.js';
+import { ratesText, rateText, usedOf } from './units.js';
 
 /** The number of clients that are shown at first, and after "more". */
 const FEW = 8;
 const MANY = 50;
 
+/** What a limit counts, where that is neither requests nor the cost of a route. */
+const COUNTED = {
+  tokens: 'counts tokens',
+  input: 'counts tokens of input',
+  output: 'counts tokens of output',
+  money: 'counts money',
+};
+
 const state = { limits: [], chosen: '', few: true, overrides: [], isSentTo: false };
 
 /** The limit whose clients are shown. */
 export const chosen = () => state.limits.find((limit) => limit.name === state.chosen);
+
+/** What the limit of this name counts; undefined if it is not known. */
+export const countsOf = (name) => state.limits.find((limit) => limit.name === name)?.counts;
 
 export const names = () => state.limits.map((limit) => limit.name);
 
@@ -26,7 +38,7 @@ const table = tableOf('limits', 'Limits', [
   '#Allowed/s',
   '#Denied/s',
   'Clients by use',
-  'Room left',
+  'Headroom',
 ]);
 
 /** Takes the limit from the address, so that a link can lead to it. */
@@ -80,14 +92,15 @@ function updateLimit(row, limit) {
   const isChosen = limit.name === state.chosen;
   row.element.classList.toggle('chosen', isChosen);
   setAttr(row.choose, 'aria-pressed', isChosen);
-  setText(row.rate, limit.rates.map((rate) => plain(rate)).join(', '));
+  setText(row.rate, ratesText(limit.rates, limit.counts));
   const routes = limit.routes.length;
   const where = routes === 0 ? 'on no route' : `on ${count(routes, 'route')}`;
-  setText(row.about, `by ${plain(limit.key)} · ${where}`);
+  const counts = COUNTED[limit.counts];
+  setText(row.about, `by ${plain(limit.key)}${counts ? ` · ${counts}` : ''} · ${where}`);
   setAttr(
     row.about,
     'title',
-    `Counted as ${limit.algorithm}. ${limit.routes.map((one) => plain(one)).join(', ')}`,
+    `Algorithm: ${limit.algorithm}. ${limit.routes.map((one) => plain(one)).join(', ')}`,
   );
   showTags(row.tags, limit);
   showPromotion(row.promote, limit);
@@ -99,8 +112,9 @@ function updateLimit(row, limit) {
   row.columns.draw(limit.use);
   const room = limit.headroom;
   setText(row.left, room === null || room === undefined ? 'all' : `${percent(room)} left`);
-  const none = 'Nobody has used it in the last ten seconds';
-  const fullest = 'What the client that used most of it in the last ten seconds has left';
+  const none = 'No client has used it in the last ten seconds';
+  const fullest =
+    'The part that is left to the client that used most of it in the last ten seconds';
   const words = room === null || room === undefined ? none : fullest;
   setAttr(row.room, 'title', words);
   const isKnown = room !== null && room !== undefined;
@@ -117,20 +131,21 @@ function showTags(place, limit) {
   }
   if (limit.candidate) {
     const { rates, denied } = limit.candidate;
-    const words = rates.map((rate) => plain(rate)).join(', ');
+    const words = ratesText(rates, limit.counts);
     tags.push([`candidate ${words}`, `It would have denied ${exact(denied ?? 0)} requests`]);
   }
-  if (limit.on_error === 'deny') tags.push(['strict', 'Without the store it denies']);
-  const told = JSON.stringify(tags);
-  if (place.dataset.told === told) return;
-  place.dataset.told = told;
+  const strict = 'It denies requests while the store is away';
+  if (limit.on_error === 'deny') tags.push(['strict', strict]);
+  const texts = JSON.stringify(tags);
+  if (place.dataset.texts === texts) return;
+  place.dataset.texts = texts;
   place.replaceChildren(...tags.map(([text, title]) => h('span', { class: 'tag', title, text })));
 }
 
 function showPromotion(place, limit) {
-  const told = JSON.stringify([limit.mode, limit.candidate?.rates]);
-  if (place.dataset.told === told) return;
-  place.dataset.told = told;
+  const texts = JSON.stringify([limit.mode, limit.candidate?.rates]);
+  if (place.dataset.texts === texts) return;
+  place.dataset.texts = texts;
   place.replaceChildren(...[promoteButton(limit)].filter(Boolean));
 }
 
@@ -141,7 +156,7 @@ function select(name) {
   limits.forEach((limit) => updateLimit(table.row(limit.name), limit));
   showUse();
   clientsTable.clear();
-  setText(byId('said'), `Clients of ${name}`);
+  setText(byId('message'), `Clients of ${name}`);
   reveal();
   pollClients().catch(() => {});
 }
@@ -167,13 +182,13 @@ function showUse() {
   setText(byId('clients-note'), note);
   byId('find').hidden = !limit;
   if (!limit) {
-    place.replaceChildren(h('p', { class: 'empty', text: 'Without limits nobody is counted.' }));
+    const text = 'Without limits the proxy counts no client.';
+    place.replaceChildren(h('p', { class: 'empty', text }));
     return;
   }
   const { use } = limit;
   if (!use?.clients) {
-    const text =
-      'No client has used this limit yet. Once some have, this shows how near they come to it.';
+    const text = 'No client has used this limit yet. Later this shows how much of it clients use.';
     place.replaceChildren(h('p', { class: 'empty', text }));
     return;
   }
@@ -223,24 +238,25 @@ function useRow(item) {
 /** The distribution as a sentence that helps to choose a rate. */
 function advice(limit) {
   const { use } = limit;
-  const rate = limit.rates[0] ?? 'it';
+  const rate = limit.rates.length ? rateText(limit.rates[0], limit.counts) : 'it';
   const below = use.q25 + use.q50 + use.q75;
   if (use.q75 + use.q100 + use.denied === 0) {
     const half = use.q50 === 0 ? 'a quarter' : 'half';
-    const enough = `${half} of it would have been enough for all`;
-    return `Nobody uses more than ${half} of ${plain(rate)}: ${enough}.`;
+    const enough = `${half} of it would be enough for all`;
+    return `No client uses more than ${half} of ${rate}: ${enough}.`;
   }
   const over = use.clients - use.q25 - use.q50;
   const denied = `about ${exact(over)} of ${count(use.clients, 'client')} would be denied`;
-  const text = `At half of ${plain(rate)}, ${denied}`;
+  const text = `At half of ${rate}, ${denied}`;
   const near = `${percent(below / use.clients)} keep a quarter of it free`;
   return `${text}; ${near}.`;
 }
 
-const clientsTable = tableOf('clients', 'Clients that ask most', [
+const clientsTable = tableOf('clients', 'Clients with the most requests', [
   'Client',
   '#Requests',
   '#Denied',
+  '#Used',
   'Share',
   'Actions',
 ]);
@@ -256,7 +272,7 @@ export async function pollClients() {
   if (limit.name !== state.chosen) return;
   showMore(clients.length);
   clientsTable.show(state.few ? clients.slice(0, FEW) : clients, {
-    empty: 'No requests of clients yet.',
+    empty: 'No client has sent a request yet.',
     key: (client) => `${limit.name} ${client.id}`,
     create: (client) => clientRow(limit, client),
     update: updateClient,
@@ -275,7 +291,7 @@ function showMore(clients) {
 }
 
 function clientRow(limit, client) {
-  const [who, requests, denied, uses, acts] = cells(clientsTable.columns);
+  const [who, requests, denied, used, uses, acts] = cells(clientsTable.columns);
   const text = client.key ?? short(client.id);
   const key = h('bdi', { class: 'key', text: plain(text, 80) });
   const name = offers('clients/{key}') ? clientLink(client.id, key) : key;
@@ -288,10 +304,12 @@ function clientRow(limit, client) {
   const meter = h('span', { class: 'meter', 'aria-hidden': 'true' }, h('span'));
   const share = h('span', { class: 'num' });
   uses.append(meter, share);
-  const subject = { limit: limit.name, rates: limit.rates, id: client.id, name: plain(text, 80) };
+  const { rates, counts } = limit;
+  const subject = { limit: limit.name, rates, counts, id: client.id, name: plain(text, 80) };
+  setAttr(used, 'title', 'After its last request, of the rate that it used most');
   acts.append(actions.buttons(subject));
-  const element = h('tr', { role: 'row' }, who, requests, denied, uses, acts);
-  return { element, mark, requests, denied, meter, share };
+  const element = h('tr', { role: 'row' }, who, requests, denied, used, uses, acts);
+  return { element, mark, requests, denied, used, counts, meter, share };
 }
 
 function updateClient(row, client) {
@@ -299,18 +317,19 @@ function updateClient(row, client) {
   setText(row.denied, si(client.denied));
   row.denied.classList.toggle('bad', client.denied > 0);
   setText(row.share, percent(client.share));
-  const used = Math.min(1, client.share ?? 0);
-  row.meter.firstChild.style.setProperty('width', `${(used * 100).toFixed(1)}%`);
-  const said = state.overrides.filter((one) => one.id === client.id);
-  const mine = said.filter((one) => one.kind === 'block' || one.limit === state.chosen);
+  setText(row.used, client.units ? usedOf(client.used, client.units, row.counts) : '–');
+  const share = Math.min(1, client.share ?? 0);
+  row.meter.firstChild.style.setProperty('width', `${(share * 100).toFixed(1)}%`);
+  const records = state.overrides.filter((one) => one.id === client.id);
+  const mine = records.filter((one) => one.kind === 'block' || one.limit === state.chosen);
   const tags = mine.map((one) => (one.kind === 'block' ? 'blocked' : plain(one.rate, 24)));
-  const told = tags.join();
-  if (row.mark.dataset.told === told) return;
-  row.mark.dataset.told = told;
+  const joined = tags.join();
+  if (row.mark.dataset.texts === joined) return;
+  row.mark.dataset.texts = joined;
   row.mark.replaceChildren(...tags.map((text) => h('span', { class: 'tag', text })));
 }
 
 /** Sets the overrides and blocks, so that their clients are marked. */
-export function know(overrides) {
+export function setOverrides(overrides) {
   state.overrides = overrides;
 }

@@ -34,13 +34,13 @@ function set(at) {
   byId('moment').hidden = at === null;
   if (at !== null) {
     setText(address, addressWith({ at }));
-    tell(true);
+    showText(true);
   }
   state.changed(at);
 }
 
 /** Says which moment it is, and whether the proxy knows it. */
-export function tell(isKnown) {
+export function showText(isKnown) {
   const day = new Date(state.at * 1000).toLocaleDateString('en', { dateStyle: 'medium' });
   const when = `${day}, ${clock(state.at)}`;
   const known = 'Traffic and denials are of that moment. All other parts are of now.';

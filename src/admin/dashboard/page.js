@@ -3,7 +3,7 @@
 
 import * as client from './client.js';
 import { setFile, whenCopied } from './commands.js';
-import { get, hasToken, learn, offers, Poll, takeToken } from './api.js';
+import { get, hasToken, readPaths, offers, Poll, takeToken } from './api.js';
 import * as actions from './actions.js';
 import { minutes, Spark, TrafficChart } from './charts.js';
 import * as denials from './denials.js';
@@ -26,10 +26,11 @@ import {
 } from './dom.js';
 import { explainAny } from './explain.js';
 import * as limits from './limits.js';
-import { goTo, moment, sampleOf, startMoment, takeMoment, tell } from './moment.js';
+import { goTo, moment, sampleOf, startMoment, takeMoment, showText } from './moment.js';
 import { pollRoutes } from './routes.js';
 import { cells, tableOf, textTable } from './table.js';
 import { startTheme } from './theming.js';
+import { ratesText } from './units.js';
 
 const SECOND = 1000;
 
@@ -42,32 +43,32 @@ let asTable = false;
 
 // ---- the line at the top, and notices
 
-const lights = {
+const CONNECTION_WORDS = {
   live: () => 'live',
   wait: () => 'connecting',
   away: (wait) => `no answer, asking again in ${span(wait / 1000)}`,
   locked: () => 'needs a token',
 };
 
-function pulse(state, wait) {
-  const place = byId('pulse');
+function showConnection(state, wait) {
+  const place = byId('connection');
   if (place.dataset.state !== state) place.dataset.state = state;
-  setText(byId('pulse-text'), lights[state](wait));
+  setText(byId('connection-text'), CONNECTION_WORDS[state](wait));
 }
 
 const notices = new Map();
 
 /** Shows a notice at the top until its text is null. Screen readers read a changed text out. */
 function notice(id, kind, text, ...more) {
-  const told = notices.get(id);
+  const shown = notices.get(id);
   if (text === null) {
-    told?.remove();
+    shown?.remove();
     notices.delete(id);
     return;
   }
-  if (told?.dataset.text === text) return;
+  if (shown?.dataset.text === text) return;
   const element = h('div', { class: `notice ${kind}`, data: { id, text } }, h('p', { text }), more);
-  if (told) told.replaceWith(element);
+  if (shown) shown.replaceWith(element);
   else if (kind === 'finding') byId('findings').append(element);
   else byId('notices').prepend(element);
   notices.set(id, element);
@@ -75,8 +76,8 @@ function notice(id, kind, text, ...more) {
 
 const WITHOUT_STORE = {
   local: 'Each proxy limits with its own share of every budget until it is back.',
-  allow: 'Everything is allowed until it is back.',
-  deny: 'Everything that is limited is denied until it is back.',
+  allow: 'Every request is allowed until it is back.',
+  deny: 'Every request that has a limit is denied until it is back.',
 };
 
 const STORES = {
@@ -94,7 +95,7 @@ function showStore(store) {
   }
   const since = store.since ? `since ${clock(store.since)}` : '';
   const meaning = WITHOUT_STORE[store.on_error] ?? '';
-  const own = 'Limits with an on_error of their own keep to that.';
+  const own = 'A limit with its own on_error follows that.';
   notice('store', 'degraded', `Degraded: ${kind} is away ${since}. ${meaning} ${own}`);
 }
 
@@ -194,7 +195,7 @@ function showTraffic(data) {
 function ratesOf(data) {
   if (moment() === null) return data.rates;
   const sample = sampleOf(data);
-  tell(sample !== undefined);
+  showText(sample !== undefined);
   if (!sample) return { requests: null, denials: null };
   return { requests: sample.requests / data.step, denials: sample.denied / data.step };
 }
@@ -211,7 +212,7 @@ function showMinutes(data) {
     exact(one.errors),
     one.notes.join('; '),
   ]);
-  const columns = ['Minute', 'Allowed', 'Denied', 'Shadow', 'Errors', 'What changed'];
+  const columns = ['Minute', 'Allowed', 'Denied', 'Shadow', 'Errors', 'Changes'];
   place.replaceChildren(textTable('Traffic by minute, newest first', columns, rows));
 }
 
@@ -282,7 +283,7 @@ async function pollUpstreams() {
   });
 }
 
-const said = tableOf('overrides', 'Overrides and blocks in force', [
+const overridesTable = tableOf('overrides', 'Overrides and blocks in force', [
   'Client',
   'What',
   'Until',
@@ -290,16 +291,17 @@ const said = tableOf('overrides', 'Overrides and blocks in force', [
 ]);
 
 async function pollOverrides() {
-  const told = await get('overrides');
-  const overrides = told.overrides.map((one) => ({ ...one, kind: one.what, rate: one.rates }));
-  limits.know(overrides);
-  said.show(overrides, {
-    empty: 'Nobody has a rate of their own, and nobody is blocked.',
+  const answer = await get('overrides');
+  const overrides = answer.overrides.map((one) => ({ ...one, kind: one.what, rate: one.rates }));
+  limits.setOverrides(overrides);
+  overridesTable.show(overrides, {
+    empty: 'No client has an override, and no client is blocked.',
     key: (one) => JSON.stringify([one.kind, one.limit, one.id, one.rate, one.until]),
     create: (one) => {
-      const [who, what, until, acts] = cells(said.columns);
+      const [who, what, until, acts] = cells(overridesTable.columns);
       const name = short(one.id);
-      const rate = `${plain(one.rate, 60)} on ${plain(one.limit)}`;
+      const counts = limits.countsOf(one.limit);
+      const rate = `${ratesText(one.rate?.split(','), counts)} on ${plain(one.limit)}`;
       const why = [one.reason, one.by]
         .filter(Boolean)
         .map((text) => plain(text))
@@ -309,12 +311,12 @@ async function pollOverrides() {
       what.append(h('span', { text: one.kind === 'block' ? 'blocked' : rate }));
       if (why) what.append(h('span', { class: 'about', text: why }));
       const left = (one.until ?? 0) - Date.now() / 1000;
-      setText(until, one.until ? `${span(left)} left` : 'taken back');
+      setText(until, one.until ? `${span(left)} left` : 'until removed');
       if (one.until) setAttr(until, 'title', new Date(one.until * 1000).toLocaleString());
-      const label = `Take back: ${one.kind} of ${name}`;
+      const label = `Remove: ${one.kind} of ${name}`;
       // A block applies to all limits. The API takes it under the name of any limit.
       const limit = one.limit ?? limits.names()[0];
-      acts.append(actButton('Take back', () => actions.takeBack({ ...one, limit }, name), label));
+      acts.append(actButton('Remove', () => actions.removeTerms({ ...one, limit }, name), label));
       return { element: h('tr', { role: 'row' }, who, what, until, acts) };
     },
     update: () => {},
@@ -325,16 +327,16 @@ async function pollOverrides() {
 
 function failed(error, wait) {
   if (error.status === 401) {
-    pulse('locked');
+    showConnection('locked');
     notice('token', 'locked', 'This address needs a token for reading too: sign in.');
     return;
   }
-  pulse('away', wait);
+  showConnection('away', wait);
   document.body.classList.add('stale');
   const what = error.status
     ? `tidegate answers: ${plain(error.message, 300)}`
     : 'tidegate does not answer';
-  notice('away', 'degraded', `${what}. What you see is old.`);
+  notice('away', 'degraded', `${what}. The page shows old data.`);
 }
 
 const hide = (id) => {
@@ -352,9 +354,9 @@ function part(id, path, every, work) {
 
 takeToken();
 limits.takeChoice();
-await learn();
+await readPaths();
 for (const [id, path] of [
-  ['ask', 'explain'],
+  ['explain', 'explain'],
   ['reload', 'reload'],
   ['config', 'config'],
   ['find', 'limits/{name}/keys/{key}'],
@@ -362,16 +364,16 @@ for (const [id, path] of [
   byId(id).classList.toggle('gone', !offers(path));
 }
 byId('search').classList.toggle('gone', !offers('clients/{key}'));
-const deeds = ['reset', 'override', 'block'].map((deed) => `limits/{name}/${deed}`);
-document.body.classList.toggle('reads', !deeds.some(offers));
-byId('sign-in').classList.toggle('gone', ![...deeds, 'reload'].some(offers));
+const changes = ['reset', 'override', 'block'].map((change) => `limits/{name}/${change}`);
+document.body.classList.toggle('reads', !changes.some(offers));
+byId('sign-in').classList.toggle('gone', ![...changes, 'reload'].some(offers));
 
 const polls = {
   fast: new Poll(
     SECOND,
     async () => {
       const [status, traffic] = await Promise.all([get('status'), get('traffic')]);
-      pulse('live');
+      showConnection('live');
       document.body.classList.remove('stale');
       notice('away', '', null);
       notice('token', '', null);
@@ -383,7 +385,7 @@ const polls = {
   ),
   limits: new Poll(2 * SECOND, async () => {
     await limits.pollLimits();
-    denials.offer(limits.names());
+    denials.setLimits(limits.names());
   }),
   clients: part('clients', 'limits/{name}/clients', 2 * SECOND, limits.pollClients),
   routes: part('routes', 'routes', 5 * SECOND, pollRoutes),
@@ -402,7 +404,7 @@ startMoment((at) => {
   polls.client.now();
 });
 if (offers('clients/{key}')) client.startClient(() => limits.names()[0]);
-whenCopied(actions.say);
+whenCopied(actions.showMessage);
 actions.whenChanged(() => {
   Object.values(polls).forEach((poll) => poll.now());
   if (stream && !stream.isOpen()) stream.open();
@@ -411,7 +413,7 @@ actions.whenChanged(() => {
 byId('sign-in').addEventListener('click', () =>
   hasToken() ? actions.signOut() : actions.signIn(),
 );
-byId('ask').addEventListener('click', explainAny);
+byId('explain').addEventListener('click', explainAny);
 byId('reload').addEventListener('click', actions.reload);
 byId('config').addEventListener('click', actions.showConfig);
 byId('find').addEventListener('submit', (event) => {

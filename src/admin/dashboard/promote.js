@@ -1,7 +1,7 @@
 // The patch of proxy.toml that enforces a limit in shadow mode, or a candidate rate.
 
 import { get, offers } from './api.js';
-import { open, reload, say, signIn, trouble } from './actions.js';
+import { open, reload, showMessage, signIn, errorText } from './actions.js';
 import { copyButton } from './commands.js';
 import { actButton, byId, clock, exact, h, percent, plain } from './dom.js';
 
@@ -17,11 +17,12 @@ export function promoteButton(limit) {
 
 async function promote(name) {
   try {
-    const told = await get(`limits/${encodeURIComponent(name)}/promotions`);
-    const parts = told.promotions.flatMap((one) => promotion(one));
+    const answer = await get(`limits/${encodeURIComponent(name)}/promotions`);
+    const parts = answer.promotions.flatMap((one) => promotion(one));
     if (parts.length === 0)
       parts.push(h('p', { text: 'The limit is enforced, and has no candidate.' }));
-    const where = `${plain(told.file, 300)}, as the proxy loaded it at ${clock(told.loaded_at)}`;
+    const loaded = clock(answer.loaded_at);
+    const where = `${plain(answer.file, 300)}, as the proxy loaded it at ${loaded}`;
     const apply = 'Apply it with `patch` in the folder of the file, then reload.';
     const note = `The patch is for ${where}. ${apply}`;
     const go = h('button', { type: 'button', class: 'primary', text: 'Reload' });
@@ -31,7 +32,7 @@ async function promote(name) {
     byId('dialog').classList.add('wide');
   } catch (error) {
     if (error.status === 401) signIn(() => promote(name), error.message);
-    else say(`${plain(name, 60)}: ${trouble(error)}.`);
+    else showMessage(`${plain(name, 60)}: ${errorText(error)}.`);
   }
 }
 

@@ -16,6 +16,7 @@ import {
   sync,
 } from './dom.js';
 import { cells, tableOf } from './table.js';
+import { showTokens } from './tokens.js';
 
 /** The number of routes that are shown at first, and after "more". */
 const FEW = 12;
@@ -33,13 +34,13 @@ const table = tableOf('routes', 'Routes, in the last minute', [
 ]);
 
 export async function pollRoutes() {
-  const told = await get('routes');
-  const busiest = told.routes
+  const report = await get('routes');
+  const busiest = report.routes
     .filter((one) => one.path !== null || one.requests > 0)
     .sort((a, b) => b.requests - a.requests);
   showMore(busiest.length);
   const shown = state.few ? busiest.slice(0, FEW) : busiest;
-  const all = { ...told.all, name: 'all routes', isAll: true, path: null };
+  const all = { ...report.all, name: 'all routes', isAll: true, path: null };
   table.show(busiest.length > 1 ? [all, ...shown] : shown, {
     empty: 'This configuration has no route.',
     key: (one) => `${one.isAll ? 'all' : 'route'} ${one.name}`,
@@ -47,9 +48,10 @@ export async function pollRoutes() {
     update: updateRoute,
     calm: true,
   });
-  const left = told.left_out ? `; ${count(told.left_out, 'route')} more are not shown` : '';
-  setText(byId('routes-note'), `in the last ${span(told.seconds)}${left}`);
-  showStatuses(told.statuses);
+  const left = report.left_out ? `; ${count(report.left_out, 'route')} more are not shown` : '';
+  setText(byId('routes-note'), `in the last ${span(report.seconds)}${left}`);
+  showStatuses(report.statuses);
+  showTokens(report);
 }
 
 function showMore(routes) {

@@ -32,10 +32,10 @@ class Table {
     this.element = h('table', { role: 'table', class: `t-${place}` }, title, head, this.body);
     this.none = h('p', { class: 'empty' });
     byId(place).append(this.element, this.none);
-    this.say('');
+    this.showEmpty('');
   }
 
-  say(text) {
+  showEmpty(text) {
     const isEmpty = this.body.childElementCount === 0;
     this.element.hidden = isEmpty;
     this.none.hidden = !isEmpty;
@@ -44,7 +44,7 @@ class Table {
 
   show(items, { empty, ...how }) {
     sync(this.body, items, how);
-    this.say(items.length ? '' : empty);
+    this.showEmpty(items.length ? '' : empty);
   }
 
   row(key) {
@@ -53,7 +53,7 @@ class Table {
 
   clear() {
     sync(this.body, [], { key: String, create: null, update: null });
-    this.say('');
+    this.showEmpty('');
   }
 }
 

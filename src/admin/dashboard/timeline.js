@@ -2,6 +2,7 @@
 
 import { clock, count, exact, percent, setAttr, setText, svg } from './dom.js';
 import { textTable } from './table.js';
+import { amount, usedOf } from './units.js';
 
 const WIDTH = 600;
 const HEIGHT = 96;
@@ -10,7 +11,9 @@ const BOTTOM = 16;
 
 /** Bars of the used share of the limit; denied requests are red marks above them. */
 export class Timeline {
-  constructor() {
+  /** `counts` is what the limit counts. */
+  constructor(counts) {
+    this.counts = counts;
     this.used = svg('path', { class: 'allowed' });
     this.denied = svg('path', { class: 'denied' });
     this.moment = svg('path', { class: 'moment' });
@@ -40,7 +43,7 @@ export class Timeline {
     setAttr(this.used, 'd', used);
     setAttr(this.denied, 'd', denied);
     this.drawMoment(intervals, at);
-    setText(this.title, words(intervals));
+    setText(this.title, words(intervals, this.counts));
   }
 
   drawMoment(intervals, at) {
@@ -53,25 +56,41 @@ export class Timeline {
     const labels = intervals.length
       ? [label(0, 'start', clock(first)), label(WIDTH, 'end', clock(last + 15))]
       : [];
+    const units = fullest(intervals)?.units;
+    // The height of a whole bar.
+    if (units) labels.push(svg('text', { x: 0, y: TOP + 11, text: amount(units, this.counts) }));
     this.labels.replaceChildren(...labels);
   }
 }
 
 const busy = (intervals) => intervals.filter((one) => one.requests > 0 || one.denied > 0);
 
-function words(intervals) {
+/** The interval in which the client used most of the limit; undefined without requests. */
+const fullest = (intervals) =>
+  busy(intervals).reduce((most, one) => (most && most.used >= one.used ? most : one), undefined);
+
+function words(intervals, counts) {
   const seen = busy(intervals);
   if (seen.length === 0) return 'This proxy has no request of it in the last 15 minutes';
   const sum = (name) => seen.reduce((all, one) => all + one[name], 0);
-  const most = percent(Math.max(...seen.map((one) => one.used)));
+  const most = fullest(seen);
+  const used = `${percent(most.used)} of the limit was used`;
   const requests = `${count(sum('requests'), 'request')}, ${exact(sum('denied'))} denied`;
-  return `The last 15 minutes: ${requests}. At most ${most} of the limit was used`;
+  const units = usedOf(most.used_units, most.units, counts);
+  return `The last 15 minutes: ${requests}. At most ${used}: ${units}`;
 }
 
 /** The same as a table, newest first. */
-export function timelineTable(intervals) {
-  const rows = busy(intervals)
+export function timelineTable({ timeline, counts }) {
+  const rows = busy(timeline)
     .reverse()
-    .map((one) => [clock(one.at), exact(one.requests), exact(one.denied), percent(one.used)]);
-  return textTable('By 15 seconds, newest first', ['From', 'Requests', 'Denied', 'Used'], rows);
+    .map((one) => [
+      clock(one.at),
+      exact(one.requests),
+      exact(one.denied),
+      usedOf(one.used_units, one.units, counts),
+      percent(one.used),
+    ]);
+  const columns = ['From', 'Requests', 'Denied', 'Used', 'Share'];
+  return textTable('By 15 seconds, newest first', columns, rows);
 }
