@@ -22,6 +22,7 @@ use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use super::display::quoted;
 use super::output::{CommandError, print_warnings, say};
 use super::run::{DemoOptions, StartOptions, Started, serve};
 use super::send::{RequestSender, open_http1};
@@ -165,14 +166,6 @@ fn program() -> String {
     let folder = std::env::current_dir().unwrap_or_default();
     let path = called.strip_prefix(&folder).unwrap_or(&called);
     quoted(&path.display().to_string())
-}
-
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+:@".contains(c);
-    match word.chars().all(is_plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
 }
 
 /// What to try while a demo runs.

@@ -183,9 +183,66 @@ pub(super) fn short_hash(hash: &str) -> String {
     hash.chars().take(SHOWN).collect()
 }
 
+/// A word as a shell reads it.
+pub(super) fn quoted(word: &str) -> String {
+    let is_safe = |c: char| c.is_alphanumeric() || "_.,:/=@%+-".contains(c);
+    match !word.is_empty() && word.chars().all(is_safe) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 /// `12 %`
 pub(super) fn share(part: f64) -> String {
     format!("{:.0} %", part.clamp(0.0, 1.0) * 100.0)
+}
+
+/// Units of a limit, without their name. Money, which the API has in millionths, is a decimal.
+pub(super) fn units(number: u64, counts: &str) -> String {
+    const MILLION: u64 = 1_000_000;
+    if counts != "money" {
+        return count(number);
+    }
+    let decimal = format!("{}.{:06}", count(number / MILLION), number % MILLION);
+    // Two digits at least; small amounts have up to six.
+    let kept = if number >= MILLION { 4 } else { 0 };
+    let end = decimal.len() - 4;
+    let zeros = decimal[end..].len() - decimal[end..].trim_end_matches('0').len();
+    decimal[..decimal.len() - zeros.max(kept)].to_owned()
+}
+
+/// The name of the units of a limit; empty for requests and costs.
+fn unit_name(counts: &str) -> &'static str {
+    match counts {
+        "tokens" => " tokens",
+        "input" => " tokens of input",
+        "output" => " tokens of output",
+        "money" => " money",
+        _ => "",
+    }
+}
+
+/// `81 of 100 tokens`
+pub(super) fn used_of(used: u64, all: u64, counts: &str) -> String {
+    let (used, all) = (units(used, counts), units(all, counts));
+    format!("{used} of {all}{}", unit_name(counts))
+}
+
+/// A rate of the API with the name of its units: `100,000 tokens/min`.
+pub(super) fn rate(text: &str, counts: &str) -> String {
+    let name = unit_name(counts);
+    let parts = text.split_once('/').filter(|_| !name.is_empty());
+    let number = parts.and_then(|(number, window)| Some((number.parse().ok()?, window)));
+    match number {
+        Some((number, window)) => format!("{}{name}/{window}", units(number, counts)),
+        None => text.to_owned(),
+    }
+}
+
+/// Several rates as one text.
+pub(super) fn rates(texts: &[String], counts: &str) -> String {
+    let texts: Vec<String> = texts.iter().map(|text| rate(text, counts)).collect();
+    texts.join(", ")
 }
 
 /// `1.2 ms`
@@ -303,6 +360,30 @@ mod tests {
         assert_eq!(latency(0.9996), "1.0 s");
         assert_eq!(date(1_700_000_000.9), "2023-11-14 22:13:20Z");
         assert_eq!(time(1_700_000_000.9), "22:13:20");
+    }
+
+    #[test]
+    fn units_have_their_names() {
+        for (number, text) in [
+            (0, "0.00"),
+            (590, "0.00059"),
+            (120_000, "0.12"),
+            (3_456_789, "3.45"),
+            (1_234_500_000, "1,234.50"),
+        ] {
+            assert_eq!(units(number, "money"), text);
+        }
+        assert_eq!(
+            used_of(81_000, 100_000, "tokens"),
+            "81,000 of 100,000 tokens"
+        );
+        assert_eq!(used_of(3, 5, "costs"), "3 of 5");
+        assert_eq!(rate("100000/min", "input"), "100,000 tokens of input/min");
+        assert_eq!(rate("20000000/d", "money"), "20.00 money/d");
+        assert_eq!(rate("100/min", "requests"), "100/min");
+        assert_eq!(rate("20 at once", "tokens"), "20 at once");
+        let both = ["5/s".to_owned(), "9000/h".to_owned()];
+        assert_eq!(rates(&both, "tokens"), "5 tokens/s, 9,000 tokens/h");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::admin_client::{AdminClient, AdminFailure};
-use super::display::{StyledLine, StyledSpan, Tone, count, latency, share, span, table};
+use super::display::{StyledLine, StyledSpan, Tone, count, latency, rates, share, span, table};
 use crate::admin::history::TrafficReport;
 use crate::admin::limits::{LimitList, LimitState};
 use crate::admin::status::{
@@ -161,7 +161,7 @@ pub(super) fn limit_table<'l>(limits: impl Iterator<Item = &'l LimitState>) -> V
         };
         vec![
             StyledSpan::plain(&limit.name),
-            StyledSpan::plain(limit.rates.join(", ")),
+            StyledSpan::plain(rates(&limit.rates, &limit.counts)),
             StyledSpan::plain(&limit.key),
             StyledSpan::plain(if limit.mode == "shadow" { "shadow" } else { "" }),
             StyledSpan::plain(count(limit.per_second.allowed)),

@@ -1,14 +1,18 @@
 //! `tidegate top`: the running proxy, once a second, on a terminal.
 //!
 //! ```text
-//! order     a change of one client: its questions, and the request that makes it
-//! state     the last snapshot, the selection, and what keys change
-//! frame     the picture of that state
-//! terminal  draws pictures and reads keys
+//! order           a change of one client: its questions, its request and its command
+//! client_page     one client: its usage, its last minutes and its denials
+//! promotion_page  the patches that enforce a limit
+//! state           the last snapshot, the selection, and what keys change
+//! frame           the picture of that state
+//! terminal        draws pictures and reads keys
 //! ```
 
+mod client_page;
 mod frame;
 mod order;
+mod promotion_page;
 mod state;
 mod terminal;
 
@@ -21,14 +25,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use super::admin_client::{AdminArgs, AdminClient, runtime};
+use super::admin_client::{AdminArgs, AdminClient, percent_encoded, runtime};
 use super::display::{StyledLine, render_lines};
 use super::output::{CommandError, print, use_colour};
 use super::proxy_snapshot::{ProxySnapshot, read_or_default};
+use crate::admin::clients::FoundClients;
+use crate::admin::denials::DenialList;
 use crate::admin::limits::ClientsReport;
+use client_page::{ClientChoice, ClientName, ClientPage};
 use frame::{ScreenSize, frame};
 use order::ClientOrder;
-use state::{PressedKey, TopAction, TopState};
+use promotion_page::PromotionPage;
+use state::{PressedKey, TopAction, TopState, View};
 use terminal::Terminal;
 
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
@@ -141,11 +149,11 @@ async fn show(client: &AdminClient, mut state: TopState) -> std::io::Result<()> 
         match action {
             None => {}
             Some(TopAction::Quit) => return Ok(()),
-            Some(TopAction::FetchClients) => fetch_clients(client, &mut state).await,
-            Some(TopAction::Change(order)) => {
-                state.note = Some(change(client, &order).await);
-                fetch_clients(client, &mut state).await;
+            Some(TopAction::Copy(text)) => {
+                terminal.copy(&text)?;
+                state.note = Some("sent to the clipboard of the terminal".to_owned());
             }
+            Some(action) => follow(client, &mut state, action).await,
         }
     }
 }
@@ -162,6 +170,72 @@ fn press_all(
         action = state.press(key).or(action);
     }
     action
+}
+
+/// Sends the requests that an action needs, and shows the answers.
+async fn follow(client: &AdminClient, state: &mut TopState, action: TopAction) {
+    match action {
+        TopAction::FetchClients => fetch(client, state).await,
+        TopAction::OpenClient(name) => open_client(client, state, name).await,
+        TopAction::OpenPromotion(limit) => open_promotion(client, state, limit).await,
+        TopAction::Change(order) => {
+            state.note = Some(change(client, &order).await);
+            fetch(client, state).await;
+        }
+        TopAction::Quit | TopAction::Copy(_) => {}
+    }
+}
+
+/// Fetches the clients that the view shows.
+async fn fetch(client: &AdminClient, state: &mut TopState) {
+    match &mut state.view {
+        View::Client(page) => fetch_page(client, page).await,
+        View::Overview => fetch_clients(client, state).await,
+        View::Choice(_) | View::Promotion(_) => {}
+    }
+}
+
+/// Fetches a client again. The page keeps what a failed request would replace.
+async fn fetch_page(client: &AdminClient, page: &mut ClientPage) {
+    if let Ok(answer) = client.get(&page.name.path()).await {
+        page.update(read_or_default(&answer));
+    }
+    let id = percent_encoded(&page.client.id, "");
+    if let Ok(answer) = client.get(&format!("/api/v1/denials?key={id}")).await {
+        page.denials = read_or_default::<DenialList>(&answer).denials;
+    }
+}
+
+async fn open_client(client: &AdminClient, state: &mut TopState, name: ClientName) {
+    let mut found = match client.get(&name.path()).await {
+        Ok(answer) => read_or_default::<FoundClients>(&answer).clients,
+        Err(failure) => {
+            state.note = Some(failure.to_string());
+            return;
+        }
+    };
+    match (found.len(), name) {
+        (0, _) => state.note = Some("no such client is known".to_owned()),
+        (2.., ClientName::Word(word)) => {
+            state.view = View::Choice(ClientChoice::new(word, found));
+        }
+        (_, name) => {
+            let mut page = ClientPage::new(name, found.swap_remove(0));
+            fetch_page(client, &mut page).await;
+            state.view = View::Client(page);
+        }
+    }
+}
+
+async fn open_promotion(client: &AdminClient, state: &mut TopState, limit: String) {
+    let path = format!("/api/v1/limits/{}/promotions", percent_encoded(&limit, ""));
+    match client.get(&path).await {
+        Ok(answer) => {
+            let page = PromotionPage::new(limit, read_or_default(&answer));
+            state.view = View::Promotion(page);
+        }
+        Err(failure) => state.note = Some(failure.to_string()),
+    }
 }
 
 async fn refresh(client: &AdminClient, state: &mut TopState) {
@@ -184,9 +258,7 @@ async fn fetch_clients(client: &AdminClient, state: &mut TopState) {
 }
 
 async fn change(client: &AdminClient, order: &ClientOrder) -> String {
-    let (limit, endpoint) = (&order.of.limit, order.endpoint());
-    let path = format!("/api/v1/limits/{limit}/{endpoint}");
-    match client.post(&path, &order.body()).await {
+    match client.post(&order.path(), &order.body()).await {
         Ok(_) => order.done(),
         Err(failure) => format!("not done: {failure}"),
     }

@@ -1,10 +1,10 @@
 //! Draws `top`. Pure: returns exactly as many lines as the screen has rows, none wider than the
 //! screen.
 
-use super::state::{Overlay, Panel, TopState};
+use super::state::{Overlay, Panel, TopState, View};
 use crate::admin::limits::ClientReport;
 use crate::cli::display::{
-    StyledLine, StyledSpan, Tone, count, latency, share, short_hash, sparkline, table,
+    StyledLine, StyledSpan, Tone, count, latency, share, short_hash, sparkline, table, used_of,
 };
 use crate::cli::proxy_snapshot::{count_cell, limit_table, server_table};
 
@@ -18,23 +18,52 @@ pub(super) struct ScreenSize {
 const BESIDE_SPARKLINE: usize = 38;
 
 pub(super) fn frame(state: &TopState, size: ScreenSize) -> Vec<StyledLine> {
+    let bottom = bottom_lines(state, size);
+    let body_rows = size.rows.saturating_sub(bottom.len());
     let mut lines = vec![head_line(state, size.columns), store_line(state)];
-    lines.extend(traffic_lines(state, size.columns));
-    let body_rows = size.rows.saturating_sub(1);
-    match state.overlay {
-        Overlay::Help => lines.extend(help_lines()),
-        Overlay::Nothing | Overlay::Ask(..) => {
+    match (&state.overlay, page_lines(state, size.columns)) {
+        (Overlay::Help, _) => {
+            lines.push(StyledLine::default());
+            lines.extend(help_lines());
+        }
+        (_, Some(page)) => {
+            lines.push(StyledLine::default());
+            lines.extend(scroll_page(page, body_rows.saturating_sub(lines.len())));
+        }
+        (_, None) => {
+            lines.extend(traffic_lines(state, size.columns));
             lines.extend(panels(state, body_rows.saturating_sub(lines.len())));
         }
     }
     lines.resize(body_rows, StyledLine::default());
-    lines.push(last_line(state));
+    lines.extend(bottom);
     lines.truncate(size.rows);
     let fit = |line: StyledLine| match line.selected {
         true => line.pad_to(size.columns).truncate_to(size.columns),
         false => line.truncate_to(size.columns),
     };
     lines.into_iter().map(fit).collect()
+}
+
+/// The page that is shown in place of the overview.
+fn page_lines(state: &TopState, columns: usize) -> Option<Vec<StyledLine>> {
+    match &state.view {
+        View::Overview => None,
+        View::Client(page) => Some(page.lines(state.snapshot.status.now, columns)),
+        View::Choice(choice) => Some(choice.lines()),
+        View::Promotion(page) => Some(page.visible_lines()),
+    }
+}
+
+/// As many lines of a page as fit. The selected one and those after it come before the others.
+fn scroll_page(lines: Vec<StyledLine>, rows: usize) -> Vec<StyledLine> {
+    let selected = lines.iter().position(|line| line.selected).unwrap_or(0);
+    let most = lines.len().saturating_sub(rows);
+    let skipped = match selected < rows / 2 {
+        true => 0,
+        false => selected.min(most),
+    };
+    lines.into_iter().skip(skipped).take(rows).collect()
 }
 
 fn head_line(state: &TopState, columns: usize) -> StyledLine {
@@ -145,6 +174,9 @@ fn scroll(lines: Vec<StyledLine>, selected: usize, rows: usize) -> Vec<StyledLin
 }
 
 fn client_table(state: &TopState) -> Vec<StyledLine> {
+    let mut limits = state.snapshot.limits.iter();
+    let limit = limits.find(|limit| Some(&limit.name) == state.clients_of.as_ref());
+    let counts = limit.map_or("", |limit| &*limit.counts);
     let row = |client: &ClientReport| {
         let id = short_hash(&client.id);
         vec![
@@ -154,6 +186,10 @@ fn client_table(state: &TopState) -> Vec<StyledLine> {
             }),
             StyledSpan::plain(count(client.requests)),
             count_cell(Tone::Warn, client.denied),
+            StyledSpan::plain(match client.units {
+                0 => "-".to_owned(),
+                units => used_of(client.used, units, counts),
+            }),
             StyledSpan::plain(share(client.share)),
         ]
     };
@@ -161,22 +197,64 @@ fn client_table(state: &TopState) -> Vec<StyledLine> {
         None => "CLIENT".to_owned(),
         Some(limit) => format!("CLIENT OF {limit}"),
     };
-    let head = [&*name, ">REQUESTS", ">DENIED", ">SHARE"];
+    let head = [&*name, ">REQUESTS", ">DENIED", ">USED", ">SHARE"];
     table(&head, state.clients.iter().map(row).collect())
 }
 
-fn last_line(state: &TopState) -> StyledLine {
-    if let Overlay::Ask(order) = &state.overlay {
-        return StyledLine::new(Tone::Warn, order.prompt());
+/// The question, the note or the keys on the last line; above a question, the command that does the
+/// same.
+fn bottom_lines(state: &TopState, size: ScreenSize) -> Vec<StyledLine> {
+    let mut lines = Vec::new();
+    match &state.overlay {
+        Overlay::Ask(order) => {
+            let copies = if order.is_complete() {
+                "; c copies it"
+            } else {
+                ""
+            };
+            let head = format!("the same as a command{copies}:");
+            lines.push(StyledLine::new(Tone::Faint, head));
+            lines.extend(wrapped(&state.command(order), size.columns));
+            lines.push(StyledLine::new(Tone::Warn, order.prompt()));
+        }
+        Overlay::Search(word) => {
+            let prompt = format!("find a client by key, hash, address or request id: {word}_");
+            lines.push(StyledLine::new(Tone::Warn, prompt));
+        }
+        Overlay::Nothing | Overlay::Help => lines.push(match &state.note {
+            Some(note) => StyledLine::new(Tone::Strong, note),
+            None => StyledLine::new(Tone::Faint, key_line(state)),
+        }),
     }
-    if let Some(note) = &state.note {
-        return StyledLine::new(Tone::Strong, note);
+    // On a low screen, the question is what must stay.
+    let hidden = lines.len().saturating_sub(size.rows);
+    lines.split_off(hidden)
+}
+
+/// A text in lines of that width, without a change: the lines together are the text.
+fn wrapped(text: &str, columns: usize) -> Vec<StyledLine> {
+    let letters: Vec<char> = text.chars().collect();
+    let lines = letters.chunks(columns.max(1));
+    let line = |line: &[char]| StyledLine::new(Tone::Plain, line.iter().collect::<String>());
+    lines.map(line).collect()
+}
+
+fn key_line(state: &TopState) -> String {
+    match &state.view {
+        View::Overview => format!(
+            "q quit  tab choose  enter open  / find  s sort: {}  p promote  ? help",
+            state.sort.word()
+        ),
+        View::Client(page) => {
+            let block = match page.client.block {
+                Some(_) => "u unblock",
+                None => "b block",
+            };
+            format!("esc back  r reset  o override  x remove override  {block}  / find  ? help")
+        }
+        View::Choice(_) => "esc back  enter open  / find  ? help".to_owned(),
+        View::Promotion(_) => "esc back  up, down scroll  c copy the patch  ? help".to_owned(),
     }
-    let keys = format!(
-        "q quit  tab choose  s sort: {}  r reset  o override  b block  ? help",
-        state.sort.word()
-    );
-    StyledLine::new(Tone::Faint, keys)
 }
 
 fn help_lines() -> Vec<StyledLine> {
@@ -184,21 +262,27 @@ fn help_lines() -> Vec<StyledLine> {
         ("q, Ctrl-C", "quit"),
         ("up, down (k, j)", "choose a limit, or a client"),
         ("tab", "from limits to clients, and back"),
-        ("enter, right", "to the clients of the chosen limit"),
-        ("escape, left", "back to the limits"),
+        (
+            "enter, right",
+            "to the clients of a limit, and to the page of a client",
+        ),
+        ("escape, left", "back"),
+        ("/", "find a client by key, hash, address or request id"),
         ("s", "sort limits by denials, requests, headroom or name"),
         (
+            "p",
+            "show the patch that enforces a shadow limit or a candidate",
+        ),
+        (
             "r",
-            "set the counts of the selected client to zero; asks for y",
+            "set the counts of the chosen client to zero; asks for y",
         ),
         (
-            "o",
-            "give the chosen client another rate, with a time and a note",
+            "o, x",
+            "give the chosen client another rate; remove that rate",
         ),
-        (
-            "b",
-            "block the chosen client in all limits, with a time and a note",
-        ),
+        ("b, u", "block the chosen client in all limits; unblock it"),
+        ("c", "copy the command or the patch that is shown"),
         ("?", "this"),
     ];
     let texts = [

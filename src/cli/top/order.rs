@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::display::short_hash;
+use crate::cli::admin_client::percent_encoded;
+use crate::cli::display::{quoted, short_hash};
 use crate::limit::rate::parse_duration;
 
 /// Characters of an answer.
@@ -21,7 +22,9 @@ pub(super) struct ClientOfLimit {
 pub(super) enum OrderKind {
     Reset,
     Override,
+    RemoveOverride,
     Block,
+    Unblock,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +59,7 @@ impl ClientOrder {
 
     fn questions(&self) -> &'static [Question] {
         match self.kind {
-            OrderKind::Reset => &[],
+            OrderKind::Reset | OrderKind::RemoveOverride | OrderKind::Unblock => &[],
             OrderKind::Override => &[Question::Rate, Question::Time, Question::Note],
             OrderKind::Block => &[Question::Time, Question::Note],
         }
@@ -126,7 +129,9 @@ impl ClientOrder {
         match self.kind {
             OrderKind::Reset => format!("reset {id} in {}", self.of.limit),
             OrderKind::Override => format!("override {id} in {}", self.of.limit),
+            OrderKind::RemoveOverride => format!("{id} in {}", self.of.limit),
             OrderKind::Block => format!("block {id}"),
+            OrderKind::Unblock => format!("unblock {id}"),
         }
     }
 
@@ -139,23 +144,82 @@ impl ClientOrder {
         match self.kind {
             OrderKind::Reset => format!("{title}: set its counts to zero"),
             OrderKind::Override => format!("{title}: {} {time}", self.given(Question::Rate)),
+            OrderKind::RemoveOverride => format!("{title}: remove its override"),
             OrderKind::Block => format!("{title} in all limits {time}"),
+            OrderKind::Unblock => title,
         }
     }
 
-    /// The last part of the path of the API.
-    pub(super) fn endpoint(&self) -> &'static str {
+    /// The word of the change in the API and in `tidegate limits`.
+    fn action(&self) -> &'static str {
         match self.kind {
             OrderKind::Reset => "reset",
-            OrderKind::Override => "override",
-            OrderKind::Block => "block",
+            OrderKind::Override | OrderKind::RemoveOverride => "override",
+            OrderKind::Block | OrderKind::Unblock => "block",
         }
+    }
+
+    /// Whether it is about all limits.
+    fn is_for_all(&self) -> bool {
+        matches!(self.kind, OrderKind::Block | OrderKind::Unblock)
+    }
+
+    fn removes(&self) -> bool {
+        matches!(self.kind, OrderKind::RemoveOverride | OrderKind::Unblock)
+    }
+
+    /// The path of the API.
+    pub(super) fn path(&self) -> String {
+        let action = self.action();
+        match self.is_for_all() {
+            true => format!("/api/v1/{action}"),
+            false => {
+                let limit = percent_encoded(&self.of.limit, "");
+                format!("/api/v1/limits/{limit}/{action}")
+            }
+        }
+    }
+
+    /// The same change as a command. It has the answers that are given, and `RATE` before the rate
+    /// is known. `file` is the configuration of the proxy.
+    pub(super) fn command(&self, file: Option<&str>) -> String {
+        let mut words = vec!["tidegate", "limits", self.action()];
+        if !self.is_for_all() {
+            words.push(&self.of.limit);
+        }
+        let key = format!("tag={}", self.of.client);
+        words.push(&key);
+        if self.kind == OrderKind::Override {
+            words.push(match self.given(Question::Rate) {
+                "" => "RATE",
+                rate => rate,
+            });
+        }
+        if self.removes() {
+            words.push("--remove");
+        }
+        let time = self.given(Question::Time);
+        let note = self.given(Question::Note);
+        for (option, value) in [
+            ("--for", time),
+            ("--note", note),
+            ("-c", file.unwrap_or("")),
+        ] {
+            if !value.is_empty() {
+                words.extend([option, value]);
+            }
+        }
+        let words: Vec<String> = words.into_iter().map(quoted).collect();
+        words.join(" ")
     }
 
     pub(super) fn body(&self) -> Value {
         let mut body = json!({ "id": self.of.client });
         if self.kind == OrderKind::Override {
             body["rate"] = json!(self.given(Question::Rate));
+        }
+        if self.removes() {
+            body["remove"] = json!(true);
         }
         if let Ok(time) = parse_duration(self.given(Question::Time)) {
             body["for_seconds"] = json!(time.as_secs().max(1));
@@ -171,7 +235,7 @@ impl ClientOrder {
     pub(super) fn cancelled(&self) -> &'static str {
         match self.kind {
             OrderKind::Reset => "nothing was reset",
-            OrderKind::Override | OrderKind::Block => "nothing was changed",
+            _ => "nothing was changed",
         }
     }
 
@@ -179,7 +243,10 @@ impl ClientOrder {
     pub(super) fn done(&self) -> String {
         let id = short_hash(&self.of.client);
         match self.kind {
-            OrderKind::Reset => format!("{id} begins anew in {}", self.of.limit),
+            OrderKind::Reset => format!("{id} starts at zero in {}", self.of.limit),
+            OrderKind::RemoveOverride => {
+                format!("{id} has the rate of {} again", self.of.limit)
+            }
             OrderKind::Override => {
                 format!(
                     "{id} has {} in {}",
@@ -188,6 +255,7 @@ impl ClientOrder {
                 )
             }
             OrderKind::Block => format!("{id} is blocked"),
+            OrderKind::Unblock => format!("{id} is not blocked"),
         }
     }
 }
@@ -234,7 +302,8 @@ mod tests {
             "id": "CFc46O0KAAAAAAAAAAAAAA", "rate": "50/min", "for_seconds": 86_400,
             "reason": "an office",
         });
-        assert_eq!((order.endpoint(), order.body()), ("override", sent));
+        assert_eq!(order.path(), "/api/v1/limits/login/override");
+        assert_eq!(order.body(), sent);
         assert_eq!(order.done(), "CFc46O0K has 50/min in login");
     }
 
@@ -248,7 +317,48 @@ mod tests {
             "block CFc46O0K in all limits until removed? y/n"
         );
         let sent = json!({ "id": "CFc46O0KAAAAAAAAAAAAAA" });
-        assert_eq!((order.endpoint(), order.body()), ("block", sent));
+        assert_eq!((&*order.path(), order.body()), ("/api/v1/block", sent));
+    }
+
+    #[test]
+    fn an_override_and_a_block_are_removed() {
+        for (kind, prompt, path, command) in [
+            (
+                OrderKind::RemoveOverride,
+                "CFc46O0K in login: remove its override? y/n",
+                "/api/v1/limits/login/override",
+                "override login",
+            ),
+            (
+                OrderKind::Unblock,
+                "unblock CFc46O0K? y/n",
+                "/api/v1/block",
+                "block",
+            ),
+        ] {
+            let order = order(kind);
+            assert_eq!((&*order.prompt(), &*order.path()), (prompt, path));
+            let sent = json!({ "id": "CFc46O0KAAAAAAAAAAAAAA", "remove": true });
+            assert_eq!(order.body(), sent);
+            let expected = format!("tidegate limits {command} tag=CFc46O0KAAAAAAAAAAAAAA --remove");
+            assert_eq!(order.command(None), expected);
+        }
+    }
+
+    #[test]
+    fn a_command_does_the_same() {
+        let mut order = order(OrderKind::Override);
+        let begin = "tidegate limits override login tag=CFc46O0KAAAAAAAAAAAAAA";
+        assert_eq!(order.command(None), format!("{begin} RATE"));
+        type_answer(&mut order, "10/s,1000/h");
+        type_answer(&mut order, "24h");
+        type_answer(&mut order, "it's an office");
+        let file = Some("/etc/tidegate/my proxy.toml");
+        let expected = format!(
+            "{begin} 10/s,1000/h --for 24h --note 'it'\\''s an office' \
+             -c '/etc/tidegate/my proxy.toml'"
+        );
+        assert_eq!(order.command(file), expected);
     }
 
     #[test]

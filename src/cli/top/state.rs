@@ -1,8 +1,13 @@
 //! The state of `top`: the last snapshot, what the user selected, and how keys change that. Pure.
 
+use super::client_page::{ClientChoice, ClientName, ClientPage};
 use super::order::{ClientOfLimit, ClientOrder, OrderKind};
+use super::promotion_page::PromotionPage;
 use crate::admin::limits::{ClientReport, LimitState};
 use crate::cli::proxy_snapshot::{ProxySnapshot, denials};
+
+/// Characters of a search.
+const MAX_WORD: usize = 300;
 
 /// The table that arrow keys move in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,9 +57,23 @@ pub(super) enum PressedKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TopAction {
     Quit,
-    /// Fetch the clients of another limit.
+    /// Fetch the clients of another limit, or the client whose page is shown.
     FetchClients,
+    OpenClient(ClientName),
+    /// Fetch the patches that enforce this limit.
+    OpenPromotion(String),
     Change(ClientOrder),
+    /// Send a text to the clipboard of the terminal.
+    Copy(String),
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) enum View {
+    #[default]
+    Overview,
+    Client(ClientPage),
+    Choice(ClientChoice),
+    Promotion(PromotionPage),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,6 +81,8 @@ pub(super) enum Overlay {
     #[default]
     Nothing,
     Help,
+    /// The word that names a client, as far as it is typed.
+    Search(String),
     /// Its questions, and at last whether to do it.
     Ask(ClientOrder),
 }
@@ -80,6 +101,7 @@ pub(super) struct TopState {
     selected_limit: Option<String>,
     /// The id of the selected client; by default, the first row.
     selected_client: Option<String>,
+    pub(super) view: View,
     pub(super) overlay: Overlay,
     pub(super) note: Option<String>,
 }
@@ -131,14 +153,35 @@ impl TopState {
             Overlay::Nothing => self.act(key),
             // Any key closes it.
             Overlay::Help => None,
+            Overlay::Search(word) => self.search(word, key),
             Overlay::Ask(order) => self.answer(order, key),
         }
+    }
+
+    fn search(&mut self, mut word: String, key: PressedKey) -> Option<TopAction> {
+        match key {
+            PressedKey::Escape => return None,
+            PressedKey::Enter if !word.trim().is_empty() => {
+                let word = ClientName::Word(word.trim().to_owned());
+                return Some(TopAction::OpenClient(word));
+            }
+            PressedKey::Char(character) if word.len() < MAX_WORD => word.push(character),
+            PressedKey::Backspace => drop(word.pop()),
+            _ => {}
+        }
+        self.overlay = Overlay::Search(word);
+        None
     }
 
     fn answer(&mut self, mut order: ClientOrder, key: PressedKey) -> Option<TopAction> {
         let is_complete = order.is_complete();
         match key {
             PressedKey::Char('y' | 'Y') if is_complete => return Some(TopAction::Change(order)),
+            PressedKey::Char('c') if is_complete => {
+                let command = self.command(&order);
+                self.overlay = Overlay::Ask(order);
+                return Some(TopAction::Copy(command));
+            }
             _ if is_complete || key == PressedKey::Escape => {
                 self.note = Some(order.cancelled().to_owned());
             }
@@ -155,14 +198,49 @@ impl TopState {
         None
     }
 
+    /// The command that does the same as an order.
+    pub(super) fn command(&self, order: &ClientOrder) -> String {
+        order.command(self.snapshot.status.config.file.as_deref())
+    }
+
     fn act(&mut self, key: PressedKey) -> Option<TopAction> {
+        match (key, &mut self.view) {
+            (PressedKey::Char('q' | 'Q'), _) => return Some(TopAction::Quit),
+            (PressedKey::Char('?' | 'h'), _) => self.overlay = Overlay::Help,
+            (PressedKey::Char('/'), _) => self.overlay = Overlay::Search(String::new()),
+            (PressedKey::Char(letter), View::Overview | View::Client(_))
+                if order_kind(letter).is_some() =>
+            {
+                if let Some(kind) = order_kind(letter) {
+                    self.ask(kind);
+                }
+            }
+            (_, View::Overview) => return self.act_in_overview(key),
+            (PressedKey::Escape | PressedKey::Left, _) => {
+                self.view = View::Overview;
+                return Some(TopAction::FetchClients);
+            }
+            (PressedKey::Up | PressedKey::Char('k'), view) => view.move_selection(-1),
+            (PressedKey::Down | PressedKey::Char('j'), view) => view.move_selection(1),
+            (PressedKey::Enter | PressedKey::Right, View::Choice(choice)) => {
+                let client = choice.selected()?.clone();
+                let name = ClientName::Word(choice.word.clone());
+                self.view = View::Client(ClientPage::new(name, client));
+                return Some(TopAction::FetchClients);
+            }
+            (PressedKey::Tab, View::Promotion(page)) => page.show_next(),
+            (PressedKey::Char('c'), View::Promotion(page)) => {
+                return page.patch().map(|patch| TopAction::Copy(patch.to_owned()));
+            }
+            _ => {}
+        }
+        None
+    }
+
+    fn act_in_overview(&mut self, key: PressedKey) -> Option<TopAction> {
         match key {
-            PressedKey::Char('q' | 'Q') => return Some(TopAction::Quit),
-            PressedKey::Char('?' | 'h') => self.overlay = Overlay::Help,
             PressedKey::Char('s') => self.sort = self.sort.next(),
-            PressedKey::Char('r') => self.ask(OrderKind::Reset),
-            PressedKey::Char('o') => self.ask(OrderKind::Override),
-            PressedKey::Char('b') => self.ask(OrderKind::Block),
+            PressedKey::Char('p') => return self.promote(),
             PressedKey::Up | PressedKey::Char('k') => return self.move_selection(-1),
             PressedKey::Down | PressedKey::Char('j') => return self.move_selection(1),
             PressedKey::Tab => {
@@ -171,6 +249,10 @@ impl TopState {
                     Panel::Clients => Panel::Limits,
                 };
             }
+            PressedKey::Enter | PressedKey::Right if self.panel == Panel::Clients => {
+                let client = self.clients.get(self.client_row())?;
+                return Some(TopAction::OpenClient(ClientName::Id(client.id.clone())));
+            }
             PressedKey::Enter | PressedKey::Right => self.panel = Panel::Clients,
             PressedKey::Left | PressedKey::Escape => self.panel = Panel::Limits,
             PressedKey::Char(_) | PressedKey::Backspace | PressedKey::Interrupt => {}
@@ -178,7 +260,29 @@ impl TopState {
         None
     }
 
+    /// Opens the patches of the selected limit.
+    fn promote(&mut self) -> Option<TopAction> {
+        let limits = self.sorted_limits();
+        let limit = limits.get(self.limit_row(&limits))?;
+        if limit.mode == "shadow" || limit.candidate.is_some() {
+            return Some(TopAction::OpenPromotion(limit.name.clone()));
+        }
+        self.note = Some(format!("{} is enforced, and has no candidate", limit.name));
+        None
+    }
+
     fn ask(&mut self, kind: OrderKind) {
+        let order = match &self.view {
+            View::Client(page) => page.order(kind),
+            _ => self.order_of_selected(kind),
+        };
+        match order {
+            Ok(order) => self.overlay = Overlay::Ask(order),
+            Err(why) => self.note = Some(why.to_owned()),
+        }
+    }
+
+    fn order_of_selected(&self, kind: OrderKind) -> Result<ClientOrder, &'static str> {
         let client = self.clients.get(self.client_row());
         match (self.panel, client, &self.clients_of) {
             (Panel::Clients, Some(client), Some(limit)) => {
@@ -186,9 +290,9 @@ impl TopState {
                     limit: limit.clone(),
                     client: client.id.clone(),
                 };
-                self.overlay = Overlay::Ask(ClientOrder::new(kind, of));
+                Ok(ClientOrder::new(kind, of))
             }
-            _ => self.note = Some("select a client first: enter, then arrows".to_owned()),
+            _ => Err("select a client first: enter, then arrows"),
         }
     }
 
@@ -212,6 +316,29 @@ impl TopState {
             }
         }
     }
+}
+
+impl View {
+    fn move_selection(&mut self, by: isize) {
+        match self {
+            View::Overview => {}
+            View::Client(page) => page.move_selection(by),
+            View::Choice(choice) => choice.move_selection(by),
+            View::Promotion(page) => page.scroll_by(by),
+        }
+    }
+}
+
+/// The change of a client that a key begins.
+fn order_kind(letter: char) -> Option<OrderKind> {
+    Some(match letter {
+        'r' => OrderKind::Reset,
+        'o' => OrderKind::Override,
+        'x' => OrderKind::RemoveOverride,
+        'b' => OrderKind::Block,
+        'u' => OrderKind::Unblock,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -256,7 +383,7 @@ pub(super) mod tests {
         };
         let clients = json!({ "clients": [
             { "id": "CFc46O0KAAAAAAAAAAAAAA", "key": null, "requests": 1200, "denied": 900,
-              "share": 0.75 },
+              "used": 5, "units": 100, "share": 0.75 },
             { "id": "_GmL0vhuAAAAAAAAAAAAAA", "key": "203.0.113.9", "requests": 40, "denied": 0,
               "share": 0.025 },
         ]});

@@ -4,6 +4,8 @@
 use std::io::{IsTerminal, Read, Write};
 use std::sync::{Mutex, PoisonError};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::sync::mpsc;
 
@@ -64,6 +66,11 @@ impl Terminal {
         }
         text.push_str("\x1b[J");
         write(&text)
+    }
+
+    /// Sends a text to the clipboard of the terminal (xterm's OSC 52), which may ignore it.
+    pub(super) fn copy(&self, text: &str) -> std::io::Result<()> {
+        write(&format!("\x1b]52;c;{}\x07", STANDARD.encode(text)))
     }
 }
 

@@ -248,6 +248,108 @@ fn a_client_gets_another_rate_and_is_blocked_by_keys() {
 }
 
 #[test]
+fn a_client_is_found_and_its_page_changes_it() {
+    let upstream = Upstream::ok();
+    let looked = Looked::start(&limited(&upstream, ""));
+    for status in [200, 200, 429] {
+        assert_eq!(looked.tidegate.get("/login").status, status);
+    }
+    let denials = looked.json("/api/v1/denials");
+    let text = |name: &str| denials["denials"][0][name].as_str().unwrap().to_owned();
+    let (id, request) = (text("id"), text("request_id"));
+    let mut pseudo = Pseudo::start(&looked);
+    // By the id of a request, a hash, an address, and a key with its part.
+    for word in [&*request, &id[..8], "127.0.0.1", "ip=127.0.0.1"] {
+        eventually("the overview", || pseudo.shows("q quit"));
+        pseudo.press(&format!("/{word}\r"));
+        eventually("its page", || pseudo.shows(&format!("client {id}")));
+        eventually("its use", || pseudo.shows("used 2 of 2, 0 left"));
+        pseudo.press("\x1b[D");
+    }
+    eventually("the overview", || pseudo.shows("q quit"));
+    pseudo.press("/tag=nobodyhasit\r");
+    eventually("it is not found", || pseudo.shows("no client is known"));
+    // From the list of clients to the page, with a timeline and denials.
+    pseudo.press("\x1b[C\r");
+    eventually("its timeline", || {
+        pseudo.shows("3 requests, 1 denied; at most 100 %: 2 of 2")
+    });
+    eventually("its denials", || {
+        pseudo.shows("login  GET /login  retry in")
+    });
+
+    pseudo.press("o50/h\r1h\ran office\r");
+    eventually("it asks to confirm", || {
+        pseudo.shows("in login: 50/h for 1h? y/n")
+    });
+    // The command is longer than a line of the screen, and nothing of it is cut off.
+    let screen = pseudo.screen().concat();
+    let command =
+        format!("tidegate limits override login tag={id} 50/h --for 1h --note 'an office'");
+    assert!(screen.contains(&command), "{screen}");
+    pseudo.press("c");
+    eventually("it is in the clipboard", || {
+        pseudo.all().contains("\x1b]52;c;")
+    });
+    pseudo.press("y");
+    eventually("the override", || pseudo.shows("override 50/h for "));
+    eventually("it passes", || looked.tidegate.get("/login").status == 200);
+    pseudo.press("x");
+    eventually("it asks", || pseudo.shows("remove its override? y/n"));
+    pseudo.press("y");
+    eventually("the override is gone", || {
+        looked.json("/api/v1/overrides")["overrides"]
+            .as_array()
+            .unwrap()
+            .is_empty()
+    });
+
+    pseudo.press("b\rticket 4711\ry");
+    eventually("the block", || {
+        pseudo.shows("blocked until removed, ticket 4711")
+    });
+    eventually("it is blocked", || {
+        looked.tidegate.get("/login").text().contains("blocked")
+    });
+    pseudo.press("u");
+    eventually("it asks", || pseudo.shows("unblock"));
+    pseudo.press("y");
+    eventually("it is not blocked", || {
+        !looked.tidegate.get("/login").text().contains("blocked")
+    });
+    pseudo.press("ry");
+    eventually("it starts at zero", || pseudo.shows("used 0 of 2, 2 left"));
+    pseudo.press("q");
+    pseudo.ends_well();
+}
+
+#[test]
+fn a_shadow_limit_and_its_candidate_have_their_patches() {
+    let upstream = Upstream::ok();
+    let tried = "[limit.tried]\nrate = \"9/h\"\ncandidate = \"1/h\"\nshadow = true\n\
+                 [[route]]\npath = \"/tried\"\nlimits = [\"tried\"]\n";
+    let looked = Looked::start(&format!("{}{tried}", limited(&upstream, "")));
+    let mut pseudo = Pseudo::start(&looked);
+    eventually("a picture", || pseudo.shows("q quit"));
+    // The first limit is enforced.
+    pseudo.press("p");
+    eventually("nothing to promote", || {
+        pseudo.shows("login is enforced, and has no candidate")
+    });
+    pseudo.press("jp");
+    eventually("the patch", || pseudo.shows("-shadow = true"));
+    assert!(pseudo.shows("enforce tried  1 of 2; tab shows the other one"));
+    pseudo.press("\t");
+    eventually("the other one", || pseudo.shows("+rate = \"1/h\""));
+    pseudo.press("c");
+    eventually("it is copied", || pseudo.shows("sent to the clipboard"));
+    pseudo.press("\x1b[D");
+    eventually("the overview", || pseudo.shows("q quit"));
+    pseudo.press("q");
+    pseudo.ends_well();
+}
+
+#[test]
 fn the_terminal_is_given_back_when_it_is_told_to_end() {
     let upstream = Upstream::ok();
     let looked = Looked::start(&limited(&upstream, ""));
