@@ -142,6 +142,8 @@ test('a denial for another proxy names the door, and the rule or the route', SOO
       .click();
     await fact('Asked by').getByText('the JSON form of the rate limit service (json)').waitFor();
     assert.equal(await fact('Rule').textContent(), 'by user');
+    const explain = dialog(page).getByRole('button', { name: 'Explain a request like it' });
+    assert.equal(await explain.count(), 0, 'a call is no request');
     await picture(page, 'door', false);
     assert.deepEqual(await barriers(page), []);
     await page.keyboard.press('Escape');

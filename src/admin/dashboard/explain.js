@@ -18,6 +18,7 @@ const DOORS = {
 };
 /** Descriptors are decided by rules; all others ask about a request, which has a route. */
 const DESCRIPTOR_DOORS = ['rls', 'json'];
+const isCall = ({ door }) => DESCRIPTOR_DOORS.includes(door);
 
 /** Why a request was denied: the counts at that moment, which are kept with the denial. */
 export function explainDenial(denial) {
@@ -31,7 +32,8 @@ export function explainDenial(denial) {
   });
   explainLike.addEventListener('click', () => openQuestion('Explain a request', question));
   const buttons = h('div', { class: 'buttons' }, actions.buttons(subject));
-  if (offers('explain')) buttons.prepend(explainLike);
+  // A call with descriptors is not a request of a client.
+  if (offers('explain') && !isCall(denial)) buttons.prepend(explainLike);
   if (offers('clients/{key}'))
     buttons.prepend(leave({ client: denial.id }, 'Timeline of the client'));
   buttons.prepend(leave({ at: Math.floor(denial.at) }, 'This moment'));
@@ -82,7 +84,7 @@ function about(denial) {
   const wait = denial.retry_after ? span(denial.retry_after) : 'nothing';
   return [
     ['When', clock(denial.at)],
-    ['Request', `${plain(denial.method, 12)} ${plain(denial.path, 400)}`],
+    [isCall(denial) ? 'Call' : 'Request', `${plain(denial.method, 12)} ${plain(denial.path, 400)}`],
     ...asker(denial),
     ['Client', from],
     ['Key, hashed', plain(denial.id)],
@@ -94,7 +96,7 @@ function about(denial) {
 /** The route; or how another proxy asked, and the rule or route that decided. */
 function asker({ door, route }) {
   if (!door) return [['Route', plain(route)]];
-  const kind = DESCRIPTOR_DOORS.includes(door) ? 'Rule' : 'Route';
+  const kind = isCall({ door }) ? 'Rule' : 'Route';
   return [
     ['Asked by', `another proxy, through ${DOORS[door] ?? plain(door)}`],
     [kind, plain(route) || 'none'],
