@@ -74,6 +74,10 @@ impl UsageReserve {
     }
 
     fn of(&self, limit: &Limit, tokens: TokenCounts, model: &str) -> Option<u64> {
+        // A call is one call under way, however many tokens it takes.
+        if limit.is_concurrent() {
+            return Some(limit.units(1));
+        }
         let units = self.settings.units(limit.counts, tokens, model)?;
         Some(limit.units(units))
     }
