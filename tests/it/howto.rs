@@ -2,6 +2,9 @@
 //! what the page shows.
 
 use std::io::Write as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
 
 use crate::house::{Answer, Client, Tidegate, Upstream};
 use crate::support::RedisServer;
@@ -24,7 +27,7 @@ impl Page {
     }
 
     /// A proxy on the page's file, but for its addresses, with one worker: what that tells the
-    /// store comes there in order. Beside it stands the file of tiers, if the file names one.
+    /// store comes there in order. Beside it stands a file of keys, and one of tiers if it is named.
     fn proxy(&self, upstream: &Upstream, redis: &RedisServer) -> Tidegate {
         self.changed_proxy(("", ""), upstream, redis)
     }
@@ -36,15 +39,25 @@ impl Page {
         upstream: &Upstream,
         redis: &RedisServer,
     ) -> Tidegate {
-        let file = self.block("```toml\n# proxy.toml\n").replacen(from, to, 1);
+        let begin = match self.text.contains("```toml\n# proxy.toml\n") {
+            true => "```toml\n# proxy.toml\n",
+            false => "```toml\n",
+        };
+        let file = self.block(begin).replacen(from, to, 1);
         let file: String = file
             .lines()
             .filter(|line| !line.starts_with("listen ") && !line.starts_with("admin "))
             .map(|line| format!("{line}\n"))
             .collect();
         let store = format!("redis://127.0.0.1:{}", redis.port());
-        let file = file
-            .replace("http://127.0.0.1:3000", &upstream.url())
+        let file = ["3000", "4000", "4010", "11434"]
+            .iter()
+            .fold(file, |file, port| {
+                file.replace(
+                    &format!("http://127.0.0.1:{port}\""),
+                    &format!("{}\"", upstream.url()),
+                )
+            })
             .replace(
                 "redis://127.0.0.1\"",
                 &format!("{store}\"\ntimeout = \"5s\""),
@@ -55,7 +68,25 @@ impl Page {
             let tiers = Page::of("plans").block("```text\n# key").to_owned();
             std::fs::write(folder.path().join("tiers.txt"), format!("# key{tiers}")).unwrap();
         }
+        std::fs::write(folder.path().join("keys.txt"), "k-bob-1\n").unwrap();
         Tidegate::start_in(folder, &file, &[])
+    }
+
+    /// The part of the page below one heading.
+    fn section(&self, heading: &str) -> Page {
+        let (_, rest) = self.text.split_once(&format!("\n## {heading}")).unwrap();
+        let text = rest.split_once("\n## ").unwrap().0.to_owned();
+        Page { text }
+    }
+
+    /// The usage of each call in the page's transcript.
+    fn usages(&self) -> Vec<Value> {
+        let lines = self
+            .text
+            .lines()
+            .filter(|line| line.starts_with("\"usage\":"));
+        let parsed = lines.map(|line| serde_json::from_str::<Value>(&format!("{{{line}")).unwrap());
+        parsed.map(|mut line| line["usage"].take()).collect()
     }
 
     #[track_caller]
@@ -165,9 +196,9 @@ fn tokens_are_settled_and_requests_counted() {
         post(&mut client, path, "x-api-key: k-bob-1", body)
     };
     let body = page.block("$ DATA='").split_once('\'').unwrap().0;
-    for shown in shown(&page) {
+    for shown in &shown(&page)[..2] {
         let answer = ask(body);
-        assert_eq!((answer.status, told(&answer)), (200, shown));
+        assert_eq!((answer.status, &told(&answer)), (200, shown));
     }
     let denied = ask(&body.replace("1000", "10000"));
     assert_eq!(denied.status, 429);
@@ -179,6 +210,75 @@ fn tokens_are_settled_and_requests_counted() {
     for part in [policy, detail] {
         assert!(denied.text().contains(part), "{}", denied.text());
         page.shows(part);
+    }
+}
+
+/// An answer as a server of a section tells its usage.
+fn model_answer(section: &str, usage: &Value) -> String {
+    let number = |name: &str| usage[name].as_u64().unwrap();
+    let (input, output, cached) = (number("input"), number("output"), number("cached"));
+    let fresh = input - cached;
+    match section {
+        "OpenAI" => json!({"usage": {"prompt_tokens": input, "completion_tokens": output}}),
+        "Anthropic" => json!({"usage": {"input_tokens": fresh, "cache_read_input_tokens": cached,
+            "output_tokens": output}}),
+        "Gemini" => json!({"usageMetadata": {"promptTokenCount": input,
+            "candidatesTokenCount": output}}),
+        "Ollama" => json!({"done": true, "prompt_eval_count": input, "eval_count": output}),
+        _ => json!({"usage": {"inputTokens": input, "outputTokens": output}}),
+    }
+    .to_string()
+}
+
+/// The calls of a transcript: `curl` with a header perhaps, a path and a body.
+fn ask_as_shown(client: &mut Client, call: &str) -> Answer {
+    let (_, path) = call.split_once("localhost:8080").unwrap();
+    let path = path.split([' ', '\'']).next().unwrap();
+    let body = call
+        .split("-d '")
+        .nth(1)
+        .unwrap()
+        .split('\'')
+        .next()
+        .unwrap();
+    let key = call.split("-H '").find(|part| part.contains("api-key: "));
+    let key = key.map_or("X-Other: 1", |part| part.split('\'').next().unwrap());
+    post(client, path, key, body)
+}
+
+#[test]
+fn each_server_is_settled_as_its_transcript_shows() {
+    for name in ["OpenAI", "Anthropic", "Gemini", "Ollama", "Bedrock"] {
+        let redis = RedisServer::start();
+        let section = Page::of("tokens").section(name);
+        let usages = section.usages();
+        let answers: Vec<String> = usages
+            .iter()
+            .map(|usage| model_answer(name, usage))
+            .collect();
+        let asked = AtomicUsize::new(0);
+        let upstream = Upstream::start(move |_, stream| {
+            let answer = &answers[asked.fetch_add(1, Ordering::Relaxed)];
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n";
+            let length = answer.len();
+            let answer = format!("{head}Content-Length: {length}\r\n\r\n{answer}");
+            stream.write_all(answer.as_bytes()).is_ok()
+        });
+        let proxy = section.proxy(&upstream, &redis);
+        let mut client = proxy.connect();
+        let calls: Vec<&str> = section.text.split("\n$ curl -si").collect();
+        let calls = &calls[calls.len() - usages.len()..];
+        for call in calls {
+            let answer = ask_as_shown(&mut client, call);
+            let shown = call
+                .lines()
+                .find_map(|line| line.strip_prefix("ratelimit: "));
+            assert_eq!(
+                (answer.status, told(&answer)),
+                (200, left(shown.unwrap())),
+                "{name}"
+            );
+        }
     }
 }
 
