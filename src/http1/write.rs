@@ -2,7 +2,6 @@
 //! announces. The date is read from the clock.
 
 use std::cell::RefCell;
-use std::io::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -341,9 +340,21 @@ pub(crate) fn put_trailers(out: &mut Vec<u8>, trailers: &HeaderMap, announced: &
     out.extend_from_slice(b"\r\n");
 }
 
+/// Writes the line before a chunk. Streams have many short chunks, so it does not use `fmt`.
 pub(crate) fn put_chunk_size(out: &mut Vec<u8>, length: usize) {
-    // A write to a vector cannot fail.
-    let _ = write!(out, "{length:X}\r\n");
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    let mut line = *b"                \r\n";
+    let mut begin = line.len() - 2;
+    let mut rest = length;
+    loop {
+        begin -= 1;
+        line[begin] = DIGITS[rest & 15];
+        rest >>= 4;
+        if rest == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&line[begin..]);
 }
 
 impl AnswerFraming {
@@ -392,5 +403,19 @@ fn push(outflow: &mut Outflow, data: Bytes) {
         outflow.flat.extend_from_slice(&data);
     } else {
         outflow.push(data);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::put_chunk_size;
+
+    #[test]
+    fn chunk_sizes_are_hexadecimal() {
+        for length in [0, 1, 9, 10, 15, 16, 255, 256, 0xa_bcde, usize::MAX] {
+            let mut line = Vec::new();
+            put_chunk_size(&mut line, length);
+            assert_eq!(line, format!("{length:X}\r\n").into_bytes());
+        }
     }
 }
