@@ -19,7 +19,10 @@ use super::scan::JsonScan;
 use super::tokens::ReportedTokens;
 pub use model::MAX_MODEL;
 use reported::{ReportedUsage, Reporting};
-use search::EventSearch;
+use search::{EventSearch, has_word};
+
+/// The longest chunk that is looked at as a whole, bytes.
+const MAX_SHORT: usize = 2048;
 
 /// Reads one answer. It keeps at most 256 bytes, whatever the answer is.
 #[derive(Clone, Debug)]
@@ -115,6 +118,9 @@ impl AnswerReader {
 
 impl AnswerProgress {
     fn read(&mut self, table: &AnswerTable, chunk: &[u8]) {
+        if self.is_plain(table, chunk) {
+            return;
+        }
         let mut search = None;
         let mut at = 0;
         while at < chunk.len() {
@@ -133,6 +139,16 @@ impl AnswerProgress {
                 at = chunk.len() - cut.rest.len();
             }
         }
+    }
+
+    /// Whether the chunk is whole texts of which none matters. Servers send most events in a chunk
+    /// of their own, so this is cheaper than a search that remembers places.
+    fn is_plain(&self, table: &AnswerTable, chunk: &[u8]) -> bool {
+        chunk.len() <= MAX_SHORT
+            && self.frames.ends_text(chunk)
+            && self
+                .skips(table)
+                .is_some_and(|needles| !has_word(chunk, needles, self.reported.may_err()))
     }
 
     /// The words of events that matter, if a text begins here and others may be left out.

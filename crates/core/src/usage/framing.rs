@@ -193,6 +193,15 @@ impl Frames {
         }
     }
 
+    /// Whether a text ends where these bytes end. The first one begins a text.
+    pub(super) fn ends_text(&self, bytes: &[u8]) -> bool {
+        match self {
+            Frames::Document(_) | Frames::EventStream(_) => false,
+            Frames::Lines(_) => bytes.ends_with(b"\n"),
+            Frames::Sse(_) => bytes.ends_with(b"\n\n") || bytes.ends_with(b"\r\n\r\n"),
+        }
+    }
+
     /// How many of these bytes belong to whole texts. The first one begins a text. Whole texts may
     /// be left out: an LF behind them that belongs to a CR of theirs is a blank line at most.
     pub(super) fn whole_length(&self, bytes: &[u8]) -> usize {

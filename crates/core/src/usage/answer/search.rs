@@ -71,6 +71,16 @@ impl<'c> EventSearch<'c> {
     }
 }
 
+/// Whether these texts have a word of events that matter.
+pub(super) fn has_word(texts: &[u8], needles: &Needles, may_err: bool) -> bool {
+    needles
+        .counts
+        .iter()
+        .any(|finder| finder.find(texts).is_some())
+        || find_escape(texts, &needles.escape).is_some()
+        || (may_err && needles.error.find(texts).is_some())
+}
+
 /// Texts have few backslashes, and a search for a single byte is faster than one for a word.
 fn find_escape(bytes: &[u8], escape: &Finder<'_>) -> Option<usize> {
     let mut at = 0;
