@@ -136,6 +136,7 @@ impl Store {
             limit: Arc::clone(&self.limit),
             window: Arc::clone(&self.limit.windows[0]),
             tag: KeyHash(mixed.to_le_bytes()),
+            anchor: None,
             cost: 1,
             asker: None,
         };

@@ -208,6 +208,7 @@ fn charge(algorithm: Algorithm, units: u64, limits: u8) -> Charge {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag: KeyHash([number; 16]),
+            anchor: None,
             cost: 1,
             asker: None,
         }

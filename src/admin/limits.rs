@@ -222,6 +222,7 @@ fn algorithm(limit: &Limit) -> &'static str {
         Algorithm::Log => "log",
         Algorithm::Counter => "counter",
         Algorithm::Slots => "slots",
+        Algorithm::Calendar => "calendar",
     })
 }
 

@@ -185,6 +185,7 @@ pub(super) fn explain_rate(window: &Window, role: &str) -> RateExplanation {
         Algorithm::Log => format!("log, to {} ms", (rule.precision_us as f64 / 1e3).max(0.001)),
         Algorithm::Counter => "counter, approximate".to_owned(),
         Algorithm::Slots => "requests at once".to_owned(),
+        Algorithm::Calendar => "calendar window".to_owned(),
     };
     RateExplanation {
         policy: window.policy.to_string(),

@@ -85,6 +85,7 @@ pub fn limit_checks(
         limit: Arc::clone(limit),
         window: Arc::clone(window),
         tag,
+        anchor: None,
         cost: limit.cost,
         asker: None,
     })

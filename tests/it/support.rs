@@ -283,6 +283,7 @@ pub fn item(limit: &Arc<Limit>, who: u64, cost: u64) -> LimitCheck {
         limit: Arc::clone(limit),
         window: Arc::clone(&limit.windows[0]),
         tag,
+        anchor: None,
         cost,
         asker: None,
     }

@@ -5,6 +5,7 @@
 
 #[cfg(test)]
 mod bounds;
+pub mod calendar;
 pub mod counter;
 pub mod decide;
 pub mod enforce;
@@ -25,6 +26,7 @@ use crate::path::Case;
 use crate::trace::TraceId;
 use crate::usage::settings::Quantity;
 
+pub use calendar::{AnchorDay, Calendar, CalendarSettings, CalendarSpan, CalendarUnit};
 pub use enforce::EnforcedShare;
 pub use key::{Key, KeyHash};
 pub use rate::Rate;
@@ -40,16 +42,19 @@ pub enum Algorithm {
     Counter,
     /// Concurrent requests: a unit is held until its request ends or its holder's lease expires.
     Slots,
+    /// All that was admitted since the window's start, which is an instant of a calendar.
+    Calendar,
 }
 
 /// The rule that the store enforces for one key: plain numbers, copied into every decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     pub algorithm: Algorithm,
-    /// Units per window; at least 1, below 2^32.
+    /// Units per window; at least 1, below 2^32, for a calendar window below 2^48.
     pub units: u64,
     /// The window's length, microseconds; at least 1 ms, at most 366 days. For slots, the time
-    /// after which a silent holder loses its slots.
+    /// after which a silent holder loses its slots. For a calendar window, the longest length of its
+    /// unit.
     pub window_us: u64,
     /// The log's resolution, microseconds; divides the window. 1 for all others.
     pub precision_us: u64,
@@ -182,6 +187,8 @@ pub struct LimitCheck {
     pub window: Arc<Window>,
     /// The hash of the key that is charged.
     pub tag: KeyHash,
+    /// The day on which the client's months and years begin. `None` for that of the limit.
+    pub anchor: Option<AnchorDay>,
     /// Units asked for; 0 peeks.
     pub cost: u64,
     /// What logs may say of the client beyond the tag.

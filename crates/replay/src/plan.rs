@@ -116,6 +116,6 @@ impl ReplayPlan {
 fn most_units(window: &Window) -> u64 {
     match window.rule.algorithm {
         Algorithm::Counter => ((1 << 53) - 1) / window.rule.window_us,
-        Algorithm::Log | Algorithm::Slots => MAX_UNITS,
+        Algorithm::Log | Algorithm::Slots | Algorithm::Calendar => MAX_UNITS,
     }
 }

@@ -51,7 +51,7 @@ impl Model {
                 self.start_us = Some(start_us);
                 (stepped, now_us)
             }
-            Algorithm::Slots => (false, now_us),
+            Algorithm::Slots | Algorithm::Calendar => (false, now_us),
         }
     }
 
@@ -129,7 +129,7 @@ impl Model {
                     .retain(|(stamp, _)| stamp + 2 * rule.window_us > own_us);
             }
             Algorithm::Counter => self.current += cost,
-            Algorithm::Slots => {}
+            Algorithm::Slots | Algorithm::Calendar => {}
         }
     }
 
@@ -149,7 +149,7 @@ impl Model {
                 newest.unwrap_or(0) / rule.precision_us
             }
             Algorithm::Counter => own_us / rule.window_us,
-            Algorithm::Slots => 0,
+            Algorithm::Slots | Algorithm::Calendar => 0,
         };
         named % (1 << 48)
     }
@@ -173,7 +173,7 @@ impl Model {
                 (Some(1), model) => model.previous = model.previous.saturating_sub(cost),
                 _ => {}
             },
-            Algorithm::Slots => {}
+            Algorithm::Slots | Algorithm::Calendar => {}
         }
     }
 
@@ -200,7 +200,7 @@ impl Model {
                     (left, *units) = (left - taken, *units - taken);
                 }
             }
-            Algorithm::Slots => {}
+            Algorithm::Slots | Algorithm::Calendar => {}
         }
     }
 }

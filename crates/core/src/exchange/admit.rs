@@ -70,6 +70,7 @@ impl Admission {
             limit: Arc::clone(limit),
             window: Arc::clone(window),
             tag,
+            anchor: None,
             cost,
             asker: asker.clone(),
         };

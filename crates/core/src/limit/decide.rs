@@ -66,7 +66,7 @@ impl Count {
     pub fn new(algorithm: Algorithm) -> Count {
         match algorithm {
             Algorithm::Log => Count::Log(Log::default()),
-            Algorithm::Counter => Count::Counter(Counter::default()),
+            Algorithm::Counter | Algorithm::Calendar => Count::Counter(Counter::default()),
             Algorithm::Slots => Count::Slots(Slots::default()),
         }
     }

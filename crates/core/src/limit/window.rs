@@ -7,7 +7,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderValue;
 
 use super::headers::seconds_up;
-use super::{Algorithm, KeyHash, Rate, Rule};
+use super::{Algorithm, Calendar, KeyHash, Rate, Rule};
 
 /// The version of the stored counts. Another version is another key: counts start anew.
 const LAYOUT: u8 = 2;
@@ -24,6 +24,8 @@ pub struct Window {
     pub store_suffix: String,
     /// 16 bytes over `store_suffix`. Mixed with a tag, they identify one budget in memory.
     pub identity: u128,
+    /// When its windows begin and end, for [`Algorithm::Calendar`].
+    pub calendar: Option<Arc<Calendar>>,
     pub texts: WindowTexts,
 }
 
@@ -55,6 +57,7 @@ impl Window {
             rule,
             identity: identity(&store_suffix),
             store_suffix,
+            calendar: None,
             texts: WindowTexts::new(limit, rule),
         }
     }
@@ -75,7 +78,9 @@ impl Window {
     pub fn rate(&self) -> String {
         match self.rule.algorithm {
             Algorithm::Slots => format!("{} at once", self.rule.units),
-            Algorithm::Log | Algorithm::Counter => Rate::of(self.rule).to_string(),
+            Algorithm::Log | Algorithm::Counter | Algorithm::Calendar => {
+                Rate::of(self.rule).to_string()
+            }
         }
     }
 
@@ -84,6 +89,7 @@ impl Window {
         Window {
             policy: Arc::from(&*self.policy),
             store_suffix: self.store_suffix.clone(),
+            calendar: self.calendar.as_ref().map(|one| Arc::new(one.own())),
             texts: WindowTexts::new(&self.policy, self.rule),
             ..*self
         }
@@ -123,7 +129,7 @@ impl WindowTexts {
                 format!("\"{policy}\";q={units};qu=\"concurrent-requests\""),
                 format!("\"{policy}\" allows {units} requests at once"),
             ),
-            Algorithm::Log | Algorithm::Counter => (
+            Algorithm::Log | Algorithm::Counter | Algorithm::Calendar => (
                 format!("\"{policy}\";q={units};w={}", seconds_up(rule.window_us)),
                 format!("\"{policy}\" allows {}", Rate::of(rule)),
             ),
@@ -146,6 +152,7 @@ fn store_suffix(name: &str, rule: Rule) -> String {
         Algorithm::Log => 0,
         Algorithm::Counter => 1,
         Algorithm::Slots => 2,
+        Algorithm::Calendar => 3,
     };
     hasher.update(&[LAYOUT, algorithm]);
     hasher.update(&rule.window_us.to_le_bytes());

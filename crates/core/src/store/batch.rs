@@ -188,6 +188,7 @@ fn pack_rule(packed: &mut Packed, rule: &Rule) {
         Algorithm::Log => 0,
         Algorithm::Counter => 1,
         Algorithm::Slots => 2,
+        Algorithm::Calendar => 3,
     });
     let units = u32::try_from(rule.units).unwrap_or(u32::MAX);
     packed.extend_from_slice(&units.to_le_bytes());

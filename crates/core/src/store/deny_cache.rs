@@ -264,6 +264,7 @@ pub(super) mod tests {
             limit: Arc::clone(limit),
             window: Arc::clone(&limit.windows[0]),
             tag: KeyHash([1; 16]),
+            anchor: None,
             cost,
             asker: None,
         };

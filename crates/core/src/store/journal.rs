@@ -196,6 +196,7 @@ mod tests {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag,
+            anchor: None,
             cost,
             asker: None,
         };

@@ -278,6 +278,7 @@ mod tests {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag: KeyHash([1; 16]),
+            anchor: None,
             cost: 1,
             asker: None,
         };

@@ -260,6 +260,7 @@ mod tests {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag,
+            anchor: None,
             cost: 1,
             asker: None,
         }

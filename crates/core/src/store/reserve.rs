@@ -297,6 +297,7 @@ mod tests {
             window: Arc::clone(&limit.windows[0]),
             limit,
             tag: KeyHash([0; 16]),
+            anchor: None,
             cost,
             asker: None,
         }

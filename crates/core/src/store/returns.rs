@@ -172,6 +172,7 @@ fn one() -> Charge {
         window: Arc::clone(&limit.windows[0]),
         limit: Arc::new(limit),
         tag: KeyHash([3; 16]),
+        anchor: None,
         cost: 1,
         asker: None,
     };

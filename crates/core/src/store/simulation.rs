@@ -216,6 +216,7 @@ fn charge(units: u64, lease_us: u64) -> Charge {
         window: Arc::clone(&limit.windows[0]),
         limit: Arc::new(limit),
         tag: KeyHash([1; 16]),
+        anchor: None,
         cost: 1,
         asker: None,
     };

@@ -301,6 +301,7 @@ mod tests {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag: KeyHash([0; 16]),
+            anchor: None,
             cost: 2,
             asker: None
         }]

@@ -197,6 +197,7 @@ impl Model {
             let item = |window: &Arc<Window>| Asked {
                 limit: Arc::clone(limit),
                 window: Arc::clone(window),
+                anchor: None,
                 tag,
                 cost: limit.units(cost),
                 asker: None,
@@ -328,6 +329,7 @@ impl Plain {
         let item = Asked {
             limit: Arc::clone(&self.limit),
             window: Arc::clone(&self.limit.windows[0]),
+            anchor: None,
             tag: crate::limit::KeyHash([1; 16]),
             cost: self.limit.cost,
             asker: None,

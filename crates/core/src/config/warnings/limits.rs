@@ -90,7 +90,7 @@ fn check_large_log(reader: &ConfigReader<'_>, defined: &DefinedLimit) {
     let Some(limit) = &defined.limit else { return };
     let entries = |rule: &Rule| match rule.algorithm {
         Algorithm::Log => rule.units.min(rule.window_us / rule.precision_us),
-        Algorithm::Counter | Algorithm::Slots => 0,
+        Algorithm::Counter | Algorithm::Slots | Algorithm::Calendar => 0,
     };
     let largest = defined.rules.iter().max_by_key(|rule| entries(&rule.value));
     let Some(rule) = largest.filter(|rule| entries(&rule.value) >= LARGE_LOG) else {

@@ -34,6 +34,7 @@ fn item(name: &str, units: u64, window_us: u64) -> LimitCheck {
         window: Arc::clone(&limit.windows[0]),
         limit: Arc::new(limit),
         tag: KeyHash([0; 16]),
+        anchor: None,
         cost: 1,
         asker: None,
     }

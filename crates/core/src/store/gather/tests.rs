@@ -24,6 +24,7 @@ fn waiting_for(who: u8, cost: u64, asker: Option<Arc<Asker>>) -> (QueuedRequest,
         window: Arc::clone(&limit.windows[0]),
         limit: Arc::new(limit),
         tag: KeyHash([who; 16]),
+        anchor: None,
         cost,
         asker,
     };

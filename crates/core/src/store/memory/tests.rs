@@ -68,6 +68,7 @@ impl Bench {
             limit: Arc::clone(&self.limit),
             window: Arc::clone(&self.limit.windows[0]),
             tag: KeyHash((mixed ^ mixed >> 64).to_le_bytes()),
+            anchor: None,
             cost: 1,
             asker: None,
         };

@@ -209,7 +209,7 @@ impl RecordTerms {
 pub fn rate_text(rule: &Rule) -> String {
     match rule.algorithm {
         Algorithm::Slots => format!("{} at once", rule.units),
-        Algorithm::Log | Algorithm::Counter => {
+        Algorithm::Log | Algorithm::Counter | Algorithm::Calendar => {
             let (units, window_us) = (rule.units, rule.window_us);
             Rate { units, window_us }.to_string()
         }

@@ -104,6 +104,7 @@ fn charge() -> Charge {
         window: std::sync::Arc::clone(&limit.windows[0]),
         limit: std::sync::Arc::new(limit),
         tag: KeyHash([7; 16]),
+        anchor: None,
         cost: 1,
         asker: None,
     };

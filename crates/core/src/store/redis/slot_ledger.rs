@@ -265,6 +265,7 @@ mod tests {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag: KeyHash([who; 16]),
+            anchor: None,
             cost: 1,
             asker: None,
         };
