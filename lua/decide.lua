@@ -1,5 +1,5 @@
 -- Decides a batch of groups of requests. Twin of crates/core/src/limit/decide.rs. The script is log.lua,
--- lane.lua, counter.lua, slots.lua and this file, joined when it is loaded.
+-- lane.lua, counter.lua, slots.lua, calendar.lua and this file, joined when it is loaded.
 --
 -- A group is one operation over its items, each a key:
 --   charge (0)     `count` equal requests, all or nothing each: as many as fit are granted, the
@@ -16,17 +16,20 @@
 -- ARGV[1]  now, us since the Unix epoch; '' for the server's own clock (tests bring theirs)
 -- ARGV[2]  who asks: the holder of slots (8 bytes)
 -- ARGV[3]  the rules: how many (u16), then for each
---          algorithm (u8: 0 log, 1 counter, 2 slots), units (u32), window and precision (u48, us);
---          then for each group: operation (u8), items (u8), count (u16), then for each item
+--          algorithm (u8: 0 log, 1 counter, 2 slots, 3 calendar), units, window and precision (u48,
+--          us); then for each group: operation (u8), items (u8), count (u16), then for each item
 --          its rule, from 0 (u16), and 0 for a cost of 1 and an extra of 0; else 1, cost and extra
---          (u48). Extra is, to charge, how far ahead to stamp (us; log) or the units held now
---          (slots); to give back, the stamp.
+--          (u48); of a calendar window 2, cost and extra (u48), the end of the window that holds the
+--          clock as the proxy knows it, and of the next one (u56, us since the Unix epoch). Extra
+--          is, to charge, how far ahead to stamp (us; log) or the units held now (slots); to give
+--          back, the stamp. The window of a calendar rule is the longest of its kind.
 -- reply    one string: now (u56); how many keys held something not ours and were begun anew (u16);
---          then for each group 0 denied or partly, 1 allowed, 2 the server refused to write (u8)
+--          then for each group 0 denied or partly, 1 allowed, 2 the server refused to write, 4 the
+--          ends that were sent do not fit the clock: ask again (u8)
 --          and, for a charge, granted (u16); then, for the first granted request if there is one
 --          and again for the first denied one if there is one, for each item: used before (u48),
 --          retry (i56: -1 never, -2 when released), reset, next (u56, us), stamp (u48). Behind a 2
---          only granted = 0 follows. Where all of `count` were granted and each item is a log: 3,
+--          and a 4 only granted = 0 follows. Where all of `count` were granted and each item is a log: 3,
 --          and for each item the head of the log as it was written, which says all that: 57
 --          bytes by a rule whose precision is 1 us, else 63.
 --          After the last group: the text of the server's refusal.
@@ -41,10 +44,11 @@ local function all_lanes(now, rules, replies)
   -- The items of the group at hand. Later groups fill the same tables anew.
   local items, granted, length, begun = {}, {}, 1, 0
 
-  -- What counts the units of this item: its log, its counter, its slots.
+  -- What counts the units of this item: its log, its counter, its slots, its calendar window.
   local function new_tally(kind)
     if kind == 'log' then return new_log() end
     if kind == 'counter' then return new_counter() end
+    if kind == 'calendar' then return new_calendar() end
     return new_slots(ARGV[2], granted)
   end
 
@@ -142,7 +146,7 @@ local function all_lanes(now, rules, replies)
     local refused
     for i = 1, many do
       local item = items[i]
-      local cost, room = item.cost, 4294967295 - item.used
+      local cost, room = item.cost, (item.tally.most or 4294967295) - item.used
       if item.refused then
         refused = item.refused
       elseif operation == 1 then
@@ -163,12 +167,17 @@ local function all_lanes(now, rules, replies)
   return function(at, place, from, read)
     local asked, byte = ARGV[3], string.byte
     local operation, many, low, high = byte(asked, at, at + 3)
+    local refused, again = nil, false
     at, length, begun = at + 4, from, 0
     for i = 1, many do
       local item, rule, rule_high, is_long = items[i], byte(asked, at, at + 2)
-      local key, cost, extra, foreign = KEYS[place], 1, 0, nil
+      local key, cost, extra, foreign, first, second, unfit = KEYS[place], 1, 0, nil, nil, nil, nil
       at, place = at + 3, place + 1
-      if is_long == 1 then cost, extra, at = unpack('<I6I6', asked, at) end
+      if is_long == 1 then
+        cost, extra, at = unpack('<I6I6', asked, at)
+      elseif is_long == 2 then
+        cost, extra, first, second, at = unpack('<I6I6I7I7', asked, at)
+      end
       if not item then
         item = { rule = 0, tally = 0, cost = 0, extra = 0, used = 0, stepped = 0, refused = 0 }
         items[i] = item
@@ -181,12 +190,15 @@ local function all_lanes(now, rules, replies)
         item.tally = item[kind]
       end
       item.cost, item.extra = cost, extra
-      item.used, item.stepped, foreign = item.tally.look(key, rule, now, extra, read)
+      item.used, item.stepped, foreign, unfit =
+        item.tally.look(key, rule, now, extra, read, first, second)
       item.refused = foreign and begin_anew(key, foreign)
-      read = nil
+      read, again = nil, again or unfit
     end
-    local refused
-    if operation == 0 then
+    if again and operation % 2 == 0 then
+      -- What is given back opens no window.
+      replies[length] = operation == 0 and '\4\0\0' or '\4'
+    elseif operation == 0 then
       refused = decide(many, low + 256 * high)
     else
       refused = adjust(many, operation)
@@ -205,8 +217,9 @@ local rules, asked = {}, ARGV[3]
 local how_many, at = unpack('<I2', asked)
 for i = 0, how_many - 1 do
   local algorithm, units, window, precision
-  algorithm, units, window, precision, at = unpack('<I1I4I6I6', asked, at)
-  local kind = algorithm == 0 and 'log' or algorithm == 1 and 'counter' or 'slots'
+  algorithm, units, window, precision, at = unpack('<I1I6I6I6', asked, at)
+  local kind = algorithm == 0 and 'log' or algorithm == 1 and 'counter' or algorithm == 2 and 'slots'
+    or 'calendar'
   rules[i] = new_rule(kind, units, window, precision)
 end
 

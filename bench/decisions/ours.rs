@@ -19,6 +19,7 @@ pub fn call(known: &str, algorithm: Algorithm, asks: &[Ask]) -> Cmd {
         prefix: "t:",
         holder: 0,
         now_us: asks[0].now_us,
+        store_us: 0,
     };
     let mut command = Cmd::new();
     write(&mut command, call, groups);
@@ -31,7 +32,7 @@ pub fn answers(reply: &[u8], asks: &[Ask]) -> Vec<Answer> {
     asks.iter()
         .map(|ask| {
             let charge = charge(Algorithm::Log, ask);
-            let outcome = reply.outcome(&charge, 1).unwrap().unwrap();
+            let outcome = reply.outcome(&charge, 1).unwrap().done().unwrap();
             let decision = outcome.decision(0, &charge).unwrap();
             let waits = decision.verdicts.iter().map(|verdict| match verdict.retry {
                 Retry::Now => Wait::Us(0),

@@ -1,5 +1,6 @@
 //! A Redis Cluster as the store: real nodes, real migrations, masters that die.
 
+mod calendar;
 mod faults;
 pub mod nodes;
 mod secure;

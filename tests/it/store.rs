@@ -1,6 +1,7 @@
 //! The store: one suite for both kinds, traces against the model, faults on a real server.
 
 mod bytes;
+mod calendar;
 mod embedded;
 mod faults;
 mod floods;

@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tidegate::config::{RedisAddress, RedisSettings, RedisTopology, StoreKind, StoreSettings};
-use tidegate::limit::{Algorithm, Charge, Key, KeyHash, Limit, LimitCheck, OnError, Rule};
+use tidegate::limit::{
+    Algorithm, Calendar, CalendarSettings, CalendarUnit, Charge, Key, KeyHash, Limit, LimitCheck,
+    OnError, Rule, Window,
+};
 
 /// A command whose process the kernel kills as soon as the thread that started it is gone. Servers
 /// are killed when they are dropped, but a test binary that is itself killed drops nothing, and one
@@ -273,6 +276,23 @@ pub fn log_rule(units: u64, window: Duration) -> Rule {
 pub fn limit(name: &str, rule: Rule) -> Arc<Limit> {
     let key = Key::all_of([]);
     Arc::new(Limit::new(name, &[rule], key))
+}
+
+/// A limit with one calendar window in UTC.
+pub fn calendar_limit(name: &str, unit: CalendarUnit, units: u64) -> Arc<Limit> {
+    let rule = Rule {
+        algorithm: Algorithm::Calendar,
+        units,
+        window_us: unit.longest_us(),
+        precision_us: 1,
+    };
+    let calendar = Calendar::new(unit, Arc::new(CalendarSettings::default()));
+    let mut limit = Limit::clone(&limit(name, rule));
+    limit.windows = vec![Arc::new(Window {
+        calendar: Some(Arc::new(calendar)),
+        ..limit.windows[0].own()
+    })];
+    Arc::new(limit)
 }
 
 /// One item: `who`'s budget.

@@ -82,6 +82,14 @@ impl Micros {
         }
     }
 
+    /// The wall clock, microseconds since the Unix epoch. It follows corrections.
+    pub fn unix_us(&self) -> u64 {
+        match self {
+            Micros::Monotonic(_) => unix_us(),
+            Micros::Manual(time) => time.load(Ordering::Relaxed),
+        }
+    }
+
     /// The time at an instant of just now.
     pub fn at_us(&self, instant: Instant) -> u64 {
         match self {

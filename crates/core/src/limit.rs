@@ -26,6 +26,7 @@ use crate::path::Case;
 use crate::trace::TraceId;
 use crate::usage::settings::Quantity;
 
+use calendar::Boundaries;
 pub use calendar::{AnchorDay, Calendar, CalendarSettings, CalendarSpan, CalendarUnit};
 pub use enforce::EnforcedShare;
 pub use key::{Key, KeyHash};
@@ -44,6 +45,16 @@ pub enum Algorithm {
     Slots,
     /// All that was admitted since the window's start, which is an instant of a calendar.
     Calendar,
+}
+
+impl Algorithm {
+    /// The most units that a count holds.
+    pub const fn max_count(self) -> u64 {
+        match self {
+            Algorithm::Calendar => calendar::MAX_COUNT,
+            _ => u32::MAX as u64,
+        }
+    }
 }
 
 /// The rule that the store enforces for one key: plain numbers, copied into every decision.
@@ -266,6 +277,17 @@ impl LimitCheck {
             cost: 2,
             ..like.clone()
         }
+    }
+
+    /// The boundaries of its calendar window when the store's clock is at `at_us`; `None` for other
+    /// windows.
+    pub fn boundaries(&self, at_us: u64) -> Option<Boundaries> {
+        let calendar = self.window.calendar.as_ref()?;
+        let span = calendar.span(self.anchor, at_us);
+        Some(Boundaries {
+            end_us: span.end_us,
+            next_end_us: span.next_end_us,
+        })
     }
 
     /// The budget's identity in this process: 128 bits over window and tag.

@@ -25,6 +25,7 @@ pub mod reserve;
 mod returns;
 #[cfg(test)]
 mod simulation;
+pub mod store_clock;
 
 use std::fmt;
 use std::sync::Arc;
@@ -342,6 +343,8 @@ pub enum StoreError {
     /// No sentinel names a server that reports itself as the master. Nothing was sent.
     NoMaster,
     Overloaded,
+    /// The store's clock has moved twice by more than a calendar window. Nothing was written.
+    ClockUnknown,
     Server(ServerTrouble),
     /// The reply is not one of our script.
     Garbled,
@@ -384,6 +387,10 @@ impl StoreError {
             StoreError::NoRedis => ("no_redis", "this program was built without Redis"),
             StoreError::NoMaster => ("no_master", "no sentinel names a server that is a master"),
             StoreError::Overloaded => ("overloaded", "too many requests wait for the store"),
+            StoreError::ClockUnknown => (
+                "clock",
+                "the store's clock has moved by more than a calendar window",
+            ),
             StoreError::Server(_) => ("server_error", "the store says "),
             StoreError::Garbled => ("garbled", "the store's answer cannot be read"),
             StoreError::BadAddress => ("bad_address", "the store's address cannot be used"),

@@ -27,6 +27,7 @@ fn bytes(server: &RedisServer, rule: Rule) -> u64 {
             prefix: "b:",
             holder: 7,
             now_us: Some(now_us),
+            store_us: now_us,
         };
         let mut command = redis::Cmd::new();
         write(&mut command, call, groups);

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use tidegate::limit::decide::Count;
+use tidegate::limit::calendar::Moment;
+use tidegate::limit::decide::{Count, FirstPass};
 use tidegate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule, Verdict};
 use tidegate::store::batch::Operation;
 
@@ -17,16 +18,52 @@ pub(super) struct Model {
     start_us: Option<u64>,
     previous: u64,
     current: u64,
+    /// Every calendar window that was opened, in that order.
+    windows: Vec<CalendarWindow>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct CalendarWindow {
+    end_us: u64,
+    units: u64,
+}
+
+/// The instant of a decision: the server's clock, and what the asking proxy takes it for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    pub(super) now_us: u64,
+    pub(super) idea_us: u64,
+}
+
+impl From<u64> for Told {
+    /// A proxy that knows the server's clock.
+    fn from(now_us: u64) -> Told {
+        Told {
+            now_us,
+            idea_us: now_us,
+        }
+    }
+}
+
+impl Told {
+    fn moment(self, item: &LimitCheck) -> Moment {
+        Moment {
+            now_us: self.now_us,
+            boundaries: item.boundaries(self.idea_us),
+        }
+    }
 }
 
 impl Model {
-    /// Moves to `now`; whether the clock had stepped back. Own time comes with it.
-    fn age(&mut self, rule: &Rule, now_us: u64) -> (bool, u64) {
-        match rule.algorithm {
+    /// Moves to `now`; whether the clock had stepped back. Own time comes with it. `None` if no
+    /// window of the calendar can be opened.
+    fn age(&mut self, rule: &Rule, at: Moment) -> Option<(bool, u64)> {
+        let now_us = at.now_us;
+        Some(match rule.algorithm {
             Algorithm::Log => {
                 let own_us = now_us + self.shift_us;
                 if own_us >= self.last_us {
-                    return (false, own_us);
+                    return Some((false, own_us));
                 }
                 self.shift_us = self.last_us - now_us;
                 (true, self.last_us)
@@ -51,7 +88,53 @@ impl Model {
                 self.start_us = Some(start_us);
                 (stepped, now_us)
             }
-            Algorithm::Slots | Algorithm::Calendar => (false, now_us),
+            Algorithm::Slots => (false, now_us),
+            Algorithm::Calendar => (self.open_window(rule, at)?, now_us),
+        })
+    }
+
+    /// Opens a calendar window if none is under way; whether the clock had stepped back by more than
+    /// a window. Then the units stay, until the end of the window that holds the clock.
+    fn open_window(&mut self, rule: &Rule, at: Moment) -> Option<bool> {
+        let is_near = |end_us: u64| end_us > at.now_us && end_us - at.now_us <= rule.window_us;
+        let last = self.windows.last_mut();
+        if last.as_ref().is_some_and(|last| is_near(last.end_us)) {
+            return Some(false);
+        }
+        let ends = at.boundaries.unwrap();
+        let mut ends = [ends.end_us, ends.next_end_us].into_iter();
+        let end_us = ends.find(|end_us| *end_us > at.now_us)?;
+        if !is_near(end_us) {
+            return None;
+        }
+        let window = CalendarWindow { end_us, units: 0 };
+        match last.filter(|last| last.end_us > at.now_us) {
+            Some(last) => {
+                last.end_us = end_us;
+                return Some(true);
+            }
+            None => self.windows.push(window),
+        }
+        Some(false)
+    }
+
+    /// The units of the calendar window that is under way.
+    fn calendar_used(&self, now_us: u64) -> u64 {
+        let last = self.windows.last();
+        let last = last.filter(|last| last.end_us > now_us);
+        last.map_or(0, |last| last.units)
+    }
+
+    /// Time until the window that is under way ends.
+    fn calendar_left(&self, now_us: u64) -> u64 {
+        self.windows.last().unwrap().end_us - now_us
+    }
+
+    /// Gives back in the last two windows only: the server knows no other.
+    fn calendar_give_back(&mut self, cost: u64, stamp: u64) {
+        let is_named = |one: &&mut CalendarWindow| one.end_us % (1 << 48) == stamp;
+        if let Some(window) = self.windows.iter_mut().rev().take(2).find(is_named) {
+            window.units = window.units.saturating_sub(cost);
         }
     }
 
@@ -73,6 +156,9 @@ impl Model {
     fn used(&self, rule: &Rule, own_us: u64) -> u64 {
         if rule.algorithm == Algorithm::Log {
             return self.live(rule, own_us).map(|(_, cost)| cost).sum();
+        }
+        if rule.algorithm == Algorithm::Calendar {
+            return self.calendar_used(own_us);
         }
         let start_us = self.start_us.unwrap_or_default();
         let windows = (own_us - start_us) / rule.window_us;
@@ -129,7 +215,8 @@ impl Model {
                     .retain(|(stamp, _)| stamp + 2 * rule.window_us > own_us);
             }
             Algorithm::Counter => self.current += cost,
-            Algorithm::Slots | Algorithm::Calendar => {}
+            Algorithm::Slots => {}
+            Algorithm::Calendar => self.windows.last_mut().unwrap().units += cost,
         }
     }
 
@@ -149,7 +236,8 @@ impl Model {
                 newest.unwrap_or(0) / rule.precision_us
             }
             Algorithm::Counter => own_us / rule.window_us,
-            Algorithm::Slots | Algorithm::Calendar => 0,
+            Algorithm::Slots => 0,
+            Algorithm::Calendar => self.windows.last().unwrap().end_us,
         };
         named % (1 << 48)
     }
@@ -173,7 +261,8 @@ impl Model {
                 (Some(1), model) => model.previous = model.previous.saturating_sub(cost),
                 _ => {}
             },
-            Algorithm::Slots | Algorithm::Calendar => {}
+            Algorithm::Slots => {}
+            Algorithm::Calendar => self.calendar_give_back(cost, stamp),
         }
     }
 
@@ -200,7 +289,11 @@ impl Model {
                     (left, *units) = (left - taken, *units - taken);
                 }
             }
-            Algorithm::Slots | Algorithm::Calendar => {}
+            Algorithm::Slots => {}
+            Algorithm::Calendar => {
+                let units = &mut self.windows.last_mut().unwrap().units;
+                *units = units.saturating_sub(cost);
+            }
         }
     }
 }
@@ -214,13 +307,19 @@ pub(super) fn key(item: &LimitCheck) -> (String, [u8; 16]) {
 }
 
 impl Models {
-    /// One request by the model, stamped `ahead_us` later than now if it is allowed.
-    pub(super) fn by_model(&mut self, charge: &Charge, now_us: u64, ahead_us: u64) -> Decision {
-        let mut aged = Vec::new();
+    /// One request by the model, stamped `ahead_us` later than now if it is allowed. `None` if the
+    /// proxy must ask again.
+    pub(super) fn by_model(
+        &mut self,
+        charge: &Charge,
+        at: impl Into<Told>,
+        ahead_us: u64,
+    ) -> Option<Decision> {
+        let (at, mut aged) = (at.into(), Vec::new());
         for item in charge {
             let rule = &item.window.rule;
             let mut model = self.0.entry(key(item)).or_default().0.clone();
-            let (stepped, own_us) = model.age(rule, now_us);
+            let (stepped, own_us) = model.age(rule, at.moment(item))?;
             let rule = &model.kept(rule, own_us);
             let used = model.used(rule, own_us);
             let retry = if item.cost > rule.units {
@@ -245,7 +344,10 @@ impl Models {
                 used,
                 remaining: rule.units.saturating_sub(after),
                 retry,
-                reset_us: model.wait(rule, own_us, 0),
+                reset_us: match rule.algorithm {
+                    Algorithm::Calendar => model.calendar_left(own_us),
+                    _ => model.wait(rule, own_us, 0),
+                },
                 next_us: if after == 0 {
                     0
                 } else {
@@ -259,10 +361,10 @@ impl Models {
         }
         let decision = Decision {
             allowed,
-            at_us: now_us,
+            at_us: at.now_us,
             verdicts,
         };
-        named(decision, charge)
+        Some(named(decision, charge))
     }
 
     /// Gives back, or charges more, by model and twin.
@@ -274,12 +376,27 @@ impl Models {
     ) {
         for (item, stamp) in charge.iter().zip(stamps) {
             let rule = &item.window.rule;
+            let moment = Told::from(now_us).moment(item);
             let (model, twin) = self.0.entry(key(item)).or_default();
             let mut aged = model.clone();
-            let (_, own_us) = aged.age(rule, now_us);
+            let (_, own_us) = aged.age(rule, moment).expect("the clock is known");
             let kept = &aged.kept(rule, own_us);
             let twin = twin.get_or_insert_with(|| Count::new(rule.algorithm));
-            if operation == Operation::GiveBack {
+            if rule.algorithm == Algorithm::Calendar && operation != Operation::Settle {
+                // Nothing is opened for what is given back.
+                match operation {
+                    Operation::GiveBack => {
+                        model.calendar_give_back(item.cost, *stamp);
+                        twin.give_back(rule, item.cost, *stamp, moment);
+                    }
+                    _ => {
+                        if model.calendar_used(now_us) > 0 {
+                            model.give_back_oldest(rule, item.cost);
+                        }
+                        twin.give_back_oldest(rule, item.cost, moment);
+                    }
+                }
+            } else if operation == Operation::GiveBack {
                 let before = aged.used(kept, own_us);
                 aged.give_back(kept, own_us, item.cost, *stamp);
                 // What takes nothing back keeps no ages either.
@@ -299,21 +416,30 @@ impl Models {
                 }
                 twin.give_back_oldest(rule, item.cost, now_us);
             } else if item.cost > 0 {
-                let room = u64::from(u32::MAX) - aged.used(kept, own_us);
-                aged.admit(rule, own_us, item.cost.min(room), 0);
-                *model = aged;
-                twin.charge_more(rule, item.cost, now_us);
+                let most = match rule.algorithm {
+                    Algorithm::Calendar => (1 << 48) - 1,
+                    _ => u64::from(u32::MAX),
+                };
+                let cost = item.cost.min(most - aged.used(kept, own_us));
+                if cost > 0 {
+                    aged.admit(rule, own_us, cost, 0);
+                    *model = aged;
+                }
+                twin.charge_more(rule, item.cost, moment);
             }
         }
     }
 
-    /// One request by the twin.
-    pub(super) fn by_twin(&mut self, charge: &Charge, now_us: u64) -> Decision {
-        let mut looks = Vec::new();
+    /// One request by the twin. `None` if the proxy must ask again.
+    pub(super) fn by_twin(&mut self, charge: &Charge, at: impl Into<Told>) -> Option<Decision> {
+        let (at, mut looks) = (at.into(), Vec::new());
         for item in charge {
             let count = &mut self.0.entry(key(item)).or_default().1;
             let count = count.get_or_insert_with(|| Count::new(item.window.rule.algorithm));
-            looks.push(count.look(&item.window.rule, item.cost, now_us));
+            looks.push(count.look(&item.window.rule, item.cost, at.moment(item)));
+        }
+        if looks.iter().any(FirstPass::asks_again) {
+            return None;
         }
         let allowed = looks.iter().all(|look| look.retry == Retry::Now);
         let settle = |(item, look): (&LimitCheck, &_)| {
@@ -323,10 +449,10 @@ impl Models {
         let verdicts = charge.iter().zip(&looks).map(settle).collect();
         let decision = Decision {
             allowed,
-            at_us: now_us,
+            at_us: at.now_us,
             verdicts,
         };
-        named(decision, charge)
+        Some(named(decision, charge))
     }
 }
 

@@ -3,11 +3,16 @@
 
 use std::sync::Arc;
 
-use tidegate::limit::{Algorithm, Charge, Decision, Limit, Retry, Rule, Verdict};
-use tidegate::store::batch::{Group, Operation, Reply, SCRIPT, ScriptCall, ScriptName, write};
+use tidegate::limit::calendar::MAX_UNITS;
+use tidegate::limit::{
+    Algorithm, AnchorDay, CalendarUnit, Charge, Decision, Limit, Retry, Rule, Verdict,
+};
+use tidegate::store::batch::{
+    Group, GroupEnd, Operation, Reply, SCRIPT, ScriptCall, ScriptName, write,
+};
 
-use super::model::{Models, named};
-use crate::support::{Chance, RedisServer, item, limit};
+use super::model::{Models, Told, named};
+use crate::support::{Chance, RedisServer, calendar_limit, item, limit};
 
 const START_US: u64 = 1_700_000_000_000_000;
 
@@ -38,11 +43,20 @@ impl Script {
 
     /// Groups of equal requests: every request's decision.
     fn run(&mut self, groups: &[Group<'_>], now_us: u64) -> Vec<Vec<Decision>> {
+        let ends = self.run_told(groups, now_us.into()).into_iter();
+        ends.map(|end| end.done().expect("the clock is known"))
+            .collect()
+    }
+
+    /// The same for a proxy with its own idea of the server's clock.
+    fn run_told(&mut self, groups: &[Group<'_>], told: Told) -> Vec<GroupEnd<Vec<Decision>>> {
+        let Told { now_us, idea_us } = told;
         let call = ScriptCall {
             script: ScriptName::Hash(&self.known),
             prefix: "t:",
             holder: 7,
             now_us: Some(now_us),
+            store_us: idea_us,
         };
         let mut command = redis::Cmd::new();
         write(&mut command, call, groups.iter().copied());
@@ -64,14 +78,16 @@ impl Script {
         let mut decisions = Vec::new();
         for group in groups {
             let Operation::Charge(count) = group.operation else {
-                assert!(reply.done().expect("an end"));
+                assert_eq!(reply.end().expect("an end"), GroupEnd::Done(()));
                 continue;
             };
-            let outcome = reply.outcome(group.charge, count).expect("an outcome");
-            let outcome = outcome.expect("not refused");
-            let decision = |index| outcome.decision(index, group.charge).expect("a decision");
-            let each = (0..count).map(|index| named(decision(index), group.charge));
-            decisions.push(each.collect());
+            let end = reply.outcome(group.charge, count).expect("an outcome");
+            assert_ne!(end, GroupEnd::Refused);
+            decisions.push(end.map(|outcome| {
+                let decision = |index| outcome.decision(index, group.charge).expect("a decision");
+                let each = (0..count).map(|index| named(decision(index), group.charge));
+                each.collect()
+            }));
         }
         assert_eq!(reply.refusal(), None);
         decisions
@@ -90,6 +106,15 @@ const WINDOWS_US: [u64; 10] = [
     2_592_000_000_000,
     31_622_400_000_000,
 ];
+
+fn random_limit(chance: &mut Chance, name: &str) -> Arc<Limit> {
+    if chance.below(3) == 0 {
+        let unit = chance.pick(&CalendarUnit::ALL);
+        let units = chance.pick(&[1, 2, 3, 5, 33, 400, 5_000_000_000, MAX_UNITS]);
+        return calendar_limit(name, unit, units);
+    }
+    limit(name, random_rule(chance))
+}
 
 fn random_rule(chance: &mut Chance) -> Rule {
     let window_us = chance.pick(&WINDOWS_US);
@@ -157,6 +182,9 @@ fn step(chance: &mut Chance, now_us: u64, window_us: u64) -> u64 {
 
 /// The same limit with other units, in another precision: its identity, and so its history, stays.
 fn with_units(old: &Limit, units: u64, precision_us: u64) -> Arc<Limit> {
+    if let Some(calendar) = &old.windows[0].calendar {
+        return calendar_limit(&old.name, calendar.unit(), units);
+    }
     limit(
         &old.name,
         Rule {
@@ -167,34 +195,57 @@ fn with_units(old: &Limit, units: u64, precision_us: u64) -> Arc<Limit> {
     )
 }
 
+/// What the asking proxy takes the server's clock for: seldom a window off, or several.
+fn random_idea(chance: &mut Chance, now_us: u64, window_us: u64) -> u64 {
+    match chance.below(12) {
+        0 => now_us.saturating_sub(chance.below(4 * window_us)),
+        1 => now_us + chance.below(4 * window_us),
+        2 => now_us.saturating_sub(chance.below(window_us)),
+        3 => now_us + chance.below(window_us),
+        _ => now_us.saturating_sub(chance.below(100_000)),
+    }
+}
+
+/// A request by one of two proxies, which give clients other anchors.
 fn random_charge(chance: &mut Chance, limits: &[Arc<Limit>]) -> Charge {
+    let anchors = [None, AnchorDay::of_month(15), AnchorDay::of_month(31)];
+    let anchor = chance.pick(&anchors);
     let items = chance.pick(&[1, 1, 1, 2, 3]).min(limits.len() as u64);
     let from = chance.below(limits.len() as u64) as usize;
     (0..items as usize)
         .map(|i| {
             let limit = &limits[(from + i) % limits.len()];
             let who = chance.below(2);
-            item(limit, who, random_cost(chance, &limit.windows[0].rule))
+            let mut item = item(limit, who, random_cost(chance, &limit.windows[0].rule));
+            item.anchor = anchor;
+            item
         })
         .collect()
 }
 
-fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
+/// What random traces came to.
+#[derive(Debug, Default)]
+struct Totals {
+    decided: usize,
+    asked_again: usize,
+}
+
+fn agree(seed: u64, script: &mut Script, steps: usize) -> Totals {
     let mut chance = Chance(seed);
     let mut models = Models::default();
     let name = |i: usize| format!("seed{seed}-{i}");
     let mut limits: Vec<_> = (0..4)
-        .map(|i| limit(&name(i), random_rule(&mut chance)))
+        .map(|i| random_limit(&mut chance, &name(i)))
         .collect();
     let pace_us = limits[chance.below(4) as usize].windows[0].rule.window_us;
     let mut now_us = START_US + chance.below(1 << 40);
-    let (mut decided, mut retried): (usize, Option<(Charge, u64)>) = (0, None);
+    let (mut totals, mut retried) = (Totals::default(), None::<(Charge, u64)>);
     let mut charged = Vec::new();
     for _ in 0..steps {
         if chance.below(25) == 0 {
             let which = chance.below(4) as usize;
             let units = 1 + chance.below(2 * limits[which].windows[0].rule.units.min(1000));
-            if limits[which].windows[0].rule.algorithm == Algorithm::Log {
+            if limits[which].windows[0].rule.algorithm != Algorithm::Counter {
                 let rule = limits[which].windows[0].rule;
                 let precision_us = random_precision(&mut chance, rule.window_us);
                 limits[which] = with_units(&limits[which], units, precision_us);
@@ -205,7 +256,7 @@ fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
             adjust(&mut chance, &mut charged, (script, &mut models), now_us);
         }
         let mut charges = Vec::new();
-        let mut must_pass = false;
+        let (mut must_pass, is_retried) = (false, retried.is_some());
         if let Some((charge, at_us)) = retried.take() {
             if at_us > now_us {
                 // Denied still one microsecond before, allowed at it.
@@ -231,29 +282,46 @@ fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
             ..Group::one(charge)
         };
         let groups: Vec<Group<'_>> = charges.iter().map(group).collect();
-        let by_script = script.run(&groups, now_us);
-        for (charge, by_script) in charges.iter().zip(&by_script) {
+        let mut again = Vec::new();
+        let mut told = Told::from(now_us);
+        if !is_retried {
+            told.idea_us = random_idea(&mut chance, now_us, pace_us);
+        }
+        let what = format!("seed {seed}, {}: ", totals.decided);
+        let ends = script.run_told(&groups, told);
+        let mut by_script = Vec::new();
+        for (group, end) in groups.iter().zip(ends) {
+            match compare(&mut models, group, told, end, &what) {
+                Some(decisions) => by_script.push((group.charge, decisions)),
+                None => again.push(*group),
+            }
+        }
+        // They fit as soon as the proxy knows the clock.
+        totals.asked_again += again.len();
+        for group in again.drain(..) {
+            let told = Told::from(now_us);
+            let end = script.run_told(&[group], told).remove(0);
+            let decisions = compare(&mut models, &group, told, end, &what);
+            by_script.push((group.charge, decisions.expect("the clock is known")));
+        }
+        for (charge, by_script) in &by_script {
             for by_script in by_script {
-                let what = format!("seed {seed}, {decided}: {count} times {charge:?}");
-                let by_model = models.by_model(charge, now_us, 0);
-                assert_eq!(models.by_twin(charge, now_us), by_model, "twin, {what}");
-                assert_same(by_script, &by_model, count, &what);
-                decided += 1;
+                totals.decided += 1;
                 if by_script.allowed && !must_pass && chance.below(8) == 0 {
                     let stamps = by_script.verdicts.iter().map(|verdict| verdict.stamp);
-                    charged.push((charge.clone(), stamps.collect::<Vec<u64>>()));
+                    charged.push((Charge::clone(charge), stamps.collect::<Vec<u64>>()));
                 }
             }
         }
-        let last = by_script.last().and_then(|each| each.last());
+        let last = by_script.last().and_then(|(_, each)| each.last());
         let last = last.expect("something was asked");
         assert!(
             last.allowed || !must_pass,
-            "retry too short, seed {seed}, {decided}"
+            "retry too short, seed {seed}, {totals:?}"
         );
         assert!(
             !last.allowed || retried.is_none(),
-            "retry too long, seed {seed}, {decided}"
+            "retry too long, seed {seed}, {totals:?}"
         );
         let alone = charges.len() == 1 && count == 1;
         if alone && !last.allowed && retried.is_none() && chance.below(3) == 0 {
@@ -264,7 +332,33 @@ fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
                 .map(|us| (charges[0].clone(), now_us + us));
         }
     }
-    decided
+    totals
+}
+
+/// Holds what the script decided on a group against the twin and the model. Returns the decisions;
+/// nothing if all three say that the proxy must ask again.
+fn compare(
+    models: &mut Models,
+    group: &Group<'_>,
+    told: Told,
+    end: GroupEnd<Vec<Decision>>,
+    what: &str,
+) -> Option<Vec<Decision>> {
+    let (charge, decisions) = (group.charge, end.done());
+    let Operation::Charge(count) = group.operation else {
+        return decisions;
+    };
+    let what = format!("{what}{count} times {charge:?} at {told:?}");
+    for index in 0..usize::from(count) {
+        let by_script = decisions.as_ref().map(|decisions| &decisions[index]);
+        let by_model = models.by_model(charge, told, 0);
+        assert_eq!(models.by_twin(charge, told), by_model, "twin, {what}");
+        assert_eq!(by_script.is_some(), by_model.is_some(), "script, {what}");
+        if let (Some(by_script), Some(by_model)) = (by_script, by_model) {
+            assert_same(by_script, &by_model, count, &what);
+        }
+    }
+    decisions
 }
 
 /// Equal requests of one group stand at one instant: when more becomes free is told of its end.
@@ -338,8 +432,13 @@ fn longest_retry(decision: &Decision) -> Option<u64> {
 fn script_twin_and_model_agree_on_every_field() {
     let server = RedisServer::start();
     let mut script = Script::on(&server);
-    let decided: usize = (0..60).map(|seed| agree(seed, &mut script, 250)).sum();
-    assert!(decided > 20_000, "{decided}");
+    let mut all = Totals::default();
+    for seed in 0..60 {
+        let totals = agree(seed, &mut script, 250);
+        all.decided += totals.decided;
+        all.asked_again += totals.asked_again;
+    }
+    assert!(all.decided > 20_000 && all.asked_again > 200, "{all:?}");
 }
 
 #[test]
@@ -453,7 +552,7 @@ fn a_ring_of_thousands_grows_expires_and_shrinks() {
             let decision = script
                 .decide(std::slice::from_ref(&charge), now_us)
                 .remove(0);
-            assert_eq!(models.by_twin(&charge, now_us), decision);
+            assert_eq!(models.by_twin(&charge, now_us).unwrap(), decision);
             decision
         };
         for round in 0..2 {
@@ -502,7 +601,7 @@ fn the_oldest_of_thousands_are_given_back_at_once() {
                 let by_script = script.decide(std::slice::from_ref(&asked), now_us);
                 assert_eq!(
                     by_script[0],
-                    models.by_twin(&asked, now_us),
+                    models.by_twin(&asked, now_us).unwrap(),
                     "round {round}"
                 );
             }
@@ -519,7 +618,8 @@ fn the_oldest_of_thousands_are_given_back_at_once() {
                     let asked = charge(cost);
                     let by_script = script.decide(std::slice::from_ref(&asked), now_us);
                     let what = format!("round {round}, cost {cost}");
-                    assert_eq!(by_script[0], models.by_twin(&asked, now_us), "{what}");
+                    let by_twin = models.by_twin(&asked, now_us).unwrap();
+                    assert_eq!(by_script[0], by_twin, "{what}");
                 }
             }
         }
@@ -561,7 +661,7 @@ fn leased_units_count_from_the_leases_end() {
                 extra: &[ahead_us],
             };
             for by_script in &script.run(&[group], now_us)[0] {
-                let by_model = models.by_model(&charge, now_us, ahead_us);
+                let by_model = models.by_model(&charge, now_us, ahead_us).unwrap();
                 let what = format!("seed {seed}, step {step}");
                 assert_same(by_script, &by_model, count, &what);
             }

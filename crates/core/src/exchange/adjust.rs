@@ -14,6 +14,7 @@ use super::access_record::AccessRecord;
 use super::admit::{Admission, Decider};
 use super::limiter::Limiter;
 use super::reserve::FinalCost;
+use crate::limit::calendar::MAX_COUNT;
 use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck, OnError};
 use crate::route::Route;
 
@@ -166,7 +167,7 @@ impl Difference {
                 Adjustment::Settle(cost) => cost.units(&check.limit).unwrap_or(check.cost),
             };
             let costs = |cost: u64| LimitCheck {
-                cost: cost.min(u64::from(u32::MAX)),
+                cost: cost.min(check.window.rule.algorithm.max_count()),
                 ..check.clone()
             };
             if cost > check.cost {
@@ -186,7 +187,7 @@ fn take_cost(headers: &mut HeaderMap, name: &HeaderName) -> Option<u64> {
     let text = all.next().filter(|_| all.next().is_none());
     let units = text.and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
     headers.remove(name);
-    units.map(|units| units.min(u64::from(u32::MAX)))
+    units.map(|units| units.min(MAX_COUNT))
 }
 
 #[cfg(test)]
@@ -210,7 +211,8 @@ mod tests {
         };
         assert_eq!(read(&["17"]), Some(17));
         assert_eq!(read(&["0"]), Some(0));
-        assert_eq!(read(&["99999999999"]), Some(u64::from(u32::MAX)));
+        assert_eq!(read(&["99999999999"]), Some(99_999_999_999));
+        assert_eq!(read(&["999999999999999"]), Some(MAX_COUNT));
         for nonsense in [&["-1"][..], &["1.5"], &["many"], &[""], &["1", "2"], &[]] {
             assert_eq!(read(nonsense), None, "{nonsense:?}");
         }

@@ -220,7 +220,8 @@ impl Stages {
             let shadow = part.shadow.iter().flatten();
             let mut charge: Charge = part.charge.iter().chain(shadow).cloned().collect();
             for check in &mut charge {
-                check.cost = check.limit.units(units).min(u64::from(u32::MAX));
+                let most = check.window.rule.algorithm.max_count();
+                check.cost = check.limit.units(units).min(most);
             }
             self.limiter.give_back_oldest(&charge, asked.generation);
         }

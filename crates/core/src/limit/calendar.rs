@@ -1,7 +1,298 @@
-//! Calendar windows: days, weeks, months and years of a time zone.
+//! The calendar window: all that was admitted since its start, in constant memory. Twin of
+//! `lua/calendar.lua`.
+//!
+//! A cost `c` is allowed if and only if `used + c <= L`, where `used` counts what was admitted
+//! since the window began. So no window ever holds more than `L`. An interval of a window's length
+//! may hold `2 L` across a boundary.
+//!
+//! A caller brings the ends of the window that holds the clock and of the next one
+//! ([`Boundaries`]). They only ever *open* a window: one that is under way goes on to the end that
+//! it was opened with. So neither other zone data, nor another anchor, nor a clock that steps can
+//! refill a window. If the clock steps back by more than a window, the units stay, and count until
+//! the end that was brought.
+//!
+//! Units stay below 2^48, and sums of two of them below 2^53, as in Lua. A [`CalendarCount`] is 32
+//! bytes. Time is an argument, microseconds since the Unix epoch.
 
 pub mod zone;
 
 pub use zone::{
     AnchorDay, AnchorSource, Calendar, CalendarSettings, CalendarSpan, CalendarUnit, Zone,
 };
+
+use super::Rule;
+use super::log::STAMPS;
+
+/// The most units that a window counts: the store keeps them in six bytes.
+pub const MAX_COUNT: u64 = (1 << 48) - 1;
+/// The most units of a rule. A cost of [`MAX_COUNT`] stands for all higher ones, and is above it.
+pub const MAX_UNITS: u64 = MAX_COUNT - 1;
+
+/// The ends of two windows, as a caller knows them, microseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boundaries {
+    /// The end of the window that holds the clock.
+    pub end_us: u64,
+    pub next_end_us: u64,
+}
+
+/// The time of a decision, and what a calendar window needs to open at that time.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// By the clock of the counts, microseconds. For a calendar window since the Unix epoch.
+    pub now_us: u64,
+    /// `None` for all other windows. Without them no calendar window opens.
+    pub boundaries: Option<Boundaries>,
+}
+
+impl From<u64> for Moment {
+    fn from(now_us: u64) -> Moment {
+        Moment {
+            now_us,
+            boundaries: None,
+        }
+    }
+}
+
+/// The units of the last window that was opened, and of the one opened before it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CalendarCount {
+    end_us: u64,
+    units: u64,
+    previous_end_us: u64,
+    previous_units: u64,
+}
+
+/// A calendar window as it stands at one instant.
+#[derive(Clone, Copy, Debug)]
+pub struct AgedCalendar {
+    pub used: u64,
+    /// Whether the clock has stepped back by more than a window.
+    pub stepped: bool,
+    /// Whether no boundary fits the clock: nothing can be decided.
+    pub unfit: bool,
+    /// The end of the window that is under way, or would be opened.
+    end_us: u64,
+    /// Time until then.
+    left_us: u64,
+}
+
+impl CalendarCount {
+    /// Ages the count to a moment, without changing it. The rule's window is the longest of its
+    /// kind: an end that is further ahead is refused.
+    pub fn look(&self, rule: &Rule, at: Moment) -> AgedCalendar {
+        let now_us = at.now_us;
+        let last_us = now_us.saturating_add(rule.window_us);
+        let stepped = self.end_us > last_us;
+        let is_under_way = now_us < self.end_us;
+        let sent_us = at.boundaries.map_or(0, |ends| match now_us < ends.end_us {
+            true => ends.end_us,
+            false => ends.next_end_us,
+        });
+        let end_us = match is_under_way && !stepped {
+            true => self.end_us,
+            false => sent_us,
+        };
+        AgedCalendar {
+            used: if is_under_way { self.units } else { 0 },
+            stepped,
+            unfit: end_us <= now_us || end_us > last_us,
+            end_us,
+            left_us: end_us.saturating_sub(now_us),
+        }
+    }
+
+    /// Admits `cost` units at the instant of `aged`. Returns the state after that.
+    pub fn charge(&mut self, aged: &AgedCalendar, cost: u64) -> AgedCalendar {
+        if aged.unfit {
+            return *aged;
+        }
+        let after = AgedCalendar {
+            used: aged.used + cost,
+            ..*aged
+        };
+        self.keep_ages(&after);
+        after
+    }
+
+    /// Stores the units, and opens the window if none is under way. A denial needs this only after
+    /// a step back of the clock.
+    pub fn keep_ages(&mut self, aged: &AgedCalendar) {
+        if aged.unfit {
+            return;
+        }
+        if aged.end_us != self.end_us && !aged.stepped {
+            (self.previous_end_us, self.previous_units) = (self.end_us, self.units);
+        }
+        (self.end_us, self.units) = (aged.end_us, aged.used);
+    }
+
+    /// Refunds up to `cost` units of the window whose end is `stamp` (modulo 2^48).
+    pub fn give_back(&mut self, cost: u64, stamp: u64) {
+        if self.end_us & (STAMPS - 1) == stamp {
+            self.units = self.units.saturating_sub(cost);
+        } else if self.previous_end_us & (STAMPS - 1) == stamp {
+            self.previous_units = self.previous_units.saturating_sub(cost);
+        }
+    }
+
+    /// Refunds up to `cost` of the units that count.
+    pub fn give_back_oldest(&mut self, aged: &AgedCalendar, cost: u64) {
+        if aged.used > 0 {
+            self.units = self.units.saturating_sub(cost);
+        }
+    }
+
+    /// The time from which nothing is counted any more.
+    pub fn empty_at_us(&self) -> u64 {
+        self.end_us
+    }
+}
+
+impl AgedCalendar {
+    /// Microseconds until at most `room` units are counted if nothing else is admitted.
+    pub fn wait(&self, room: u64) -> u64 {
+        match self.used > room {
+            true => self.left_us,
+            false => 0,
+        }
+    }
+
+    /// Microseconds until the window ends, also where nothing is counted in it.
+    pub fn left_us(&self) -> u64 {
+        self.left_us
+    }
+
+    /// Names an admission at this instant by the end of its window.
+    pub fn stamp(&self) -> u64 {
+        self.end_us & (STAMPS - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::decide::Count;
+    use super::super::{Algorithm, Retry, Rule};
+    use super::*;
+
+    const LONGEST_US: u64 = 1_100;
+
+    /// One request: how long after the one before it, its cost, and the asking proxy's calendar and
+    /// clock.
+    #[derive(Clone, Copy, Debug)]
+    struct Step {
+        gap_us: u64,
+        cost: u64,
+        /// The calendar's windows begin at multiples of this, and a phase.
+        length_us: u64,
+        phase_us: u64,
+        behind_us: u64,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let gap = prop_oneof![4 => 0_u64..20, 2 => 0_u64..600, 1 => 0_u64..5_000];
+        let length = prop::sample::select(vec![700_u64, 1_000, 1_100]);
+        let behind = prop_oneof![3 => Just(0_u64), 1 => 0_u64..3_000];
+        let step = (gap, 1_u64..4, length, 0_u64..700, behind);
+        let step = step.prop_map(|(gap_us, cost, length_us, phase_us, behind_us)| Step {
+            gap_us,
+            cost,
+            length_us,
+            phase_us,
+            behind_us,
+        });
+        prop::collection::vec(step, 1..200)
+    }
+
+    impl Step {
+        fn at(self, now_us: u64, behind_us: u64) -> Moment {
+            let known_us = now_us - behind_us - self.phase_us;
+            let start_us = known_us / self.length_us * self.length_us + self.phase_us;
+            Moment {
+                now_us,
+                boundaries: Some(Boundaries {
+                    end_us: start_us + self.length_us,
+                    next_end_us: start_us + 2 * self.length_us,
+                }),
+            }
+        }
+    }
+
+    fn rule(units: u64) -> Rule {
+        Rule {
+            algorithm: Algorithm::Calendar,
+            units,
+            window_us: LONGEST_US,
+            precision_us: 1,
+        }
+    }
+
+    proptest! {
+        /// Whatever calendars and clocks the proxies have.
+        #[test]
+        fn no_window_holds_more_than_its_units_and_windows_do_not_overlap(
+            units in 1_u64..12, steps in steps(),
+        ) {
+            let (rule, mut count) = (rule(units), Count::new(Algorithm::Calendar));
+            let (mut now_us, mut end_us, mut units_in) = (1_000_000_u64, 0, 0);
+            for step in steps {
+                now_us += step.gap_us;
+                let mut look = count.look(&rule, step.cost, step.at(now_us, step.behind_us));
+                if look.asks_again() {
+                    prop_assert!(step.behind_us > 0);
+                    look = count.look(&rule, step.cost, step.at(now_us, 0));
+                    prop_assert!(!look.asks_again());
+                }
+                let allowed = look.retry == Retry::Now;
+                let verdict = count.settle(&rule, step.cost, &look, allowed);
+                let ends_us = now_us + verdict.reset_us;
+                prop_assert!(ends_us > now_us && ends_us <= now_us + LONGEST_US);
+                if ends_us != end_us && allowed {
+                    prop_assert!(end_us <= now_us, "a window was cut short");
+                    (end_us, units_in) = (ends_us, 0);
+                }
+                if allowed {
+                    units_in += step.cost;
+                }
+                prop_assert!(units_in <= units);
+            }
+        }
+
+        #[test]
+        fn a_denial_lasts_until_the_end_and_no_longer(units in 1_u64..12, steps in steps()) {
+            let (rule, mut count) = (rule(units), Count::new(Algorithm::Calendar));
+            let mut now_us = 1_000_000;
+            for step in steps {
+                now_us += step.gap_us;
+                let look = count.look(&rule, step.cost, step.at(now_us, 0));
+                if let Retry::After(wait_us) = look.retry {
+                    let retry = |us: u64| {
+                        let at = step.at(now_us + us, 0);
+                        count.look(&rule, step.cost, at).retry
+                    };
+                    prop_assert_eq!(retry(wait_us - 1), Retry::After(1));
+                    prop_assert_eq!(retry(wait_us), Retry::Now);
+                }
+                count.settle(&rule, step.cost, &look, look.retry == Retry::Now);
+            }
+        }
+    }
+
+    #[test]
+    fn an_end_that_is_too_far_ahead_opens_nothing() {
+        let count = CalendarCount::default();
+        let at = |end_us| Moment {
+            now_us: 1_000,
+            boundaries: Some(Boundaries {
+                end_us,
+                next_end_us: end_us + 1,
+            }),
+        };
+        assert!(!count.look(&rule(1), at(1_000 + LONGEST_US)).unfit);
+        assert!(count.look(&rule(1), at(1_001 + LONGEST_US)).unfit);
+        assert!(!count.look(&rule(1), at(1_000)).unfit, "the next one fits");
+        assert!(count.look(&rule(1), at(999)).unfit);
+    }
+}

@@ -4,6 +4,7 @@
 //! allowed the request. A denial charges nothing, and a cost of 0 changes nothing. Pure: the counts
 //! and the time are arguments.
 
+use super::calendar::{AgedCalendar, CalendarCount, Moment};
 use super::counter::{self, Counter};
 use super::log::{self, Log};
 use super::{Algorithm, Retry, Rule, Verdict};
@@ -13,6 +14,7 @@ pub enum Count {
     Log(Log),
     Counter(Counter),
     Slots(Slots),
+    Calendar(CalendarCount),
 }
 
 /// The answer of one limit before the other limits are known.
@@ -33,6 +35,20 @@ impl FirstPass {
     pub fn used(&self) -> u64 {
         self.aged.used()
     }
+
+    /// Whether the boundaries of a calendar window do not fit the clock. Then nothing is decided:
+    /// the caller must ask again, with other boundaries.
+    pub fn asks_again(&self) -> bool {
+        matches!(&self.aged, Aged::Calendar(aged) if aged.unfit)
+    }
+
+    /// Time until a calendar window ends, microseconds; `None` for other counts.
+    pub fn left_us(&self) -> Option<u64> {
+        match &self.aged {
+            Aged::Calendar(aged) => Some(aged.left_us()),
+            _ => None,
+        }
+    }
 }
 
 /// A count as it stands at one instant.
@@ -41,6 +57,7 @@ enum Aged {
     Log(log::AgedLog),
     Counter(counter::AgedCounter),
     Slots(Slots),
+    Calendar(AgedCalendar),
 }
 
 impl Aged {
@@ -49,6 +66,7 @@ impl Aged {
             Aged::Log(aged) => aged.used,
             Aged::Counter(aged) => aged.used,
             Aged::Slots(slots) => slots.used(),
+            Aged::Calendar(aged) => aged.used,
         }
     }
 
@@ -57,6 +75,7 @@ impl Aged {
             Aged::Log(aged) => aged.stepped,
             Aged::Counter(aged) => aged.stepped,
             Aged::Slots(_) => false,
+            Aged::Calendar(aged) => aged.stepped,
         }
     }
 }
@@ -66,8 +85,9 @@ impl Count {
     pub fn new(algorithm: Algorithm) -> Count {
         match algorithm {
             Algorithm::Log => Count::Log(Log::default()),
-            Algorithm::Counter | Algorithm::Calendar => Count::Counter(Counter::default()),
+            Algorithm::Counter => Count::Counter(Counter::default()),
             Algorithm::Slots => Count::Slots(Slots::default()),
+            Algorithm::Calendar => Count::Calendar(CalendarCount::default()),
         }
     }
 
@@ -76,13 +96,17 @@ impl Count {
             Count::Log(_) => Algorithm::Log,
             Count::Counter(_) => Algorithm::Counter,
             Count::Slots(_) => Algorithm::Slots,
+            Count::Calendar(_) => Algorithm::Calendar,
         }
     }
 
-    /// First pass: whether `cost` units would pass `rule` at `now_us`, microseconds.
-    pub fn look(&self, rule: &Rule, cost: u64, now_us: u64) -> FirstPass {
-        let aged = self.age(rule, now_us);
-        let retry = if cost > rule.units {
+    /// First pass: whether `cost` units would pass `rule` at a moment. A time in microseconds is
+    /// one for all but calendar windows.
+    pub fn look(&self, rule: &Rule, cost: u64, at: impl Into<Moment>) -> FirstPass {
+        let aged = self.age(rule, at.into());
+        let retry = if matches!(&aged, Aged::Calendar(aged) if aged.unfit) {
+            Retry::Unasked
+        } else if cost > rule.units {
             Retry::Never
         } else if aged.used() + cost <= rule.units {
             Retry::Now
@@ -94,15 +118,16 @@ impl Count {
         FirstPass { retry, aged }
     }
 
-    pub fn used(&self, rule: &Rule, now_us: u64) -> u64 {
-        self.age(rule, now_us).used()
+    pub fn used(&self, rule: &Rule, at: impl Into<Moment>) -> u64 {
+        self.age(rule, at.into()).used()
     }
 
-    fn age(&self, rule: &Rule, now_us: u64) -> Aged {
+    fn age(&self, rule: &Rule, at: Moment) -> Aged {
         match self {
-            Count::Log(log) => Aged::Log(log.look(rule, now_us)),
-            Count::Counter(counter) => Aged::Counter(counter.look(rule, now_us)),
+            Count::Log(log) => Aged::Log(log.look(rule, at.now_us)),
+            Count::Counter(counter) => Aged::Counter(counter.look(rule, at.now_us)),
             Count::Slots(slots) => Aged::Slots(*slots),
+            Count::Calendar(count) => Aged::Calendar(count.look(rule, at)),
         }
     }
 
@@ -111,7 +136,10 @@ impl Count {
     pub fn settle(&mut self, rule: &Rule, cost: u64, first: &FirstPass, allowed: bool) -> Verdict {
         let aged = self.commit(rule, cost, first, allowed);
         let used = aged.used();
-        let reset_us = self.wait(&aged, rule, 0);
+        let reset_us = match &aged {
+            Aged::Calendar(aged) => aged.left_us(),
+            _ => self.wait(&aged, rule, 0),
+        };
         let next_us = match (used, first.retry) {
             (0, _) => 0,
             (1, _) => reset_us,
@@ -150,6 +178,7 @@ impl Count {
             match (&mut *self, &aged) {
                 (Count::Log(log), Aged::Log(aged)) => log.keep_ages(aged),
                 (Count::Counter(counter), Aged::Counter(aged)) => counter.keep_ages(aged),
+                (Count::Calendar(count), Aged::Calendar(aged)) => count.keep_ages(aged),
                 _ => {}
             }
         }
@@ -164,37 +193,42 @@ impl Count {
                 slots.charge(cost);
                 Aged::Slots(*slots)
             }
+            (Count::Calendar(count), Aged::Calendar(aged)) => {
+                Aged::Calendar(count.charge(aged, cost))
+            }
             _ => *aged,
         }
     }
 
     /// Charges `cost` units even above the limit: an admitted request turned out to cost more.
-    pub fn charge_more(&mut self, rule: &Rule, cost: u64, now_us: u64) {
-        let aged = self.age(rule, now_us);
-        let cost = cost.min(u64::from(u32::MAX) - aged.used());
+    pub fn charge_more(&mut self, rule: &Rule, cost: u64, at: impl Into<Moment>) {
+        let aged = self.age(rule, at.into());
+        let cost = cost.min(self.algorithm().max_count() - aged.used());
         if cost > 0 && !matches!(aged, Aged::Slots(_)) {
             self.charge(rule, cost, &aged);
         }
     }
 
     /// Refunds up to `cost` units of the charge that `stamp` names, unless the charge has expired.
-    pub fn give_back(&mut self, rule: &Rule, cost: u64, stamp: u64, now_us: u64) {
-        match (self.age(rule, now_us), &mut *self) {
+    pub fn give_back(&mut self, rule: &Rule, cost: u64, stamp: u64, at: impl Into<Moment>) {
+        match (self.age(rule, at.into()), &mut *self) {
             (Aged::Log(aged), Count::Log(log)) => log.give_back(&aged, rule, cost, stamp),
             (Aged::Counter(aged), Count::Counter(count)) => {
                 count.give_back(&aged, rule, cost, stamp);
             }
             (_, Count::Slots(slots)) => slots.give_back(cost),
+            (_, Count::Calendar(count)) => count.give_back(cost, stamp),
             _ => {}
         }
     }
 
     /// Refunds up to `cost` of the units that count, oldest first. Slots have no age: they do not
     /// change.
-    pub fn give_back_oldest(&mut self, rule: &Rule, cost: u64, now_us: u64) {
-        match (self.age(rule, now_us), self) {
+    pub fn give_back_oldest(&mut self, rule: &Rule, cost: u64, at: impl Into<Moment>) {
+        match (self.age(rule, at.into()), self) {
             (Aged::Log(aged), Count::Log(log)) => log.give_back_oldest(&aged, rule, cost),
             (Aged::Counter(aged), Count::Counter(count)) => count.give_back_oldest(&aged, cost),
+            (Aged::Calendar(aged), Count::Calendar(count)) => count.give_back_oldest(&aged, cost),
             _ => {}
         }
     }
@@ -206,13 +240,14 @@ impl Count {
             Count::Counter(counter) => counter.empty_at_us(rule),
             Count::Slots(slots) if slots.used() == 0 => 0,
             Count::Slots(_) => u64::MAX,
+            Count::Calendar(count) => count.empty_at_us(),
         }
     }
 
     pub fn heap_bytes(&self) -> usize {
         match self {
             Count::Log(log) => log.heap_bytes(),
-            Count::Counter(_) | Count::Slots(_) => 0,
+            Count::Counter(_) | Count::Slots(_) | Count::Calendar(_) => 0,
         }
     }
 
@@ -221,6 +256,7 @@ impl Count {
         match (self, aged) {
             (Count::Log(log), _) => log.stamp(),
             (_, Aged::Counter(aged)) => aged.stamp(rule),
+            (_, Aged::Calendar(aged)) => aged.stamp(),
             _ => 0,
         }
     }
@@ -230,6 +266,7 @@ impl Count {
         match (self, aged) {
             (Count::Log(log), Aged::Log(aged)) => log.wait(aged, rule, room),
             (Count::Counter(_), Aged::Counter(aged)) => aged.wait(rule, room),
+            (_, Aged::Calendar(aged)) => aged.wait(room),
             _ => 0,
         }
     }

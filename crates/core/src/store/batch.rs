@@ -11,12 +11,13 @@ use smallvec::SmallVec;
 use super::{ServerTrouble, StoreError};
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule, Verdict, log};
 
-/// The script: five files, joined.
+/// The script: six files, joined.
 pub const SCRIPT: &str = concat!(
     include_str!("../../lua/log.lua"),
     include_str!("../../lua/lane.lua"),
     include_str!("../../lua/counter.lua"),
     include_str!("../../lua/slots.lua"),
+    include_str!("../../lua/calendar.lua"),
     include_str!("../../lua/decide.lua"),
 );
 
@@ -32,6 +33,9 @@ const PRECISION_BYTES: usize = 6;
 const REFUSED: u64 = 2;
 /// A group's answer begins so if all is granted, and heads follow.
 const HEADS: u64 = 3;
+/// A group's answer is so if the boundaries that were sent do not fit the store's clock. Nothing
+/// was written.
+const ASK_AGAIN: u64 = 4;
 /// -1 and -2 in seven bytes.
 const NEVER: u64 = 0x00ff_ffff_ffff_ffff;
 const RELEASED: u64 = 0x00ff_ffff_ffff_fffe;
@@ -52,6 +56,9 @@ pub struct ScriptCall<'s> {
     pub holder: u64,
     /// The time of the call; the server's clock if `None`.
     pub now_us: Option<u64>,
+    /// The server's clock as the caller knows it, microseconds since the Unix epoch. Only calendar
+    /// windows need it: their boundaries follow it.
+    pub store_us: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,11 +133,19 @@ pub fn write<'c>(
             let rule = place_of(&item.window.rule, &rules).unwrap_or(u16::MAX);
             let [low, high] = rule.to_le_bytes();
             let extra = group.extra.get(index).copied().unwrap_or(0);
-            let is_usual = (item.cost, extra) == (1, 0);
-            packed.extend_from_slice(&[low, high, u8::from(!is_usual)]);
-            if !is_usual {
+            let boundaries = item.boundaries(call.store_us);
+            let form = match boundaries {
+                Some(_) => 2,
+                None => u8::from((item.cost, extra) != (1, 0)),
+            };
+            packed.extend_from_slice(&[low, high, form]);
+            if form > 0 {
                 pack_u48(&mut packed, item.cost);
                 pack_u48(&mut packed, extra);
+            }
+            if let Some(boundaries) = boundaries {
+                packed.extend_from_slice(&boundaries.end_us.to_le_bytes()[..7]);
+                packed.extend_from_slice(&boundaries.next_end_us.to_le_bytes()[..7]);
             }
         }
     }
@@ -190,13 +205,13 @@ fn pack_rule(packed: &mut Packed, rule: &Rule) {
         Algorithm::Slots => 2,
         Algorithm::Calendar => 3,
     });
-    let units = u32::try_from(rule.units).unwrap_or(u32::MAX);
-    packed.extend_from_slice(&units.to_le_bytes());
+    pack_u48(packed, rule.units);
     pack_u48(packed, rule.window_us);
     pack_u48(packed, rule.precision_us);
 }
 
-/// 2^48 us are 8.9 years, and a cost of 2^48 is above any limit.
+/// 2^48 us are 8.9 years, and a cost of 2^48 - 1 is above most limits. The longest calendar window
+/// holds no more.
 fn pack_u48(packed: &mut Packed, number: u64) {
     let number = number.min((1 << 48) - 1);
     packed.extend_from_slice(&number.to_le_bytes()[..6]);
@@ -210,6 +225,35 @@ pub struct Reply<'r> {
     pub at_us: u64,
     /// Keys that held foreign data and were begun anew.
     pub begun_anew: u16,
+}
+
+/// How a group ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupEnd<T = ()> {
+    Done(T),
+    /// The server refused to write it.
+    Refused,
+    /// The boundaries of a calendar window did not fit the store's clock. Nothing was written. The
+    /// same group fits once [`Reply::at_us`] is known.
+    AskAgain,
+}
+
+impl<T> GroupEnd<T> {
+    pub fn map<U>(self, change: impl FnOnce(T) -> U) -> GroupEnd<U> {
+        match self {
+            GroupEnd::Done(result) => GroupEnd::Done(change(result)),
+            GroupEnd::Refused => GroupEnd::Refused,
+            GroupEnd::AskAgain => GroupEnd::AskAgain,
+        }
+    }
+
+    /// The result, if the group was done.
+    pub fn done(self) -> Option<T> {
+        match self {
+            GroupEnd::Done(result) => Some(result),
+            GroupEnd::Refused | GroupEnd::AskAgain => None,
+        }
+    }
 }
 
 /// The decisions on a group of equal requests: the first `granted` of them may pass.
@@ -260,23 +304,25 @@ impl<'r> Reply<'r> {
         Ok(reply)
     }
 
-    /// The next group's outcome, of `count` requests; `None` if the server refused to write it.
+    /// The next group's outcome, of `count` requests.
     pub fn outcome(
         &mut self,
         charge: &Charge,
         count: u16,
-    ) -> Result<Option<GroupOutcome>, StoreError> {
+    ) -> Result<GroupEnd<GroupOutcome>, StoreError> {
         let kind = self.number(1)?;
         if kind == HEADS {
-            return Ok(Some(GroupOutcome {
+            return Ok(GroupEnd::Done(GroupOutcome {
                 granted: count,
                 allowed: Some(self.read_heads(charge, count)?),
                 denied: None,
             }));
         }
         let granted = u16::try_from(self.number(2)?).unwrap_or(u16::MAX);
-        if kind == REFUSED {
-            return Ok(None);
+        match kind {
+            REFUSED => return Ok(GroupEnd::Refused),
+            ASK_AGAIN => return Ok(GroupEnd::AskAgain),
+            _ => {}
         }
         let allowed = (granted > 0)
             .then(|| self.decision(charge, true))
@@ -284,16 +330,20 @@ impl<'r> Reply<'r> {
         let denied = (granted < count)
             .then(|| self.decision(charge, false))
             .transpose()?;
-        Ok(Some(GroupOutcome {
+        Ok(GroupEnd::Done(GroupOutcome {
             granted,
             allowed,
             denied,
         }))
     }
 
-    /// The end of the next group, which gives back or settles: whether it was done.
-    pub fn done(&mut self) -> Result<bool, StoreError> {
-        Ok(self.number(1)? == 1)
+    /// The end of the next group, which gives back or settles.
+    pub fn end(&mut self) -> Result<GroupEnd, StoreError> {
+        Ok(match self.number(1)? {
+            1 => GroupEnd::Done(()),
+            ASK_AGAIN => GroupEnd::AskAgain,
+            _ => GroupEnd::Refused,
+        })
     }
 
     fn decision(&mut self, charge: &Charge, allowed: bool) -> Result<Decision, StoreError> {

@@ -245,8 +245,9 @@ pub(super) mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::limit::calendar::Moment;
     use crate::limit::decide::Count;
-    use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
+    use crate::limit::{Algorithm, Calendar, CalendarUnit, Key, KeyHash, Limit, Rule};
 
     fn limit(algorithm: Algorithm, units: u64, precision_us: u64) -> Arc<Limit> {
         let rule = Rule {
@@ -257,6 +258,16 @@ pub(super) mod tests {
         };
         let key = Key::parse(["global"]).unwrap();
         Arc::new(Limit::new("l", &[rule], key))
+    }
+
+    fn calendar_limit(units: u64) -> Arc<Limit> {
+        let mut limit = Limit::clone(&limit(Algorithm::Calendar, units, 1));
+        let unit = CalendarUnit::Day;
+        let mut window = limit.windows[0].own();
+        window.rule.window_us = unit.longest_us();
+        window.calendar = Some(Arc::new(Calendar::new(unit, Arc::default())));
+        limit.windows = vec![Arc::new(window)];
+        Arc::new(limit)
     }
 
     fn charge(limit: &Arc<Limit>, cost: u64) -> Charge {
@@ -277,7 +288,11 @@ pub(super) mod tests {
     impl Model {
         fn ask(&mut self, charge: &Charge, now_us: u64) -> Decision {
             let (rule, cost) = (charge[0].window.rule, charge[0].cost);
-            let look = self.0.look(&rule, cost, now_us);
+            let at = Moment {
+                now_us,
+                boundaries: charge[0].boundaries(now_us),
+            };
+            let look = self.0.look(&rule, cost, at);
             let allowed = look.retry == Retry::Now;
             let verdict = self.0.settle(&rule, cost, &look, allowed);
             Decision {
@@ -302,18 +317,24 @@ pub(super) mod tests {
         let (mut told, mut exact) = (0, 0);
         for seed in 1..=400_u64 {
             let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            let (algorithm, precision_us) = match seed % 4 {
+            let (algorithm, precision_us) = match seed % 5 {
                 0 => (Algorithm::Counter, 1),
                 1 => (Algorithm::Log, 1),
                 2 => (Algorithm::Log, 10_000),
+                3 => (Algorithm::Calendar, 1),
                 _ => (Algorithm::Log, 250_000),
             };
-            let limit = limit(algorithm, 1 + chance(&mut random, 12), precision_us);
+            let units = 1 + chance(&mut random, 12);
+            let (limit, slower) = match algorithm {
+                Algorithm::Calendar => (calendar_limit(units), 3_000),
+                _ => (limit(algorithm, units, precision_us), 1),
+            };
             let mut model = Model(Count::new(algorithm));
             let mut cache = DenyCache::default();
             let mut now_us = 1_700_000_000_000_000;
             for _ in 0..400 {
-                now_us += [0, 1, 900, 30_000, 200_000][chance(&mut random, 5) as usize];
+                let steps = [0, 1, 900, 30_000, 200_000];
+                now_us += slower * steps[chance(&mut random, 5) as usize];
                 let ask = charge(&limit, 1 + chance(&mut random, 4));
                 if chance(&mut random, 3) == 0 {
                     // Another proxy's request: this cache never hears of it.

@@ -192,6 +192,18 @@ impl Batch {
         (self.oldest.unwrap_or(now) + timeout).max(now + timeout / 4)
     }
 
+    /// The batch of bundles that are sent once more.
+    pub(super) fn again(bundles: Vec<Bundle>) -> Batch {
+        let asked = bundles
+            .iter()
+            .filter(|bundle| bundle.first.answer.is_some());
+        Batch {
+            items: bundles.iter().map(|bundle| bundle.charge().len()).sum(),
+            oldest: asked.map(|bundle| bundle.first.arrived).min(),
+            bundles,
+        }
+    }
+
     /// Each bundle in a batch of its own.
     pub(super) fn split(self) -> Vec<Batch> {
         let alone = |bundle: Bundle| Batch {
@@ -205,7 +217,9 @@ impl Batch {
     /// Asks for more units of leased keys than the requests need.
     pub(super) fn ask_ahead(&mut self, cache: &WorkerCache, now_us: u64) {
         for bundle in &mut self.bundles {
+            // A lease may end in another calendar window than it began.
             let first = bundle.charge().first();
+            let first = first.filter(|item| item.window.calendar.is_none());
             let lease_us = first.map_or(0, |item| item.limit.lease_us);
             if lease_us > 0 && bundle.count() > 0 {
                 let more = cache.lock().leases.ahead(bundle.charge(), now_us);

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::is_slots;
+use super::store_clock::StoreInstant;
 use crate::limit::decide::Count;
 use crate::limit::{Charge, LimitCheck};
 
@@ -35,19 +36,22 @@ pub(super) struct Debts<'j> {
     /// One item each: its cost is all that is owed, even beyond the limit.
     pub(super) owed: Vec<Charge>,
     journal: &'j Journal,
-    now_us: u64,
+    at: StoreInstant,
 }
 
 impl Debts<'_> {
-    pub(super) fn paid(mut self) {
-        self.owed.clear();
+    /// The store has charged the debts at these places.
+    pub(super) fn paid(mut self, is_paid: impl Fn(usize) -> bool) {
+        let mut places = 0..;
+        self.owed
+            .retain(|_| places.next().is_some_and(|place| !is_paid(place)));
     }
 }
 
 impl Drop for Debts<'_> {
     fn drop(&mut self) {
         for charge in self.owed.drain(..) {
-            self.journal.add(&charge, self.now_us);
+            self.journal.add(&charge, self.at);
         }
     }
 }
@@ -57,23 +61,23 @@ impl Journal {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers what was admitted at `now_us`. Returns false where there was no room for it.
-    pub(super) fn add(&self, charge: &Charge, now_us: u64) -> bool {
-        let mut state = self.state();
+    /// Remembers what was admitted at an instant. Returns false where there was no room for it.
+    pub(super) fn add(&self, charge: &Charge, at: impl Into<StoreInstant>) -> bool {
+        let (mut state, at) = (self.state(), at.into());
         let mut fits = true;
         for item in charge {
-            fits &= state.add(item, now_us);
+            fits &= state.add(item, at);
         }
         fits
     }
 
     /// The store has lost all that it counted. The cost of `item` is what this process has
     /// admitted, and replaces what was owed.
-    pub(super) fn put(&self, item: LimitCheck, now_us: u64) -> bool {
+    pub(super) fn put(&self, item: LimitCheck, at: impl Into<StoreInstant>) -> bool {
         let mut state = self.state();
         state.owed.remove(&item.id());
         state.suspected.remove(&item.id());
-        state.add(&item, now_us)
+        state.add(&item, at.into())
     }
 
     /// The store seems to have lost the cost of `item`.
@@ -93,15 +97,15 @@ impl Journal {
     }
 
     /// Owes the units that have seemed to be lost for long enough.
-    pub(super) fn ripen(&self, now_us: u64) {
-        let mut state = self.state();
+    pub(super) fn ripen(&self, at: impl Into<StoreInstant>) {
+        let (mut state, at) = (self.state(), at.into());
         if state.suspected.is_empty() {
             return;
         }
-        let ripe = (state.suspected).extract_if(|_, (_, at_us)| *at_us <= now_us);
+        let ripe = (state.suspected).extract_if(|_, (_, at_us)| *at_us <= at.now_us);
         let ripe: Vec<LimitCheck> = ripe.map(|(_, (item, _))| item).collect();
         for item in &ripe {
-            state.add(item, now_us);
+            state.add(item, at);
         }
     }
 
@@ -109,18 +113,19 @@ impl Journal {
         !self.state().owed.is_empty()
     }
 
-    /// Takes out up to `keys` debts that are `due`. Units that have left their window by `now_us`
-    /// are not owed.
+    /// Takes out up to `keys` debts that are `due`. Units that have left their window by then are
+    /// not owed.
     pub(super) fn take(
         &self,
         keys: usize,
-        now_us: u64,
+        at: impl Into<StoreInstant>,
         due: impl Fn(&LimitCheck) -> bool,
     ) -> Debts<'_> {
+        let at = at.into();
         Debts {
-            owed: self.state().take_out(keys, now_us, due),
+            owed: self.state().take_out(keys, at, due),
             journal: self,
-            now_us,
+            at,
         }
     }
 
@@ -138,7 +143,7 @@ impl Journal {
 }
 
 impl JournalState {
-    fn add(&mut self, item: &LimitCheck, now_us: u64) -> bool {
+    fn add(&mut self, item: &LimitCheck, at: StoreInstant) -> bool {
         let rule = item.window.rule;
         if is_slots(item) || item.cost == 0 {
             // Holders report their slots by themselves.
@@ -149,14 +154,14 @@ impl JournalState {
         }
         let entry = self.owed.entry(item.id());
         let (_, count) = entry.or_insert_with(|| (item.clone(), Count::new(rule.algorithm)));
-        count.charge_more(&rule, item.cost, now_us);
+        count.charge_more(&rule, item.cost, at.moment(item));
         true
     }
 
     fn take_out(
         &mut self,
         keys: usize,
-        now_us: u64,
+        at: StoreInstant,
         due: impl Fn(&LimitCheck) -> bool,
     ) -> Vec<Charge> {
         let mut taken = Vec::new();
@@ -166,7 +171,7 @@ impl JournalState {
             let Some((mut item, count)) = self.owed.remove(&id) else {
                 continue;
             };
-            item.cost = count.used(&item.window.rule, now_us);
+            item.cost = count.used(&item.window.rule, at.moment(&item));
             if item.cost > 0 {
                 taken.push([item].into_iter().collect());
             }
@@ -180,7 +185,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
+    use crate::limit::{Algorithm, Calendar, CalendarUnit, Key, KeyHash, Limit, Rule, Window};
 
     fn charge(who: u64, cost: u64) -> Charge {
         let rule = Rule {
@@ -215,8 +220,39 @@ mod tests {
         drop(debts);
         let again = journal.take(64, 2_100_000, |_| true);
         assert_eq!(again.owed.len(), 1, "it may not have been paid");
-        again.paid();
+        again.paid(|_| true);
         assert!(journal.take(64, 2_100_000, |_| true).owed.is_empty());
+    }
+
+    #[test]
+    fn the_units_of_a_calendar_window_are_owed_until_it_ends_by_the_stores_clock() {
+        // 2023-11-30T23:59:59Z.
+        const NOVEMBER_US: u64 = 1_701_388_799_000_000;
+        let journal = Journal::default();
+        let unit = CalendarUnit::Month;
+        let mut owed = charge(1, 6_000_000_000);
+        let rule = Rule {
+            algorithm: Algorithm::Calendar,
+            window_us: unit.longest_us(),
+            ..owed[0].window.rule
+        };
+        let calendar = Calendar::new(unit, Arc::default());
+        owed[0].window = Arc::new(Window {
+            calendar: Some(Arc::new(calendar)),
+            rule,
+            ..owed[0].window.own()
+        });
+        let at = |passed_us| StoreInstant {
+            now_us: 5 + passed_us,
+            store_us: NOVEMBER_US + passed_us,
+        };
+        assert!(journal.add(&owed, at(0)));
+        assert!(journal.add(&owed, at(10)));
+        let debts = journal.take(64, at(999_999), |_| true);
+        assert_eq!(debts.owed[0][0].cost, 12_000_000_000);
+        drop(debts);
+        let debts = journal.take(64, at(1_000_000), |_| true);
+        assert!(debts.owed.is_empty(), "December has begun");
     }
 
     #[test]
@@ -226,7 +262,7 @@ mod tests {
         assert!(journal.put(charge(1, 7).remove(0), 1_200_000));
         let debts = journal.take(64, 1_300_000, |_| true);
         assert_eq!(debts.owed[0][0].cost, 7);
-        debts.paid();
+        debts.paid(|_| true);
     }
 
     #[test]
@@ -242,7 +278,7 @@ mod tests {
         assert!(journal.owes());
         let debts = journal.take(64, 1_000_000 + SUSPECT_FOR_US, |_| true);
         assert_eq!((debts.owed.len(), debts.owed[0][0].cost), (1, 5));
-        debts.paid();
+        debts.paid(|_| true);
         assert!(journal.is_empty());
     }
 

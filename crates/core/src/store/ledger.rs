@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::fleet::Fleet;
-use crate::limit::{LimitCheck, Verdict};
+use crate::limit::{Algorithm, LimitCheck, Verdict};
 
 /// Several maps, so that workers seldom wait for each other.
 const MAPS: usize = 64;
@@ -180,8 +180,12 @@ impl Ledger {
         let map = self.map(item.id());
         let seen = map.keys.get(&item.id())?;
         let rule = &item.window.rule;
-        // All that the store had admitted came before it went away.
-        let counts = seen.reset_at_us > at.since_us && at.now_us < at.since_us + rule.window_us;
+        // All that the store had admitted came before it went away. A calendar window ends at once.
+        let until_us = match rule.algorithm {
+            Algorithm::Calendar => seen.reset_at_us,
+            _ => at.since_us + rule.window_us,
+        };
+        let counts = seen.reset_at_us > at.since_us && at.now_us < until_us;
         let left = rule.units.saturating_sub(seen.used + seen.gap);
         counts.then(|| seen.own + fleet.part_of(left))
     }
@@ -244,7 +248,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Algorithm, Key, KeyHash, Limit, Retry, Rule};
+    use crate::limit::{Key, KeyHash, Limit, Retry, Rule, Window};
 
     fn item(who: u64) -> LimitCheck {
         let rule = Rule {
@@ -307,6 +311,24 @@ mod tests {
             ledger.max_units(&item, &fleet, at(60_000_001, 60_000_002)),
             None
         );
+    }
+
+    #[test]
+    fn what_is_known_of_a_calendar_window_holds_until_it_ends() {
+        let (ledger, fleet, mut item) = (Ledger::default(), Fleet::of(4), item(1));
+        let rule = Rule {
+            algorithm: Algorithm::Calendar,
+            window_us: 7_000_000_000,
+            ..item.window.rule
+        };
+        item.window = Arc::new(Window::new("l", rule));
+        ledger.note(&answered(&item, &verdict(199), 50));
+        let at = |now_us| Away {
+            since_us: 51_000_000,
+            now_us,
+        };
+        assert_eq!(ledger.max_units(&item, &fleet, at(59_999_999)), Some(100));
+        assert_eq!(ledger.max_units(&item, &fleet, at(60_000_000)), None);
     }
 
     #[test]

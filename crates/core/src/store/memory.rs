@@ -34,8 +34,10 @@ use super::hash_key::{CurrentKey, KeyRing};
 use super::is_slots;
 use super::overrides::MemoryOverrides;
 use super::recovery::Recovery;
+use super::store_clock::StoreInstant;
 use crate::clock::Micros;
 use crate::config::StoreSettings;
+use crate::limit::calendar::Moment;
 use crate::limit::decide::Count;
 use crate::limit::key::KeyHashPrefix;
 use crate::limit::{Charge, Decision, KeyHash, LimitCheck, Retry, Rule, Window};
@@ -234,7 +236,7 @@ impl Memory {
         let mut shard = self.lock(self.shard_of(id(item)));
         let now_us = self.clock.now_us();
         shard.sweep_in_turn(now_us, &self.bounds);
-        let check = self.check(&shard, item, mode, now_us);
+        let check = self.check(&shard, item, mode, self.instant(charge, now_us));
         let allowed = check.look.retry == Retry::Now;
         let verdict = shard.settle(&check, allowed, &self.bounds);
         if self.bounds.passed().is_some() {
@@ -255,9 +257,10 @@ impl Memory {
         for (_, shard) in &mut shards {
             shard.sweep_in_turn(now_us, &self.bounds);
         }
+        let at = self.instant(charge, now_us);
         let check = |item| {
-            let at = self.position_of(&shards, id(item));
-            self.check(&shards[at].1, item, mode, now_us)
+            let position = self.position_of(&shards, id(item));
+            self.check(&shards[position].1, item, mode, at)
         };
         let checks: SmallVec<[PendingCheck<'_>; 4]> = charge.iter().map(check).collect();
         let allowed = checks.iter().all(|check| check.look.retry == Retry::Now);
@@ -278,6 +281,25 @@ impl Memory {
         };
         self.record(charge, &decision, mode);
         decision
+    }
+
+    /// The instant at which `items` are decided. Only calendar windows need the wall clock.
+    fn instant(&self, items: &[LimitCheck], now_us: u64) -> StoreInstant {
+        match items.iter().any(|item| item.window.calendar.is_some()) {
+            false => StoreInstant::from(now_us),
+            true => StoreInstant {
+                now_us,
+                store_us: self.store_us(now_us),
+            },
+        }
+    }
+
+    /// The clock of calendar windows: the shared store's, or this machine's wall clock.
+    #[cold]
+    fn store_us(&self, now_us: u64) -> u64 {
+        let recovery = self.recovery.as_ref();
+        let store_us = recovery.and_then(|recovery| recovery.store_clock.at_us(now_us));
+        store_us.unwrap_or_else(|| self.clock.unix_us())
     }
 
     /// Evicts keys until the bounds hold, or nothing is left to evict; `shards` are locked.
@@ -370,8 +392,8 @@ impl Memory {
     /// Frees the slots that an admitted `charge` holds; its other items do not change.
     pub fn release(&self, charge: &Charge) {
         for item in charge.iter().filter(|item| is_slots(item)) {
-            self.change(item, false, |count, rule, now_us| {
-                count.give_back(rule, item.cost, 0, now_us);
+            self.change(item, false, |count, rule, at| {
+                count.give_back(rule, item.cost, 0, at);
             });
         }
     }
@@ -379,8 +401,8 @@ impl Memory {
     /// Counts the slots that another store granted to `charge`, even above the limit.
     pub fn hold(&self, charge: &Charge) {
         for item in charge.iter().filter(|item| is_slots(item) && item.cost > 0) {
-            self.change(item, true, |count, rule, now_us| {
-                let look = count.look(rule, item.cost, now_us);
+            self.change(item, true, |count, rule, at| {
+                let look = count.look(rule, item.cost, at);
                 count.settle(rule, item.cost, &look, true);
             });
         }
@@ -391,8 +413,8 @@ impl Memory {
     pub fn give_back(&self, charge: &Charge, decision: &Decision) {
         let charged = charge.iter().zip(&decision.verdicts);
         for (item, verdict) in charged.filter(|(item, _)| !is_slots(item) && item.cost > 0) {
-            self.change(item, false, |count, rule, now_us| {
-                count.give_back(rule, item.cost, verdict.stamp, now_us);
+            self.change(item, false, |count, rule, at| {
+                count.give_back(rule, item.cost, verdict.stamp, at);
             });
         }
     }
@@ -404,8 +426,8 @@ impl Memory {
             .iter()
             .filter(|item| !is_slots(item) && item.cost > 0)
         {
-            self.change(item, false, |count, rule, now_us| {
-                count.give_back_oldest(rule, item.cost, now_us);
+            self.change(item, false, |count, rule, at| {
+                count.give_back_oldest(rule, item.cost, at);
             });
         }
     }
@@ -416,8 +438,8 @@ impl Memory {
             .iter()
             .filter(|item| !is_slots(item) && item.cost > 0)
         {
-            self.change(item, true, |count, rule, now_us| {
-                count.charge_more(rule, item.cost, now_us);
+            self.change(item, true, |count, rule, at| {
+                count.charge_more(rule, item.cost, at);
             });
         }
     }
@@ -428,7 +450,7 @@ impl Memory {
         &self,
         item: &LimitCheck,
         inserts: bool,
-        change: impl FnOnce(&mut Count, &Rule, u64),
+        change: impl FnOnce(&mut Count, &Rule, Moment),
     ) {
         let id = id(item);
         let mut shard = self.lock(self.shard_of(id));
@@ -438,11 +460,12 @@ impl Memory {
             None if inserts => shard.insert(item, &rule, &self.bounds),
             None => return,
         };
-        let now_us = self.clock.now_us();
+        let at = self.instant(std::slice::from_ref(item), self.clock.now_us());
+        let moment = at.moment(item);
         shard.change(place, &self.bounds, |entry| {
-            change(&mut entry.count, &rule, now_us);
-            entry.empty_at_us = entry.count.empty_at_us(&rule);
-            let is_full = entry.count.used(&rule, now_us) >= rule.units;
+            change(&mut entry.count, &rule, moment);
+            entry.empty_at_us = at.empty_at_us(&entry.count, &rule);
+            let is_full = entry.count.used(&rule, moment) >= rule.units;
             ((), is_full)
         });
     }

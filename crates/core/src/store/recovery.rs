@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::fleet::Fleet;
 use super::ledger::{Away, Ledger};
+use super::store_clock::StoreClock;
 
 /// The name of a process among those that share the store.
 pub type ProcessName = [u8; 16];
@@ -56,6 +57,7 @@ pub struct Recovery {
     fleet: Arc<Fleet>,
     name: ProcessName,
     pub ledger: Ledger,
+    pub store_clock: StoreClock,
     /// Whether shares hold, beside the store's decisions where there are any.
     on: AtomicBool,
     /// Since when the store is away, or last was before the process began to return; 0 for never.
@@ -88,6 +90,7 @@ impl Recovery {
             fleet,
             name,
             ledger: Ledger::default(),
+            store_clock: StoreClock::default(),
             on: AtomicBool::new(false),
             since_us: AtomicU64::new(0),
             back_us: AtomicU64::new(0),
@@ -222,6 +225,13 @@ impl Recovery {
         self.longest_us.fetch_max(window_us, Ordering::Relaxed);
         let back_us = self.back_us.load(Ordering::Acquire);
         back_us == 0 || now_us < back_us + GRACE_US + window_us
+    }
+
+    /// Whether the other proxies have had time to notice that the store is back, by `at_us`. Units
+    /// that were admitted without it are older.
+    pub fn is_over_by(&self, at_us: u64) -> bool {
+        let back_us = self.back_us.load(Ordering::Acquire);
+        back_us > 0 && back_us + GRACE_US <= at_us
     }
 
     /// Since when the store is away, for a decision at `now_us`; `None` if it is there.

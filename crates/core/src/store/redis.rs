@@ -47,6 +47,7 @@ use super::lease::{CacheLookup, WorkerCache};
 use super::memory::Memory;
 use super::overrides::OverrideSnapshot;
 use super::recovery::{ProcessName, Recovery};
+use super::store_clock::StoreInstant;
 use super::{Observed, StoreError, is_slots};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
@@ -189,6 +190,25 @@ impl RedisShared {
             timeout: self.timeout,
             generation: self.keys.generation(),
         }
+    }
+
+    /// Now, by this process's clock and by the store's.
+    fn instant(&self) -> StoreInstant {
+        self.instant_at(clock::now())
+    }
+
+    fn instant_at(&self, now: Instant) -> StoreInstant {
+        let now_us = self.clock.at_us(now);
+        let store_us = self.recovery.store_clock.at_us(now_us);
+        StoreInstant {
+            now_us,
+            store_us: store_us.unwrap_or_else(clock::unix_us),
+        }
+    }
+
+    fn note_store_clock(&self, store_us: u64) {
+        let now_us = self.clock.now_us();
+        self.recovery.store_clock.note(store_us, now_us);
     }
 
     fn span_since(&self, sent: Instant) -> CallSpan {

@@ -18,12 +18,15 @@ use super::{BudgetId, SHARD_KEYS, id};
 use crate::limit::decide::{Count, FirstPass};
 use crate::limit::{LimitCheck, Retry, Rule, Verdict};
 use crate::store::guard::xorshift;
+use crate::store::store_clock::StoreInstant;
 
 /// Charges of a shard between two sweeps. Keys that lie side by side are read faster than as many
 /// in different places.
 const SWEEP_EVERY: usize = 8;
 /// Keys among which a victim is chosen.
 const SAMPLE: usize = 8;
+/// How long a calendar window is kept after its end, microseconds.
+const CALENDAR_KEPT_US: u64 = 86_400_000_000;
 /// An index with room for more keys than this shrinks when most of it is unused.
 const SHRINK: usize = 16;
 /// Entries in a piece of a row; half a piece is unused in each shard, on average.
@@ -64,6 +67,7 @@ pub(super) struct PendingCheck<'i> {
     item: &'i LimitCheck,
     rule: Rule,
     cost: u64,
+    at: StoreInstant,
     /// Where its entry is, if it has one.
     place: Option<usize>,
     pub(super) look: FirstPass,
@@ -109,19 +113,21 @@ impl Shard {
         item: &'i LimitCheck,
         rule: Rule,
         cost: u64,
-        now_us: u64,
+        at: StoreInstant,
     ) -> PendingCheck<'i> {
         let id = id(item);
         let place = self.find(id);
+        let moment = at.moment(item);
         let look = match place {
-            Some(place) => self.entries[place].count.look(&rule, cost, now_us),
-            None => Count::new(rule.algorithm).look(&rule, cost, now_us),
+            Some(place) => self.entries[place].count.look(&rule, cost, moment),
+            None => Count::new(rule.algorithm).look(&rule, cost, moment),
         };
         PendingCheck {
             id,
             item,
             rule,
             cost,
+            at,
             place,
             look,
             max_units: None,
@@ -166,7 +172,7 @@ impl Shard {
         self.change(place, bounds, |entry| {
             let verdict = entry.count.settle(rule, cost, look, allowed);
             if cost > 0 {
-                entry.empty_at_us = entry.count.empty_at_us(rule);
+                entry.empty_at_us = check.at.empty_at_us(&entry.count, rule);
             }
             let is_full = look.retry != Retry::Now || verdict.remaining < cost.max(1);
             (verdict, is_full)
@@ -297,7 +303,7 @@ impl Shard {
             if self.sweep_next >= self.entries.len() {
                 self.sweep_next = 0;
             }
-            if self.entries[self.sweep_next].empty_at_us <= now_us {
+            if self.entries[self.sweep_next].is_over(now_us) {
                 self.remove(self.sweep_next, bounds);
             } else {
                 self.sweep_next += 1;
@@ -385,6 +391,14 @@ enum EvictionOrder {
 }
 
 impl CountEntry {
+    /// Whether the entry is of no use any more. A calendar window is kept for a day longer: the
+    /// wall clock may step back, and units may come back late.
+    fn is_over(&self, now_us: u64) -> bool {
+        self.empty_at_us <= now_us
+            && (!matches!(self.count, Count::Calendar(_))
+                || self.empty_at_us + CALENDAR_KEPT_US <= now_us)
+    }
+
     fn loss(&self, now_us: u64, bounds: &MemoryBounds) -> EvictionLoss {
         let rule = bounds.rule_of(self.window);
         let rule = rule.filter(|rule| rule.algorithm == self.count.algorithm());

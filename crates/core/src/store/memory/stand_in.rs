@@ -1,12 +1,15 @@
 //! The local store in place of a shared store: it counts what that store admitted through this
 //! process, and remembers its last answer for each key.
 
+use std::sync::Arc;
+
 use super::shard::{PendingCheck, Shard};
 use super::{Memory, id};
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck, OnError, Retry, Verdict};
 use crate::store::is_slots;
 use crate::store::ledger::{Away, StoreAnswer, slack_us};
 use crate::store::recovery::Recovery;
+use crate::store::store_clock::StoreInstant;
 
 /// For what the counts are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,10 +64,10 @@ impl Memory {
         shard: &Shard,
         item: &'i LimitCheck,
         mode: DecisionMode,
-        now_us: u64,
+        at: StoreInstant,
     ) -> PendingCheck<'i> {
         if self.recovery.is_none() && mode == DecisionMode::Alone {
-            return shard.check(item, self.fleet.share(item.window.rule), item.cost, now_us);
+            return shard.check(item, self.fleet.share(item.window.rule), item.cost, at);
         }
         // To keep warm is not to hold: the worker that admitted the request calls `hold`.
         let is_slots = is_slots(item);
@@ -72,7 +75,7 @@ impl Memory {
         let is_bound = !is_free
             && match mode {
                 DecisionMode::Alone | DecisionMode::Usage => true,
-                DecisionMode::Beside => self.keeps_to_share(item, now_us),
+                DecisionMode::Beside => self.keeps_to_share(item, at),
                 DecisionMode::Warm => false,
             };
         let rule = match is_bound || is_slots {
@@ -80,20 +83,26 @@ impl Memory {
             false => item.window.rule,
         };
         let cost = if is_free { 0 } else { item.cost };
-        let mut check = shard.check(item, rule, cost, now_us);
+        let mut check = shard.check(item, rule, cost, at);
         if !is_bound {
             check.look.retry = Retry::Now;
-        } else if let Some(max_units) = self.max_units_of(item, mode, now_us) {
-            check.cap(max_units, rule.window_us);
+        } else if let Some(max_units) = self.max_units_of(item, mode, at.now_us) {
+            check.cap(max_units, check.look.left_us().unwrap_or(rule.window_us));
         }
         check
     }
 
-    fn keeps_to_share(&self, item: &LimitCheck, now_us: u64) -> bool {
+    fn keeps_to_share(&self, item: &LimitCheck, at: StoreInstant) -> bool {
         let window_us = item.window.rule.window_us;
-        let recovery = self.recovery.as_ref();
+        let holds_for = |recovery: &&Arc<Recovery>| recovery.holds_for(window_us, at.now_us);
+        let recovery = self.recovery.as_ref().filter(holds_for);
+        // A calendar window that began later has no unit of the outage.
+        let began_later = |recovery: &Arc<Recovery>| {
+            let began_us = at.window_began_us(item);
+            began_us.is_some_and(|began_us| recovery.is_over_by(began_us))
+        };
         item.limit.on_error == OnError::Local
-            && recovery.is_some_and(|recovery| recovery.holds_for(window_us, now_us))
+            && recovery.is_some_and(|recovery| !began_later(recovery))
     }
 
     /// The most units of this item that may count here while the shared store is away; `None` if
@@ -113,9 +122,10 @@ impl Memory {
     pub fn own_at(&self, item: &LimitCheck, at_us: u64) -> u64 {
         let id = id(item);
         let shard = self.lock(self.shard_of(id));
+        let at = self.instant(std::slice::from_ref(item), at_us).moment(item);
         shard.find(id).map_or(0, |place| {
             let count = &shard.entries[place].count;
-            count.used(&item.window.rule, at_us)
+            count.used(&item.window.rule, at)
         })
     }
 

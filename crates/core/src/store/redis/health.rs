@@ -7,7 +7,7 @@ use super::RedisShared;
 use super::slot_lease::SlotLease;
 use crate::config::RedisAddress;
 use crate::limit::{Charge, Decision};
-use crate::store::batch::{GroupOutcome, Operation, Reply};
+use crate::store::batch::{GroupEnd, GroupOutcome, Operation, Reply};
 use crate::store::deny_cache::CallSpan;
 use crate::store::gather::{Batch, Bundle};
 use crate::store::guard::Breaker;
@@ -80,6 +80,7 @@ impl ServerHealth {
             shared.count_begun_anew(report.begun_anew);
         }
         if let Some(clock) = report.clock {
+            shared.recovery.store_clock.note_ahead(clock.least);
             self.note_clock(clock, cache);
         }
         match report.trouble {
@@ -115,6 +116,8 @@ pub(super) struct ReplyReport {
     /// Keys that held foreign data and were begun anew.
     begun_anew: u16,
     clock: Option<ClockOffset>,
+    /// Bundles to be asked again, with the boundaries of the clock that this reply tells.
+    pub(super) again: Vec<Bundle>,
 }
 
 /// How far a server's clock is ahead of ours, microseconds. The server read it between the call and
@@ -184,20 +187,22 @@ impl ReplyOutput<'_> {
                 Operation::Charge(count) => reply.outcome(bundle.charge(), count),
                 Operation::Report => reply.outcome(bundle.charge(), 1),
                 Operation::GiveBack | Operation::Settle | Operation::GiveBackOldest => {
-                    reply.done().map(|done| done.then(GroupOutcome::default))
+                    let end = reply.end();
+                    end.map(|end| end.map(|()| GroupOutcome::default()))
                 }
             };
             match outcome {
-                Ok(Some(outcome)) if bundle.count() > 0 => {
+                Ok(GroupEnd::Done(outcome)) if bundle.count() > 0 => {
                     let costs = bundle.charge().iter().any(|item| item.cost > 0);
                     report.wrote |= outcome.granted > 0 && costs;
                     self.answer(bundle, outcome);
                 }
-                Ok(Some(_)) => {
+                Ok(GroupEnd::Done(_)) => {
                     self.slots.reported(&bundle);
                     bundle.done();
                 }
-                Ok(None) => refused.push(bundle),
+                Ok(GroupEnd::Refused) => refused.push(bundle),
+                Ok(GroupEnd::AskAgain) => report.again.push(bundle),
                 Err(kind) => {
                     self.slots.fail([bundle], kind);
                     return Err(kind);

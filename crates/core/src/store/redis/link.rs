@@ -265,11 +265,17 @@ impl ScriptRun<'_> {
         command: &mut Cmd,
         groups: impl Iterator<Item = Group<'g>> + Clone,
     ) -> Result<Vec<u8>, RedisError> {
+        let mut items = groups.clone().flat_map(|group| group.charge);
+        let needs_clock = items.any(|item| item.window.calendar.is_some());
         let mut call = ScriptCall {
             script: ScriptName::Hash(&self.shared.script_hash),
             prefix: &self.shared.prefix,
             holder: self.holder,
             now_us: None,
+            store_us: match needs_clock {
+                true => self.shared.instant().store_us,
+                false => 0,
+            },
         };
         loop {
             batch::write(command, call, groups.clone());

@@ -10,7 +10,7 @@ use redis::aio::MultiplexedConnection;
 use super::link::{RedisLink, ScriptRun, learn_key};
 use super::{RedisShared, overrides};
 use crate::limit::Charge;
-use crate::store::batch::{Group, Operation, Reply};
+use crate::store::batch::{Group, GroupEnd, Operation, Reply};
 use crate::store::recovery::{Greeting, Heartbeat, ProcessName};
 use crate::store::{ServerTrouble, StoreError};
 
@@ -54,7 +54,7 @@ pub(super) async fn run(
         overrides::refresh(connection, shared),
         beat(&mut third, shared),
     )?;
-    shared.journal.ripen(shared.clock.now_us());
+    shared.journal.ripen(shared.instant());
     let owes = pay_back(link, shared, OWED_CALLS).await?;
     Ok(MaintenanceReport { was_there, owes })
 }
@@ -145,8 +145,7 @@ pub(super) async fn pay_back(
     calls: usize,
 ) -> Result<bool, StoreError> {
     for _ in 0..calls {
-        let now_us = shared.clock.now_us();
-        let debts = shared.journal.take(OWED_KEYS, now_us, |_| true);
+        let debts = shared.journal.take(OWED_KEYS, shared.instant(), |_| true);
         let owed = &debts.owed;
         if owed.is_empty() {
             return Ok(false);
@@ -156,7 +155,8 @@ pub(super) async fn pay_back(
             ..Group::one(charge)
         });
         let bytes = call(link, shared, groups).await?;
-        match refusal(&bytes, owed)? {
+        let report = read_payment(&bytes, owed, shared)?;
+        match report.refusal {
             None => {}
             Some(ServerTrouble::OutOfMemory) => return Ok(false),
             Some(trouble) => return Err(StoreError::Server(trouble)),
@@ -166,18 +166,34 @@ pub(super) async fn pay_back(
             keys,
             "redis: charged the units that were admitted during the outage"
         );
-        debts.paid();
+        // A debt that must be asked for again is due at the next call.
+        debts.paid(|place| report.is_paid[place]);
     }
     Ok(true)
 }
 
-/// Why the server refused to write; `None` if it did not.
-fn refusal(bytes: &[u8], owed: &[Charge]) -> Result<Option<ServerTrouble>, StoreError> {
+struct PaymentReport {
+    /// For each debt.
+    is_paid: Vec<bool>,
+    /// Why the server refused to write; `None` if it did not.
+    refusal: Option<ServerTrouble>,
+}
+
+fn read_payment(
+    bytes: &[u8],
+    owed: &[Charge],
+    shared: &RedisShared,
+) -> Result<PaymentReport, StoreError> {
     let mut reply = Reply::read(bytes)?;
-    for _ in owed {
-        reply.done()?;
-    }
-    Ok(reply.refusal())
+    shared.note_store_clock(reply.at_us);
+    let ends: Result<Vec<_>, _> = owed.iter().map(|_| reply.end()).collect();
+    Ok(PaymentReport {
+        is_paid: ends?
+            .into_iter()
+            .map(|end| end == GroupEnd::Done(()))
+            .collect(),
+        refusal: reply.refusal(),
+    })
 }
 
 /// One call of the script, beside those of the requests.

@@ -345,7 +345,7 @@ impl RedisShared {
 
     /// The store has lost its memory: all that was admitted here is charged to it again.
     fn owe_all(&self) {
-        let now_us = self.clock.now_us();
+        let at = self.instant();
         let admitted = self.local.get().map(|local| local.admitted());
         let admitted = admitted.unwrap_or_default();
         if !admitted.is_empty() {
@@ -355,13 +355,14 @@ impl RedisShared {
             );
         }
         for item in admitted {
-            self.journal.put(item, now_us);
+            self.journal.put(item, at);
         }
     }
 
     pub(super) fn hear(&self, greeting: Greeting, beat: Heartbeat) {
-        let recovery = &self.recovery;
-        if recovery.heard(greeting, beat, self.clock.now_us()) {
+        let (recovery, now_us) = (&self.recovery, self.clock.now_us());
+        recovery.store_clock.note(beat.now_us, now_us);
+        if recovery.heard(greeting, beat, now_us) {
             self.owe_all();
         }
         let fleet = recovery.fleet();
@@ -380,11 +381,11 @@ impl RedisShared {
     }
 
     pub fn owe(&self, charge: &Charge, generation: u64) {
-        let now_us = self.clock.now_us();
-        self.recovery.away(now_us);
+        let at = self.instant();
+        self.recovery.away(at.now_us);
         // The store knows no tags that were made with a provisional key.
         if self.is_current(generation) {
-            self.journal.add(charge, now_us);
+            self.journal.add(charge, at);
         }
     }
 

@@ -18,7 +18,7 @@ use crate::config::{RedisSettings, StoreSettings};
 use crate::limit::key::KeyHashPrefix;
 use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck};
 use crate::store::StoreError;
-use crate::store::batch::{self, Group, Reply, ScriptCall, ScriptName};
+use crate::store::batch::{self, Group, GroupEnd, GroupOutcome, Reply, ScriptCall, ScriptName};
 use crate::store::hash_key::{CurrentKey, KeyRing};
 use crate::store::overrides::{
     ChangeKind, ChangeOutcome, MAX_CHANGES, MAX_RECORDS, OverrideChange, OverrideList, Record,
@@ -204,21 +204,32 @@ impl OverrideClient {
         // nothing.
         let mut asked = charge.clone();
         asked.push(LimitCheck::never(first));
-        // By its text: operators need no permission for EVALSHA.
-        let call = ScriptCall {
-            script: ScriptName::Text,
-            prefix: &self.shared.prefix,
-            holder: 0,
-            now_us: None,
-        };
-        let mut command = Cmd::new();
-        batch::write(&mut command, call, std::iter::once(Group::one(&asked)));
-        let bytes: Vec<u8> = self.query(&command)?;
-        let outcome = Reply::read(&bytes)?.outcome(&asked, 1)?;
-        let decision = outcome.and_then(|outcome| outcome.denied);
+        let mut end = self.ask(&asked)?;
+        if end == GroupEnd::AskAgain {
+            end = self.ask(&asked)?;
+        }
+        let decision = end.done().and_then(|outcome| outcome.denied);
         let mut decision = decision.ok_or(StoreError::Garbled)?;
         decision.verdicts.truncate(charge.len());
         Ok(decision)
+    }
+
+    fn ask(&mut self, charge: &Charge) -> Result<GroupEnd<GroupOutcome>, OverrideClientError> {
+        let shared = Arc::clone(&self.shared);
+        // By its text: operators need no permission for EVALSHA.
+        let call = ScriptCall {
+            script: ScriptName::Text,
+            prefix: &shared.prefix,
+            holder: 0,
+            now_us: None,
+            store_us: shared.instant().store_us,
+        };
+        let mut command = Cmd::new();
+        batch::write(&mut command, call, std::iter::once(Group::one(charge)));
+        let bytes: Vec<u8> = self.query(&command)?;
+        let mut reply = Reply::read(&bytes)?;
+        shared.note_store_clock(reply.at_us);
+        Ok(reply.outcome(charge, 1)?)
     }
 
     /// Deletes the items' counts; returns how many there were.

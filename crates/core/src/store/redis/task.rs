@@ -303,8 +303,23 @@ impl ServerTask {
         batch
     }
 
-    /// One call. An error means that the connection must go; the batch has been answered.
+    /// One call, and a second one for what must be asked again. An error means that the connection
+    /// must go; the batch has been answered.
     async fn call(&mut self, link: &mut RedisLink, batch: Batch) -> Result<(), StoreError> {
+        let mut again = self.call_once(link, batch).await?;
+        if !again.is_empty() {
+            again = self.call_once(link, Batch::again(again)).await?;
+            self.slots.refuse(again, StoreError::ClockUnknown);
+        }
+        Ok(())
+    }
+
+    /// Returns the bundles to be asked again.
+    async fn call_once(
+        &mut self,
+        link: &mut RedisLink,
+        batch: Batch,
+    ) -> Result<Vec<Bundle>, StoreError> {
         failpoint!("redis.call", self.shared.prefix);
         let sent = clock::now();
         self.epoch = self.shared.overrides.epoch();
@@ -333,8 +348,14 @@ impl ServerTask {
         }
     }
 
-    /// Hands out a reply's decisions. An error means that the connection must go.
-    fn answer(&mut self, batch: Batch, bytes: &[u8], span: CallSpan) -> Result<(), StoreError> {
+    /// Hands out a reply's decisions. Returns the bundles to be asked again. An error means that the
+    /// connection must go.
+    fn answer(
+        &mut self,
+        batch: Batch,
+        bytes: &[u8],
+        span: CallSpan,
+    ) -> Result<Vec<Bundle>, StoreError> {
         let is_fresh = self.epoch == self.shared.overrides.epoch();
         let output = ReplyOutput {
             span,
@@ -343,10 +364,17 @@ impl ServerTask {
             caches_denials: true,
             log: self.shared.log.as_deref(),
         };
-        let report = output.hand_out(batch, bytes);
+        let mut report = output.hand_out(batch, bytes);
+        let again = std::mem::take(&mut report.again);
         let now = clock::now();
-        self.health
-            .note_reply(&report, &self.shared, &self.cache, now)
+        let noted = self
+            .health
+            .note_reply(&report, &self.shared, &self.cache, now);
+        if let Err(kind) = noted {
+            self.slots.fail(again, kind);
+            return Err(kind);
+        }
+        Ok(again)
     }
 
     async fn maintain(&mut self, link: &mut RedisLink) -> Result<(), StoreError> {

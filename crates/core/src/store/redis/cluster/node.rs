@@ -100,6 +100,8 @@ pub(super) struct ClusterCall {
     pub(super) hops: u8,
     /// The node is to answer although the slot is not yet its own.
     pub(super) asking: bool,
+    /// Whether it is sent again with other boundaries of calendar windows.
+    pub(super) is_repeated: bool,
     pub(super) epoch: u64,
 }
 

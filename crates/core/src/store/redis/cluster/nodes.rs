@@ -69,7 +69,7 @@ impl ClusterTask {
                 (Some(owner), None) => !view.away.contains(&owner),
                 (None, None) => false,
             };
-            shared.journal.take(OWED_KEYS, shared.clock.at_us(now), due)
+            shared.journal.take(OWED_KEYS, shared.instant_at(now), due)
         };
         for charge in std::mem::take(&mut debts.owed) {
             let Some(slot) = charge.first().map(slot_of) else {
@@ -319,7 +319,7 @@ impl ClusterTask {
                 let shared = &self.shared;
                 let is_returning = shared.recovery.is_on();
                 self.learn_at = now + SHARED_EVERY / if is_returning { 5 } else { 1 };
-                shared.journal.ripen(shared.clock.at_us(now));
+                shared.journal.ripen(shared.instant_at(now));
                 self.pay_back(None, now);
                 if !was_there {
                     // The node has been emptied: no cached denial holds.

@@ -221,6 +221,7 @@ impl ClusterTask {
                     deadline,
                     hops: 0,
                     asking: false,
+                    is_repeated: false,
                     epoch: self.shared.overrides.epoch(),
                 };
                 self.begin(owner, call, now);
@@ -329,7 +330,7 @@ impl ClusterTask {
             ClusterEvent::Paid(None) => {}
             ClusterEvent::Paid(Some(unpaid)) => {
                 let shared = &self.shared;
-                shared.journal.add(&unpaid, shared.clock.at_us(now));
+                shared.journal.add(&unpaid, shared.instant_at(now));
             }
         }
     }
@@ -355,9 +356,20 @@ impl ClusterTask {
                     caches_denials: false,
                     log: None,
                 };
-                let report = output.hand_out(call.batch, &reply.bytes);
+                let mut report = output.hand_out(call.batch, &reply.bytes);
+                let again = std::mem::take(&mut report.again);
                 self.finish(slot);
                 self.replied(link, &report, now);
+                if call.is_repeated {
+                    self.slots.refuse(again, StoreError::ClockUnknown);
+                } else if !again.is_empty() {
+                    let repeated = ClusterCall {
+                        batch: Batch::again(again),
+                        is_repeated: true,
+                        ..call
+                    };
+                    self.begin(Some(link.node), repeated, now);
+                }
             }
             Err(CallError::Redirected(Redirection::Moved(address))) => {
                 let id = self.node_at(&address, now);
@@ -409,6 +421,7 @@ impl ClusterTask {
             return self.follow(owner, call, false, now);
         }
         let (slot, deadline, hops, epoch) = (call.slot, call.deadline, call.hops, call.epoch);
+        let is_repeated = call.is_repeated;
         for batch in call.batch.split() {
             if batch.bundles.iter().any(|bundle| bundle.charge().len() > 1) {
                 let kind = StoreError::Server(ServerTrouble::TryAgain);
@@ -421,6 +434,7 @@ impl ClusterTask {
                 deadline,
                 hops,
                 asking: false,
+                is_repeated,
                 epoch,
             };
             self.begin(owner, call, now);
