@@ -35,7 +35,7 @@ local function new_calendar()
     stepped = last > now + longest
     goes_on = now < last and not stepped
     used = now < last and count or 0
-    till = goes_on and last or now < first and first or second
+    till = goes_on and last or first and (now < first and first or second) or 0
     return used, stepped, value and magic ~= MAGIC and value, till <= now or till > now + longest
   end
 

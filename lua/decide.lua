@@ -19,10 +19,10 @@
 --          algorithm (u8: 0 log, 1 counter, 2 slots, 3 calendar), units, window and precision (u48,
 --          us); then for each group: operation (u8), items (u8), count (u16), then for each item
 --          its rule, from 0 (u16), and 0 for a cost of 1 and an extra of 0; else 1, cost and extra
---          (u48); of a calendar window 2, cost and extra (u48), the end of the window that holds the
---          clock as the proxy knows it, and of the next one (u56, us since the Unix epoch). Extra
---          is, to charge, how far ahead to stamp (us; log) or the units held now (slots); to give
---          back, the stamp. The window of a calendar rule is the longest of its kind.
+--          (u48); of a calendar window 2, cost (u56), extra (u48), the end of the window that holds
+--          the clock as the proxy knows it, and of the next one (u56, us since the Unix epoch).
+--          Extra is, to charge, how far ahead to stamp (us; log) or the units held now (slots); to
+--          give back, the stamp. The window of a calendar rule is the longest of its kind.
 -- reply    one string: now (u56); how many keys held something not ours and were begun anew (u16);
 --          then for each group 0 denied or partly, 1 allowed, 2 the server refused to write, 4 the
 --          ends that were sent do not fit the clock: ask again (u8)
@@ -176,7 +176,7 @@ local function all_lanes(now, rules, replies)
       if is_long == 1 then
         cost, extra, at = unpack('<I6I6', asked, at)
       elseif is_long == 2 then
-        cost, extra, first, second, at = unpack('<I6I6I7I7', asked, at)
+        cost, extra, first, second, at = unpack('<I7I6I7I7', asked, at)
       end
       if not item then
         item = { rule = 0, tally = 0, cost = 0, extra = 0, used = 0, stepped = 0, refused = 0 }

@@ -310,7 +310,8 @@ pub enum Retry {
     Never,
     /// When another request releases a slot. The time of that is unknown.
     Released,
-    /// Unknown: another limit of the request was known to deny, so this one was not asked.
+    /// Unknown: another limit of the request was known to deny, so this one was not asked. Or no
+    /// calendar window fits the clock ([`decide::FirstPass::asks_again`]).
     Unasked,
 }
 
@@ -328,7 +329,8 @@ pub struct Verdict {
     /// Units left after it if the whole request was allowed, left now if not.
     pub remaining: u64,
     pub retry: Retry,
-    /// Time until nothing is counted any more if nothing else is admitted, microseconds.
+    /// Time until nothing is counted any more if nothing else is admitted, microseconds. For a
+    /// calendar window the time until its end, also where nothing is counted.
     pub reset_us: u64,
     /// Time until more units are free than after this decision, microseconds; 0 if none are
     /// counted.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tidegate::limit::calendar::MAX_UNITS;
+use tidegate::limit::calendar::MAX_COUNT;
 use tidegate::limit::{
     Algorithm, AnchorDay, CalendarUnit, Charge, Decision, Limit, Retry, Rule, Verdict,
 };
@@ -110,7 +110,7 @@ const WINDOWS_US: [u64; 10] = [
 fn random_limit(chance: &mut Chance, name: &str) -> Arc<Limit> {
     if chance.below(3) == 0 {
         let unit = chance.pick(&CalendarUnit::ALL);
-        let units = chance.pick(&[1, 2, 3, 5, 33, 400, 5_000_000_000, MAX_UNITS]);
+        let units = chance.pick(&[1, 2, 3, 5, 33, 400, 5_000_000_000, MAX_COUNT]);
         return calendar_limit(name, unit, units);
     }
     limit(name, random_rule(chance))

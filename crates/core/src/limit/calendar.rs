@@ -23,10 +23,8 @@ pub use zone::{
 use super::Rule;
 use super::log::STAMPS;
 
-/// The most units that a window counts: the store keeps them in six bytes.
+/// The most units that a window counts, and that a rule may have: the store keeps six bytes.
 pub const MAX_COUNT: u64 = (1 << 48) - 1;
-/// The most units of a rule. A cost of [`MAX_COUNT`] stands for all higher ones, and is above it.
-pub const MAX_UNITS: u64 = MAX_COUNT - 1;
 
 /// The ends of two windows, as a caller knows them, microseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +78,7 @@ pub struct AgedCalendar {
 impl CalendarCount {
     /// Ages the count to a moment, without changing it. The rule's window is the longest of its
     /// kind: an end that is further ahead is refused.
-    pub fn look(&self, rule: &Rule, at: Moment) -> AgedCalendar {
+    pub fn look(&self, rule: &Rule, at: &Moment) -> AgedCalendar {
         let now_us = at.now_us;
         let last_us = now_us.saturating_add(rule.window_us);
         let stepped = self.end_us > last_us;
@@ -141,6 +139,11 @@ impl CalendarCount {
         if aged.used > 0 {
             self.units = self.units.saturating_sub(cost);
         }
+    }
+
+    /// The units of the last window.
+    pub fn units(&self) -> u64 {
+        self.units
     }
 
     /// The time from which nothing is counted any more.
@@ -290,9 +293,9 @@ mod tests {
                 next_end_us: end_us + 1,
             }),
         };
-        assert!(!count.look(&rule(1), at(1_000 + LONGEST_US)).unfit);
-        assert!(count.look(&rule(1), at(1_001 + LONGEST_US)).unfit);
-        assert!(!count.look(&rule(1), at(1_000)).unfit, "the next one fits");
-        assert!(count.look(&rule(1), at(999)).unfit);
+        assert!(!count.look(&rule(1), &at(1_000 + LONGEST_US)).unfit);
+        assert!(count.look(&rule(1), &at(1_001 + LONGEST_US)).unfit);
+        assert!(!count.look(&rule(1), &at(1_000)).unfit, "the next one fits");
+        assert!(count.look(&rule(1), &at(999)).unfit);
     }
 }

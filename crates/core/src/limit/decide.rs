@@ -103,7 +103,11 @@ impl Count {
     /// First pass: whether `cost` units would pass `rule` at a moment. A time in microseconds is
     /// one for all but calendar windows.
     pub fn look(&self, rule: &Rule, cost: u64, at: impl Into<Moment>) -> FirstPass {
-        let aged = self.age(rule, at.into());
+        self.look_at(rule, cost, &at.into())
+    }
+
+    pub fn look_at(&self, rule: &Rule, cost: u64, at: &Moment) -> FirstPass {
+        let aged = self.age(rule, at);
         let retry = if matches!(&aged, Aged::Calendar(aged) if aged.unfit) {
             Retry::Unasked
         } else if cost > rule.units {
@@ -119,10 +123,10 @@ impl Count {
     }
 
     pub fn used(&self, rule: &Rule, at: impl Into<Moment>) -> u64 {
-        self.age(rule, at.into()).used()
+        self.age(rule, &at.into()).used()
     }
 
-    fn age(&self, rule: &Rule, at: Moment) -> Aged {
+    fn age(&self, rule: &Rule, at: &Moment) -> Aged {
         match self {
             Count::Log(log) => Aged::Log(log.look(rule, at.now_us)),
             Count::Counter(counter) => Aged::Counter(counter.look(rule, at.now_us)),
@@ -202,7 +206,7 @@ impl Count {
 
     /// Charges `cost` units even above the limit: an admitted request turned out to cost more.
     pub fn charge_more(&mut self, rule: &Rule, cost: u64, at: impl Into<Moment>) {
-        let aged = self.age(rule, at.into());
+        let aged = self.age(rule, &at.into());
         let cost = cost.min(self.algorithm().max_count() - aged.used());
         if cost > 0 && !matches!(aged, Aged::Slots(_)) {
             self.charge(rule, cost, &aged);
@@ -211,7 +215,7 @@ impl Count {
 
     /// Refunds up to `cost` units of the charge that `stamp` names, unless the charge has expired.
     pub fn give_back(&mut self, rule: &Rule, cost: u64, stamp: u64, at: impl Into<Moment>) {
-        match (self.age(rule, at.into()), &mut *self) {
+        match (self.age(rule, &at.into()), &mut *self) {
             (Aged::Log(aged), Count::Log(log)) => log.give_back(&aged, rule, cost, stamp),
             (Aged::Counter(aged), Count::Counter(count)) => {
                 count.give_back(&aged, rule, cost, stamp);
@@ -225,11 +229,19 @@ impl Count {
     /// Refunds up to `cost` of the units that count, oldest first. Slots have no age: they do not
     /// change.
     pub fn give_back_oldest(&mut self, rule: &Rule, cost: u64, at: impl Into<Moment>) {
-        match (self.age(rule, at.into()), self) {
+        match (self.age(rule, &at.into()), self) {
             (Aged::Log(aged), Count::Log(log)) => log.give_back_oldest(&aged, rule, cost),
             (Aged::Counter(aged), Count::Counter(count)) => count.give_back_oldest(&aged, cost),
             (Aged::Calendar(aged), Count::Calendar(count)) => count.give_back_oldest(&aged, cost),
             _ => {}
+        }
+    }
+
+    /// The units of the calendar window that ends at `end_us`, if it is the last one of this count.
+    pub fn used_until(&self, end_us: u64) -> u64 {
+        match self {
+            Count::Calendar(count) if count.empty_at_us() == end_us => count.units(),
+            _ => 0,
         }
     }
 

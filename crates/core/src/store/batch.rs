@@ -133,19 +133,21 @@ pub fn write<'c>(
             let rule = place_of(&item.window.rule, &rules).unwrap_or(u16::MAX);
             let [low, high] = rule.to_le_bytes();
             let extra = group.extra.get(index).copied().unwrap_or(0);
-            let boundaries = item.boundaries(call.store_us);
-            let form = match boundaries {
-                Some(_) => 2,
-                None => u8::from((item.cost, extra) != (1, 0)),
-            };
-            packed.extend_from_slice(&[low, high, form]);
-            if form > 0 {
-                pack_u48(&mut packed, item.cost);
-                pack_u48(&mut packed, extra);
-            }
-            if let Some(boundaries) = boundaries {
-                packed.extend_from_slice(&boundaries.end_us.to_le_bytes()[..7]);
-                packed.extend_from_slice(&boundaries.next_end_us.to_le_bytes()[..7]);
+            packed.extend_from_slice(&[low, high]);
+            match item.boundaries(call.store_us) {
+                None if (item.cost, extra) == (1, 0) => packed.push(0),
+                None => {
+                    packed.push(1);
+                    pack_u48(&mut packed, item.cost);
+                    pack_u48(&mut packed, extra);
+                }
+                Some(boundaries) => {
+                    packed.push(2);
+                    pack_u56(&mut packed, item.cost);
+                    pack_u48(&mut packed, extra);
+                    pack_u56(&mut packed, boundaries.end_us);
+                    pack_u56(&mut packed, boundaries.next_end_us);
+                }
             }
         }
     }
@@ -210,11 +212,17 @@ fn pack_rule(packed: &mut Packed, rule: &Rule) {
     pack_u48(packed, rule.precision_us);
 }
 
-/// 2^48 us are 8.9 years, and a cost of 2^48 - 1 is above most limits. The longest calendar window
-/// holds no more.
+/// 2^48 us are 8.9 years, and a cost of 2^48 - 1 is above every limit but those of calendar
+/// windows.
 fn pack_u48(packed: &mut Packed, number: u64) {
     let number = number.min((1 << 48) - 1);
     packed.extend_from_slice(&number.to_le_bytes()[..6]);
+}
+
+/// Lua's numbers hold all integers below 2^53 exactly.
+fn pack_u56(packed: &mut Packed, number: u64) {
+    let number = number.min((1 << 53) - 1);
+    packed.extend_from_slice(&number.to_le_bytes()[..7]);
 }
 
 /// A reply that is being read: its head, then an outcome for each group, then the refusal.

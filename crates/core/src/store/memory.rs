@@ -34,7 +34,7 @@ use super::hash_key::{CurrentKey, KeyRing};
 use super::is_slots;
 use super::overrides::MemoryOverrides;
 use super::recovery::Recovery;
-use super::store_clock::StoreInstant;
+use super::store_clock::{CheckTime, StoreInstant};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
 use crate::limit::calendar::Moment;
@@ -236,7 +236,7 @@ impl Memory {
         let mut shard = self.lock(self.shard_of(id(item)));
         let now_us = self.clock.now_us();
         shard.sweep_in_turn(now_us, &self.bounds);
-        let check = self.check(&shard, item, mode, self.instant(charge, now_us));
+        let check = self.check(&shard, item, mode, &self.check_time(item, now_us));
         let allowed = check.look.retry == Retry::Now;
         let verdict = shard.settle(&check, allowed, &self.bounds);
         if self.bounds.passed().is_some() {
@@ -257,10 +257,14 @@ impl Memory {
         for (_, shard) in &mut shards {
             shard.sweep_in_turn(now_us, &self.bounds);
         }
-        let at = self.instant(charge, now_us);
         let check = |item| {
             let position = self.position_of(&shards, id(item));
-            self.check(&shards[position].1, item, mode, at)
+            self.check(
+                &shards[position].1,
+                item,
+                mode,
+                &self.check_time(item, now_us),
+            )
         };
         let checks: SmallVec<[PendingCheck<'_>; 4]> = charge.iter().map(check).collect();
         let allowed = checks.iter().all(|check| check.look.retry == Retry::Now);
@@ -283,23 +287,30 @@ impl Memory {
         decision
     }
 
-    /// The instant at which `items` are decided. Only calendar windows need the wall clock.
-    fn instant(&self, items: &[LimitCheck], now_us: u64) -> StoreInstant {
-        match items.iter().any(|item| item.window.calendar.is_some()) {
-            false => StoreInstant::from(now_us),
-            true => StoreInstant {
-                now_us,
-                store_us: self.store_us(now_us),
-            },
+    /// The time of a check. Only calendar windows need the wall clock.
+    fn check_time(&self, item: &LimitCheck, now_us: u64) -> CheckTime {
+        if let Some(_calendar) = &item.window.calendar {
+            return self.instant(now_us).check_time(item);
+        }
+        let moment = Moment {
+            now_us,
+            boundaries: None,
+        };
+        CheckTime {
+            moment,
+            ahead_us: 0,
         }
     }
 
-    /// The clock of calendar windows: the shared store's, or this machine's wall clock.
+    /// With the clock of calendar windows: the shared store's, or this machine's wall clock.
     #[cold]
-    fn store_us(&self, now_us: u64) -> u64 {
+    fn instant(&self, now_us: u64) -> StoreInstant {
         let recovery = self.recovery.as_ref();
         let store_us = recovery.and_then(|recovery| recovery.store_clock.at_us(now_us));
-        store_us.unwrap_or_else(|| self.clock.unix_us())
+        StoreInstant {
+            now_us,
+            store_us: store_us.unwrap_or_else(|| self.clock.unix_us()),
+        }
     }
 
     /// Evicts keys until the bounds hold, or nothing is left to evict; `shards` are locked.
@@ -460,11 +471,10 @@ impl Memory {
             None if inserts => shard.insert(item, &rule, &self.bounds),
             None => return,
         };
-        let at = self.instant(std::slice::from_ref(item), self.clock.now_us());
-        let moment = at.moment(item);
+        let CheckTime { moment, ahead_us } = self.check_time(item, self.clock.now_us());
         shard.change(place, &self.bounds, |entry| {
             change(&mut entry.count, &rule, moment);
-            entry.empty_at_us = at.empty_at_us(&entry.count, &rule);
+            entry.set_empty_at(&rule, ahead_us);
             let is_full = entry.count.used(&rule, moment) >= rule.units;
             ((), is_full)
         });

@@ -3,9 +3,8 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use crate::limit::LimitCheck;
 use crate::limit::calendar::Moment;
-use crate::limit::decide::Count;
-use crate::limit::{LimitCheck, Rule};
 
 /// Nothing is known yet.
 const UNKNOWN: i64 = i64::MIN;
@@ -69,6 +68,15 @@ impl StoreInstant {
         }
     }
 
+    /// The same, and what it takes to go back to this process's clock.
+    pub fn check_time(self, item: &LimitCheck) -> CheckTime {
+        let moment = self.moment(item);
+        CheckTime {
+            moment,
+            ahead_us: moment.now_us.wrapping_sub(self.now_us),
+        }
+    }
+
     /// When the calendar window of `item` that is under way began, by this process's clock; `None`
     /// for other windows.
     pub fn window_began_us(self, item: &LimitCheck) -> Option<u64> {
@@ -76,14 +84,20 @@ impl StoreInstant {
         let passed_us = self.store_us - calendar.span(item.anchor, self.store_us).start_us;
         Some(self.now_us.saturating_sub(passed_us))
     }
+}
 
-    /// When `count` counts nothing any more, by this process's clock.
-    pub fn empty_at_us(self, count: &Count, rule: &Rule) -> u64 {
-        let empty_at_us = count.empty_at_us(rule);
-        match count {
-            Count::Calendar(_) => self.now_us + empty_at_us.saturating_sub(self.store_us),
-            _ => empty_at_us,
-        }
+/// The time of one check.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckTime {
+    pub moment: Moment,
+    /// How far the moment is ahead of this process's clock, microseconds, modulo 2^64. 0 for all
+    /// but calendar windows.
+    pub ahead_us: u64,
+}
+
+impl CheckTime {
+    pub fn now_us(&self) -> u64 {
+        self.moment.now_us.wrapping_sub(self.ahead_us)
     }
 }
 

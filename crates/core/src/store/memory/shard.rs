@@ -18,7 +18,7 @@ use super::{BudgetId, SHARD_KEYS, id};
 use crate::limit::decide::{Count, FirstPass};
 use crate::limit::{LimitCheck, Retry, Rule, Verdict};
 use crate::store::guard::xorshift;
-use crate::store::store_clock::StoreInstant;
+use crate::store::store_clock::CheckTime;
 
 /// Charges of a shard between two sweeps. Keys that lie side by side are read faster than as many
 /// in different places.
@@ -67,7 +67,8 @@ pub(super) struct PendingCheck<'i> {
     item: &'i LimitCheck,
     rule: Rule,
     cost: u64,
-    at: StoreInstant,
+    /// How far the clock of the count is ahead.
+    ahead_us: u64,
     /// Where its entry is, if it has one.
     place: Option<usize>,
     pub(super) look: FirstPass,
@@ -82,7 +83,7 @@ impl PendingCheck<'_> {
             return;
         }
         self.max_units = Some(max_units);
-        let is_over = self.cost > 0 && self.look.used() + self.cost > max_units;
+        let is_over = self.cost > 0 && self.look.used().saturating_add(self.cost) > max_units;
         if self.look.retry == Retry::Now && is_over {
             self.look.retry = Retry::After(wait_us);
         }
@@ -113,21 +114,21 @@ impl Shard {
         item: &'i LimitCheck,
         rule: Rule,
         cost: u64,
-        at: StoreInstant,
+        time: &CheckTime,
     ) -> PendingCheck<'i> {
         let id = id(item);
         let place = self.find(id);
-        let moment = at.moment(item);
+        let at = &time.moment;
         let look = match place {
-            Some(place) => self.entries[place].count.look(&rule, cost, moment),
-            None => Count::new(rule.algorithm).look(&rule, cost, moment),
+            Some(place) => self.entries[place].count.look_at(&rule, cost, at),
+            None => Count::new(rule.algorithm).look_at(&rule, cost, at),
         };
         PendingCheck {
             id,
             item,
             rule,
             cost,
-            at,
+            ahead_us: time.ahead_us,
             place,
             look,
             max_units: None,
@@ -172,7 +173,7 @@ impl Shard {
         self.change(place, bounds, |entry| {
             let verdict = entry.count.settle(rule, cost, look, allowed);
             if cost > 0 {
-                entry.empty_at_us = check.at.empty_at_us(&entry.count, rule);
+                entry.set_empty_at(rule, check.ahead_us);
             }
             let is_full = look.retry != Retry::Now || verdict.remaining < cost.max(1);
             (verdict, is_full)
@@ -303,7 +304,8 @@ impl Shard {
             if self.sweep_next >= self.entries.len() {
                 self.sweep_next = 0;
             }
-            if self.entries[self.sweep_next].is_over(now_us) {
+            let entry = &self.entries[self.sweep_next];
+            if entry.empty_at_us <= now_us && entry.is_over(now_us) {
                 self.remove(self.sweep_next, bounds);
             } else {
                 self.sweep_next += 1;
@@ -394,9 +396,20 @@ impl CountEntry {
     /// Whether the entry is of no use any more. A calendar window is kept for a day longer: the
     /// wall clock may step back, and units may come back late.
     fn is_over(&self, now_us: u64) -> bool {
-        self.empty_at_us <= now_us
-            && (!matches!(self.count, Count::Calendar(_))
-                || self.empty_at_us + CALENDAR_KEPT_US <= now_us)
+        let kept_us = match self.count {
+            Count::Calendar(_) => CALENDAR_KEPT_US,
+            _ => 0,
+        };
+        self.empty_at_us.saturating_add(kept_us) <= now_us
+    }
+
+    /// Notes when nothing counts any more. The clock of the count is `ahead_us` ahead.
+    pub(super) fn set_empty_at(&mut self, rule: &Rule, ahead_us: u64) {
+        let empty_at_us = self.count.empty_at_us(rule);
+        self.empty_at_us = match ahead_us {
+            0 => empty_at_us,
+            _ => empty_at_us.wrapping_sub(ahead_us),
+        };
     }
 
     fn loss(&self, now_us: u64, bounds: &MemoryBounds) -> EvictionLoss {

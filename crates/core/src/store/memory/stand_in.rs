@@ -9,7 +9,7 @@ use crate::limit::{Algorithm, Charge, Decision, LimitCheck, OnError, Retry, Verd
 use crate::store::is_slots;
 use crate::store::ledger::{Away, StoreAnswer, slack_us};
 use crate::store::recovery::Recovery;
-use crate::store::store_clock::StoreInstant;
+use crate::store::store_clock::CheckTime;
 
 /// For what the counts are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +64,10 @@ impl Memory {
         shard: &Shard,
         item: &'i LimitCheck,
         mode: DecisionMode,
-        at: StoreInstant,
+        time: &CheckTime,
     ) -> PendingCheck<'i> {
         if self.recovery.is_none() && mode == DecisionMode::Alone {
-            return shard.check(item, self.fleet.share(item.window.rule), item.cost, at);
+            return shard.check(item, self.fleet.share(item.window.rule), item.cost, time);
         }
         // To keep warm is not to hold: the worker that admitted the request calls `hold`.
         let is_slots = is_slots(item);
@@ -75,7 +75,7 @@ impl Memory {
         let is_bound = !is_free
             && match mode {
                 DecisionMode::Alone | DecisionMode::Usage => true,
-                DecisionMode::Beside => self.keeps_to_share(item, at),
+                DecisionMode::Beside => self.keeps_to_share(item, time.now_us()),
                 DecisionMode::Warm => false,
             };
         let rule = match is_bound || is_slots {
@@ -83,22 +83,22 @@ impl Memory {
             false => item.window.rule,
         };
         let cost = if is_free { 0 } else { item.cost };
-        let mut check = shard.check(item, rule, cost, at);
+        let mut check = shard.check(item, rule, cost, time);
         if !is_bound {
             check.look.retry = Retry::Now;
-        } else if let Some(max_units) = self.max_units_of(item, mode, at.now_us) {
+        } else if let Some(max_units) = self.max_units_of(item, mode, time.now_us()) {
             check.cap(max_units, check.look.left_us().unwrap_or(rule.window_us));
         }
         check
     }
 
-    fn keeps_to_share(&self, item: &LimitCheck, at: StoreInstant) -> bool {
+    fn keeps_to_share(&self, item: &LimitCheck, now_us: u64) -> bool {
         let window_us = item.window.rule.window_us;
-        let holds_for = |recovery: &&Arc<Recovery>| recovery.holds_for(window_us, at.now_us);
+        let holds_for = |recovery: &&Arc<Recovery>| recovery.holds_for(window_us, now_us);
         let recovery = self.recovery.as_ref().filter(holds_for);
         // A calendar window that began later has no unit of the outage.
         let began_later = |recovery: &Arc<Recovery>| {
-            let began_us = at.window_began_us(item);
+            let began_us = self.instant(now_us).window_began_us(item);
             began_us.is_some_and(|began_us| recovery.is_over_by(began_us))
         };
         item.limit.on_error == OnError::Local
@@ -122,11 +122,19 @@ impl Memory {
     pub fn own_at(&self, item: &LimitCheck, at_us: u64) -> u64 {
         let id = id(item);
         let shard = self.lock(self.shard_of(id));
-        let at = self.instant(std::slice::from_ref(item), at_us).moment(item);
+        let at = self.check_time(item, at_us).moment;
         shard.find(id).map_or(0, |place| {
             let count = &shard.entries[place].count;
             count.used(&item.window.rule, at)
         })
+    }
+
+    /// Units of this budget that were admitted here, in the calendar window that ends at `end_us`.
+    fn own_until(&self, item: &LimitCheck, end_us: u64) -> u64 {
+        let id = id(item);
+        let shard = self.lock(self.shard_of(id));
+        let place = shard.find(id);
+        place.map_or(0, |place| shard.entries[place].count.used_until(end_us))
     }
 
     /// Items of which the shared store has lost units, by its own answer. Each costs the units that
@@ -141,13 +149,17 @@ impl Memory {
         };
         for (item, verdict) in charge.iter().zip(&decision.verdicts) {
             let rule = &item.window.rule;
-            let is_exact = rule.algorithm == Algorithm::Log
-                && item.limit.lease_us == 0
-                && !item.limit.gives_back;
-            if !is_exact || item.cost == 0 {
+            if item.limit.gives_back || item.cost == 0 {
                 continue;
             }
-            let own = self.own_at(item, now_us + slack_us(rule.window_us));
+            let own = match rule.algorithm {
+                Algorithm::Log if item.limit.lease_us == 0 => {
+                    self.own_at(item, now_us + slack_us(rule.window_us))
+                }
+                // Only units of the window that the store means are comparable.
+                Algorithm::Calendar => self.own_until(item, decision.at_us + verdict.reset_us),
+                _ => continue,
+            };
             let answer = StoreAnswer {
                 item,
                 verdict,

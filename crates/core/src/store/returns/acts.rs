@@ -1,7 +1,9 @@
 //! What proxies and the store do when their time has come: the order is that of `proxy/admit.rs`,
 //! of `redis/maintenance.rs` and of `lua/fleet.lua`.
 
-use super::{AWAY_US, COUNTED_US, Contents, Event, MS, Mishap, Outage, Proxy, TIMEOUT_US, World};
+use super::{
+    AWAY_US, Answer, COUNTED_US, Contents, Event, MS, Mishap, Outage, Proxy, TIMEOUT_US, World,
+};
 use crate::limit::{Decision, Retry, Verdict};
 use crate::store::recovery::Heartbeat;
 
@@ -26,13 +28,14 @@ impl World {
     }
 
     pub(super) fn decide_alone(&mut self, who: usize) {
+        let at = self.instant();
         let proxy = &mut self.proxies[who];
         if !proxy.recovery.may_decide(self.now_us) {
             return;
         }
         if proxy.local.charge(&self.charge).allowed {
             proxy.recovery.away(self.now_us);
-            proxy.journal.add(&self.charge, self.now_us);
+            proxy.journal.add(&self.charge, at);
             proxy.admitted.push(self.now_us);
             // The store serves the others, and does not know of this unit.
             self.excused += u64::from(self.now_us < proxy.cut_off_until_us);
@@ -45,7 +48,8 @@ impl World {
         }
         // What waits in the socket of a frozen server is decided when it thaws, and told nobody.
         let rule = self.charge[0].window.rule;
-        let look = self.store.count.look(&rule, 1, self.now_us);
+        let moment = self.moment();
+        let look = self.store.count.look(&rule, 1, moment);
         let allowed = look.retry == Retry::Now;
         let verdict: Verdict = self.store.count.settle(&rule, 1, &look, allowed);
         if self.is_frozen {
@@ -53,15 +57,25 @@ impl World {
         }
         let decision = Decision {
             allowed,
-            at_us: self.now_us,
+            at_us: self.now_us + self.ahead_us,
             verdicts: [verdict].into_iter().collect(),
         };
         let back_us = 100 + self.chance(2 * MS);
-        self.at(back_us, who, Event::Answer(decision, beside));
+        let began_us = self.proxies[who].recovery.greeting(true).began_us;
+        let answer = Answer {
+            decision,
+            beside,
+            is_fooled: began_us != Some(self.store.began_us),
+        };
+        self.at(back_us, who, Event::Answer(answer));
     }
 
-    pub(super) fn answered(&mut self, who: usize, decision: &Decision, beside: Option<Decision>) {
+    pub(super) fn answered(&mut self, who: usize, answer: Answer) {
+        let (decision, beside) = (&answer.decision, answer.beside);
         let (charge, now_us) = (&self.charge, self.now_us);
+        let at_us = decision.at_us - self.ahead_us;
+        let proxy = &self.proxies[who];
+        let own = answer.is_fooled.then(|| self.counted_by(proxy));
         let proxy = &mut self.proxies[who];
         proxy.last_used = decision.verdicts[0].used + u64::from(decision.allowed);
         match (decision.allowed, beside) {
@@ -69,23 +83,21 @@ impl World {
             (false, None) => proxy.local.note(charge, decision, None),
             (true, Some(beside)) => {
                 proxy.local.note(charge, decision, Some(&beside));
-                proxy.admitted.push(decision.at_us);
+                proxy.admitted.push(at_us);
             }
             (true, None) => {
                 let lost = proxy.local.lost_by(charge, decision, true);
                 if lost.is_empty() {
                     let warm = proxy.local.keep_warm(charge);
                     proxy.local.note(charge, decision, Some(&warm));
-                    proxy.admitted.push(decision.at_us);
+                    proxy.admitted.push(at_us);
                     // Nothing tells this proxy yet that the store was emptied: it goes by what that
                     // says, and takes it for what was left as well.
-                    let began_us = proxy.recovery.greeting(true).began_us;
-                    if began_us != Some(self.store.began_us) {
+                    if let Some(own) = own {
                         let share = proxy.recovery.fleet().share(charge[0].window.rule).units;
-                        let own = proxy.counted_at(now_us);
                         self.excused += 1;
                         if !std::mem::replace(&mut proxy.was_fooled, true) {
-                            self.excused += share.saturating_sub(own);
+                            self.excused += share.saturating_sub(own + 1);
                         }
                     }
                     return;
@@ -94,7 +106,7 @@ impl World {
                 lost.into_iter()
                     .for_each(|item| proxy.journal.suspect(item, now_us));
                 if proxy.local.charge_beside(charge).allowed {
-                    proxy.admitted.push(decision.at_us);
+                    proxy.admitted.push(at_us);
                 }
             }
         }
@@ -146,14 +158,14 @@ impl World {
         }
         self.beat(who);
         if !self.proxies[who].is_away {
-            self.proxies[who].journal.ripen(self.now_us);
+            self.proxies[who].journal.ripen(self.instant());
             self.pay(who);
         }
     }
 
     /// What `lua/fleet.lua` does.
     pub(super) fn beat(&mut self, who: usize) {
-        let now_us = self.now_us;
+        let (now_us, at) = (self.now_us, self.instant());
         let (proxy, store) = (&mut self.proxies[who], &mut self.store);
         let is_clear = !proxy.is_away && proxy.journal.is_empty();
         let greeting = proxy.recovery.greeting(is_clear);
@@ -175,25 +187,25 @@ impl World {
         };
         if proxy.recovery.heard(greeting, beat, now_us) {
             for item in proxy.local.admitted() {
-                proxy.journal.put(item, now_us);
+                proxy.journal.put(item, at);
             }
         }
     }
 
     pub(super) fn pay(&mut self, who: usize) {
-        let debts = self.proxies[who].journal.take(64, self.now_us, |_| true);
+        let moment = self.moment();
+        let journal = &self.proxies[who].journal;
+        let debts = journal.take(64, self.instant(), |_| true);
         for charge in &debts.owed {
             let rule = charge[0].window.rule;
-            self.store
-                .count
-                .charge_more(&rule, charge[0].cost, self.now_us);
+            (self.store.count).charge_more(&rule, charge[0].cost, moment);
         }
         debts.paid(|_| true);
     }
 
     pub(super) fn used(&self) -> u64 {
         let rule = self.charge[0].window.rule;
-        self.store.count.used(&rule, self.now_us)
+        self.store.count.used(&rule, self.moment())
     }
 
     pub(super) fn stall(&mut self) {
@@ -254,10 +266,11 @@ impl World {
         match self.outage {
             Outage::KilledAndKeeps | Outage::Frozen => {}
             Outage::KilledAndEmpty | Outage::Flushed => {
-                self.store = Contents::new(now_us);
+                let algorithm = self.store.count.algorithm();
+                self.store = Contents::new(algorithm, now_us);
                 let dead = self.proxies.iter().filter(|proxy| proxy.is_dead);
-                let of = |proxy: &Proxy| proxy.counted_at(now_us);
-                self.excused += dead.map(of).sum::<u64>();
+                let unknown: u64 = dead.map(|proxy| self.counted_by(proxy)).sum();
+                self.excused += unknown;
             }
             Outage::Failover | Outage::Handover => self.store = self.replica.clone(),
             Outage::MasterLost => self.store.count = self.replica.count.clone(),
@@ -270,7 +283,7 @@ impl World {
             Mishap::Killed => {
                 self.proxies[victim].is_dead = true;
                 if matches!(self.outage, Outage::KilledAndEmpty | Outage::Flushed) {
-                    self.excused += self.proxies[victim].counted_at(self.now_us);
+                    self.excused += self.counted_by(&self.proxies[victim]);
                 }
             }
             Mishap::Stopped => self.proxies[victim].stopped_until_us = self.now_us + for_us,
