@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::section::{NAME_FORM, SectionsPresent, is_name};
 use super::*;
+use crate::limit::calendar::MAX_COUNT;
 use crate::limit::key::Key;
 use crate::limit::rate::{MAX_UNITS, RateText, nearest_divisors};
 use crate::limit::{Algorithm, EnforcedShare, Limit, Missing, OnError, Rate, Rule, Tier, Window};
@@ -103,7 +104,7 @@ pub(super) fn read(
         on_error: section
             .optional_word("on_error", ON_ERROR)
             .unwrap_or(on_error),
-        cost: section.integer("cost", 1..=MAX_UNITS),
+        cost: section.integer("cost", 1..=MAX_COUNT),
         each: counts == Quantity::Requests,
         counts,
         exempt: exempt::read(&mut section),

@@ -10,6 +10,7 @@ use toml::de::DeValue;
 
 use super::definitions::Inherited;
 use super::*;
+use crate::limit::calendar::MAX_COUNT;
 use crate::path::Case;
 use crate::route::template::Template;
 use crate::route::{
@@ -18,8 +19,8 @@ use crate::route::{
 };
 use crate::usage::paths::MemberPath;
 
-/// A cost is below 2^32, as the units of a limit are.
-const MAX_COST: u64 = u32::MAX as u64;
+/// A cost is at most what a calendar window holds. Other limits hold less.
+const MAX_COST: u64 = MAX_COUNT;
 /// Bytes of a body that a route may read before the decision, at most.
 pub const MAX_BODY_READ: usize = 1 << 20;
 /// The upstream of routes in files that forward nothing, and of routes before theirs is found.

@@ -269,14 +269,16 @@ impl Limiter {
         let Some(trail) = self.meter.trail() else {
             return;
         };
-        let check = result.check;
+        let (check, units) = (result.check, result.check.window.rule.units);
+        // Operators see the share that is left: both numbers lose the same low bits.
+        let surplus = (u64::BITS - units.leading_zeros()).saturating_sub(u32::BITS);
         trail.push(&TrailEntry {
             tag: check.tag.0,
             limit: check.limit.number as u32,
             denied: !allowed,
             again: is_repeated,
-            remaining: result.verdict.remaining as u32,
-            units: check.window.rule.units as u32,
+            remaining: (result.verdict.remaining >> surplus) as u32,
+            units: (units >> surplus) as u32,
         });
     }
 }
