@@ -125,7 +125,7 @@ impl ReplayCounts {
     pub fn new(plan: &ReplayPlan, max_keys: usize) -> ReplayCounts {
         ReplayCounts {
             totals: Totals::default(),
-            meters: plan.meter_rules.iter().map(WindowMeter::new).collect(),
+            meters: plan.meter_windows.iter().map(WindowMeter::new).collect(),
             rows: vec![RowStats::default(); plan.rows.len()],
             timeline: Timeline::new(FIRST_ROW + plan.rows.len()),
             clock: LogClock::default(),

@@ -8,14 +8,15 @@
 
 use std::hash::BuildHasher;
 use std::ops::{Index, IndexMut};
+use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use serde::Serialize;
 use smallvec::SmallVec;
 
+use crate::limit::calendar::{Boundaries, Moment};
 use crate::limit::decide::{Count, FirstPass};
-use crate::limit::rate::MAX_UNITS;
-use crate::limit::{Algorithm, Retry, Rule};
+use crate::limit::{Algorithm, Calendar, Retry, Rule, Window};
 
 /// A rate at which a log is replayed, relative to the limit's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +83,8 @@ impl<T> IndexMut<Scale> for Rates<T> {
 pub struct WindowMeter {
     /// The window's rule, without a bound on its units.
     rule: Rule,
+    /// Of a calendar window. All clients have the anchor of the limit.
+    calendar: Option<Arc<Calendar>>,
     pub keys: Vec<KeyCounts>,
     /// Indexes into `keys`, by name.
     places: HashTable<u32>,
@@ -131,9 +134,11 @@ pub struct Stamps {
 }
 
 impl WindowMeter {
-    pub fn new(rule: &Rule) -> WindowMeter {
+    pub fn new(window: &Arc<Window>) -> WindowMeter {
+        let rule = window.rule;
         WindowMeter {
-            rule: with_units(*rule, MAX_UNITS),
+            rule: with_units(rule, rule.algorithm.max_count()),
+            calendar: window.calendar.clone(),
             keys: Vec::new(),
             places: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
@@ -142,6 +147,17 @@ impl WindowMeter {
 
     pub fn algorithm(&self) -> Algorithm {
         self.rule.algorithm
+    }
+
+    fn moment(&self, now_us: u64) -> Moment {
+        let span = self.calendar.as_ref().map(|one| one.span(None, now_us));
+        Moment {
+            now_us,
+            boundaries: span.map(|span| Boundaries {
+                end_us: span.end_us,
+                next_end_us: span.next_end_us,
+            }),
+        }
     }
 
     /// Finds or adds a key. Returns its index.
@@ -170,8 +186,9 @@ impl WindowMeter {
 
     /// First pass: the rates at which this window alone denies the request.
     pub fn look(&mut self, charge: &MeterCharge, now_us: u64) -> MeterLook {
+        let at = self.moment(now_us);
         let key = &mut self.keys[charge.place as usize];
-        let base = key.base.look(&self.rule, charge.cost, now_us);
+        let base = key.base.look(&self.rule, charge.cost, at);
         let used = base.used();
         if used == 0 {
             // The forks hold nothing that the base count does not hold.
@@ -190,7 +207,7 @@ impl WindowMeter {
             for scale in SCALES {
                 if let Some(fork) = &forks[scale] {
                     let rule = with_units(self.rule, charge.units[scale]);
-                    let first = fork.look(&rule, charge.cost, now_us);
+                    let first = fork.look(&rule, charge.cost, at);
                     look.denies[scale] = first.retry != Retry::Now;
                     looks[scale] = Some(first);
                 }
@@ -219,7 +236,8 @@ impl WindowMeter {
         if !all_allow || key.forks.is_some() {
             stamps.forks = key.settle_forks(self.rule, charge, look, allowed);
         }
-        let cost = charge.cost.min(MAX_UNITS.saturating_sub(look.base.used()));
+        let most = self.rule.algorithm.max_count();
+        let cost = charge.cost.min(most.saturating_sub(look.base.used()));
         stamps.base = key.base.settle_quietly(&self.rule, cost, &look.base, true);
         stamps
     }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::key_spaces::KeySpace;
 use super::meter::Rates;
 use crate::config::Config;
+use crate::limit::calendar::MAX_COUNT;
 use crate::limit::rate::MAX_UNITS;
-use crate::limit::{Algorithm, Limit, Role, Rule, Window};
+use crate::limit::{Algorithm, Limit, Role, Window};
 
 /// One window of one limit, as the clients of one tier see it.
 #[derive(Clone, Debug)]
@@ -35,7 +36,7 @@ pub struct ReplayPlan {
     pub limits: Vec<PlannedLimit>,
     /// The rows of one limit are neighbours.
     pub rows: Vec<WindowRow>,
-    pub meter_rules: Vec<Rule>,
+    pub meter_windows: Vec<Arc<Window>>,
     pub key_spaces: Vec<KeySpace>,
 }
 
@@ -97,9 +98,9 @@ impl ReplayPlan {
     fn add_row(&mut self, window: &Arc<Window>, tier: Option<&Arc<str>>, role: Role) {
         let mut known = self.rows.iter();
         let known = known.find(|row| row.window.identity == window.identity);
-        let meter = known.map_or(self.meter_rules.len(), |row| row.meter);
-        if meter == self.meter_rules.len() {
-            self.meter_rules.push(window.rule);
+        let meter = known.map_or(self.meter_windows.len(), |row| row.meter);
+        if meter == self.meter_windows.len() {
+            self.meter_windows.push(Arc::clone(window));
         }
         self.rows.push(WindowRow {
             limit: self.limits.len(),
@@ -116,6 +117,7 @@ impl ReplayPlan {
 fn most_units(window: &Window) -> u64 {
     match window.rule.algorithm {
         Algorithm::Counter => ((1 << 53) - 1) / window.rule.window_us,
-        Algorithm::Log | Algorithm::Slots | Algorithm::Calendar => MAX_UNITS,
+        Algorithm::Log | Algorithm::Slots => MAX_UNITS,
+        Algorithm::Calendar => MAX_COUNT,
     }
 }
