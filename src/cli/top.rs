@@ -222,7 +222,7 @@ async fn open_client(client: &AdminClient, state: &mut TopState, name: ClientNam
         (_, name) => {
             let mut page = ClientPage::new(name, found.swap_remove(0));
             fetch_page(client, &mut page).await;
-            state.view = View::Client(page);
+            state.view = View::Client(Box::new(page));
         }
     }
 }

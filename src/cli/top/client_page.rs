@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn keys_change_the_selected_limit_of_the_client() {
         let mut state = state();
-        state.view = View::Client(page());
+        state.view = View::Client(Box::new(page()));
         assert_eq!(press(&mut state, "x"), None);
         let no_override = "the client has no override in this limit";
         assert_eq!(state.note.as_deref(), Some(no_override));

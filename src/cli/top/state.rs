@@ -71,7 +71,7 @@ pub(super) enum TopAction {
 pub(super) enum View {
     #[default]
     Overview,
-    Client(ClientPage),
+    Client(Box<ClientPage>),
     Choice(ClientChoice),
     Promotion(PromotionPage),
 }
@@ -225,7 +225,7 @@ impl TopState {
             (PressedKey::Enter | PressedKey::Right, View::Choice(choice)) => {
                 let client = choice.selected()?.clone();
                 let name = ClientName::Word(choice.word.clone());
-                self.view = View::Client(ClientPage::new(name, client));
+                self.view = View::Client(Box::new(ClientPage::new(name, client)));
                 return Some(TopAction::FetchClients);
             }
             (PressedKey::Tab, View::Promotion(page)) => page.show_next(),
