@@ -68,7 +68,7 @@ test('the search finds a client by key, hash, address and request id', SOON, asy
 
 test('a client without requests has the limits that its key fits', SOON, async () => {
   await on({}, async (page) => {
-    await search(page, 'nobody-came-yet');
+    await search(page, 'header:x-client=nobody-came-yet');
     await client(page).locator('.of-limit', { hasText: 'strict: 3/h' }).waitFor();
     await client(page).locator('.of-limit', { hasText: 'tried: 100/h, in shadow mode' }).waitFor();
     await client(page).getByText('This proxy has no request of it').first().waitFor({
