@@ -2,7 +2,7 @@
 //!
 //! It must never make truncated content look complete, nor return a byte after the content's end.
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::{HeaderName, HeaderValue};
 use http_body::SizeHint;
@@ -38,6 +38,13 @@ pub(crate) struct Chunks {
     extension_bytes: u32,
     /// Requests are decoded more strictly than responses.
     is_request: bool,
+}
+
+/// The data of several chunks.
+struct JoinedChunks {
+    data: Bytes,
+    /// Whether the content has ended.
+    is_last: bool,
 }
 
 /// The element that the decoder expects next.
@@ -125,6 +132,26 @@ impl Content {
         }
     }
 
+    /// Like [`Content::take`], and joins the data of all chunks that were read. A model server sends
+    /// each event in a chunk of its own. Joined, 400 events of 64 KiB take a fourth of the
+    /// instructions.
+    pub(crate) fn take_joined(&mut self, read: &mut BytesMut) -> Result<ContentRead, ContentFault> {
+        let Content::Chunks(chunks) = self else {
+            return self.take(read);
+        };
+        if !chunks.take_line(read)? || !matches!(chunks.next, ContentStep::Data) {
+            return self.take(read);
+        }
+        if read.is_empty() {
+            return Ok(ContentRead::NeedsMore);
+        }
+        let joined = chunks.join(read);
+        if joined.is_last {
+            *self = Content::Nothing;
+        }
+        Ok(ContentRead::Data(joined.data))
+    }
+
     /// Notes that the connection has ended and all that was read is used. Returns whether the
     /// content is complete.
     pub(crate) fn end(&mut self) -> bool {
@@ -165,21 +192,57 @@ impl Chunks {
                 }
                 ContentStep::Trailers(searched) => return self.take_trailers(read, searched),
                 _ => {
-                    let mut used = 0;
-                    for &byte in read.chunk() {
-                        if !self.is_in_a_line() {
-                            break;
-                        }
-                        self.step(byte)?;
-                        used += 1;
-                    }
-                    read.advance(used);
-                    if self.is_in_a_line() {
+                    if !self.take_line(read)? {
                         return Ok(ContentRead::NeedsMore);
                     }
                 }
             }
         }
+    }
+
+    /// Consumes the framing before the next data or the trailers. Returns whether all of it was
+    /// read.
+    fn take_line<B: Buf>(&mut self, read: &mut B) -> Result<bool, ContentFault> {
+        let mut used = 0;
+        for &byte in read.chunk() {
+            if !self.is_in_a_line() {
+                break;
+            }
+            self.step(byte)?;
+            used += 1;
+        }
+        read.advance(used);
+        Ok(!self.is_in_a_line())
+    }
+
+    /// Moves the data of the chunks in `read` together, and takes it. A fault behind it is found by
+    /// the next call. The next byte is one of data.
+    fn join(&mut self, read: &mut BytesMut) -> JoinedChunks {
+        let (mut used, mut length, mut is_last) = (0, 0, false);
+        while matches!(self.next, ContentStep::Data) && used < read.len() {
+            let there = read.len() - used;
+            let own = usize::try_from(self.left).map_or(there, |left| left.min(there));
+            if used > length {
+                read.copy_within(used..used + own, length);
+            }
+            self.left -= own as u64;
+            (used, length) = (used + own, length + own);
+            if self.left > 0 {
+                break;
+            }
+            self.next = ContentStep::DataCr;
+            if read[used..].starts_with(USUAL_END) {
+                used += USUAL_END.len();
+                is_last = true;
+                break;
+            }
+            while self.is_in_a_line() && used < read.len() && self.step(read[used]).is_ok() {
+                used += 1;
+            }
+        }
+        let data = read.split_to(length).freeze();
+        read.advance(used - length);
+        JoinedChunks { data, is_last }
     }
 
     fn is_in_a_line(&self) -> bool {

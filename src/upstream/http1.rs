@@ -384,7 +384,7 @@ impl Http1 {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         loop {
-            match self.content.take(&mut self.read) {
+            match self.content.take_joined(&mut self.read) {
                 Ok(ContentRead::Data(data)) => {
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }

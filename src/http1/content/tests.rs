@@ -4,17 +4,32 @@ use bytes::BytesMut;
 
 use super::*;
 
+type Taken = Result<(Vec<u8>, HeaderMap, Vec<u8>), ContentFault>;
+
 /// Decodes `bytes`, which come `at_once` at a time. Returns the data, the trailers, and the bytes
-/// that are left.
-fn taken(
+/// that are left. Joined chunks give the same.
+fn taken(content: Content, bytes: &[u8], at_once: usize) -> Taken {
+    let again = match &content {
+        Content::Length(length) => Content::Length(*length),
+        Content::Chunks(chunks) => Content::Chunks(Chunks::new(chunks.is_request)),
+        Content::UntilEnd => Content::UntilEnd,
+        Content::Nothing => Content::Nothing,
+    };
+    let apart = taken_by(content, bytes, at_once, Content::take);
+    assert_eq!(taken_by(again, bytes, at_once, Content::take_joined), apart);
+    apart
+}
+
+fn taken_by(
     mut content: Content,
     bytes: &[u8],
     at_once: usize,
-) -> Result<(Vec<u8>, HeaderMap, Vec<u8>), ContentFault> {
+    take: fn(&mut Content, &mut BytesMut) -> Result<ContentRead, ContentFault>,
+) -> Taken {
     let (mut read, mut data, mut trailers) = (BytesMut::new(), Vec::new(), HeaderMap::new());
     let mut pieces = bytes.chunks(at_once);
     loop {
-        match content.take(&mut read)? {
+        match take(&mut content, &mut read)? {
             ContentRead::Data(piece) => data.extend_from_slice(&piece),
             ContentRead::Trailers(fields) => trailers = fields,
             ContentRead::Ended => break,
@@ -193,4 +208,30 @@ fn requests_are_read_more_strictly_than_responses() {
     assert!(taken(Content::request_chunks(), endless.as_bytes(), 999).is_err());
     let digits = format!("{}4\r\nabcd\r\n0\r\n\r\n", "0".repeat(20_000));
     assert!(taken(Content::request_chunks(), digits.as_bytes(), 999).is_err());
+}
+
+#[test]
+fn chunks_that_were_read_are_one_piece() {
+    let mut read = BytesMut::from(&b"3\r\none\r\n4;x\r\ntwo!\r\n5\r\nth"[..]);
+    let mut content = Content::chunks();
+    let Ok(ContentRead::Data(data)) = content.take_joined(&mut read) else {
+        panic!("no data");
+    };
+    assert_eq!(&data[..], b"onetwo!th");
+    assert!(read.is_empty() && content.known_left() == Some(3));
+    read.extend_from_slice(b"ree\r\n0\r\n\r\nHTTP");
+    let Ok(ContentRead::Data(data)) = content.take_joined(&mut read) else {
+        panic!("no data");
+    };
+    assert!(content.has_ended());
+    assert_eq!((&data[..], &read[..]), (&b"ree"[..], &b"HTTP"[..]));
+}
+
+#[test]
+fn data_before_a_broken_chunk_is_passed_on() {
+    let mut read = BytesMut::from(&b"3\r\none\r\nzz"[..]);
+    let mut content = Content::chunks();
+    let first = content.take_joined(&mut read);
+    assert!(matches!(first, Ok(ContentRead::Data(data)) if &data[..] == b"one"));
+    assert!(content.take_joined(&mut read).is_err());
 }

@@ -69,7 +69,10 @@ fn ours(bytes: &[u8], at_once: usize, context: ResponseContext) -> Result<Answer
         trailers: None,
     };
     loop {
-        match content.take(&mut read).map_err(|_| Refused::Otherwise)? {
+        match content
+            .take_joined(&mut read)
+            .map_err(|_| Refused::Otherwise)?
+        {
             ContentRead::Data(data) => answer.body.extend_from_slice(&data),
             ContentRead::Trailers(trailers) => answer.trailers = Some(trailers),
             ContentRead::Ended => return Ok(answer),
