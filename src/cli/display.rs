@@ -6,7 +6,7 @@
 use unicode_width::UnicodeWidthChar;
 
 use crate::limit::key::SHOWN;
-pub(super) use crate::replay::report::grouped as count;
+pub(super) use crate::replay::figures::grouped as count;
 use crate::telemetry::stamp;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -16,11 +16,14 @@ use crate::limit::key::HashSecret;
 use crate::replay::engine::Engine;
 use crate::replay::entry::LineFormat;
 use crate::replay::export;
-use crate::replay::json::HeaderFrom;
+use crate::replay::figures::counted;
+use crate::replay::json::{HeaderFrom, MemberMapping, TokenFrom};
 use crate::replay::logs::{LogOptions, Logs};
 use crate::replay::patch::RatePatch;
 use crate::replay::print::{Paint, report as render_report};
-use crate::replay::report::{Report, ReportOptions, counted};
+use crate::replay::report::{Report, ReportOptions};
+use crate::replay::text::request_line;
+use crate::replay::tokens::TokenField;
 
 /// The exit code of `--suggest` if the configuration has the suggested rates already.
 const NOTHING_TO_CHANGE: u8 = 3;
@@ -51,6 +54,13 @@ pub(super) struct ReplayArgs {
     /// A member of JSON lines that is a header of the request, for example x-api-key=consumer.
     #[arg(long, value_name = "HEADER=MEMBER")]
     header_from: Vec<String>,
+    /// A member of JSON lines that has tokens of a call, for example input=tokens.prompt. WHAT is
+    /// model, input, cached, cache_write, output, total, maximum, body_bytes or reserved.
+    #[arg(long, value_name = "WHAT=MEMBER")]
+    usage_from: Vec<String>,
+    /// The method and path of JSON lines without them, for example "POST /v1/chat/completions".
+    #[arg(long, value_name = "LINE")]
+    request: Option<String>,
     /// The host of requests, for logs without hosts.
     #[arg(long, value_name = "NAME", default_value = "")]
     host: String,
@@ -115,6 +125,18 @@ fn forms(args: &ReplayArgs) -> Result<LogOptions, String> {
     if args.logs.is_empty() {
         return Err("name a log; `-` is standard input".to_owned());
     }
+    Ok(LogOptions {
+        format: args.format.map(|format| match format {
+            ReplayFormat::Common => LineFormat::Common,
+            ReplayFormat::Combined => LineFormat::Combined,
+            ReplayFormat::Json => LineFormat::Json,
+            ReplayFormat::TidegateText => LineFormat::OwnText,
+        }),
+        mapping: mapping(args)?,
+    })
+}
+
+fn mapping(args: &ReplayArgs) -> Result<MemberMapping, String> {
     let header_from = |text: &String| {
         let split = text.split_once('=');
         let (header, member) =
@@ -124,15 +146,26 @@ fn forms(args: &ReplayArgs) -> Result<LogOptions, String> {
             member: member.to_owned(),
         })
     };
-    let headers = args.header_from.iter().map(header_from);
-    Ok(LogOptions {
-        format: args.format.map(|format| match format {
-            ReplayFormat::Common => LineFormat::Common,
-            ReplayFormat::Combined => LineFormat::Combined,
-            ReplayFormat::Json => LineFormat::Json,
-            ReplayFormat::TidegateText => LineFormat::OwnText,
-        }),
-        headers: headers.collect::<Result<_, _>>()?,
+    if let Some(request) = &args.request {
+        request_line(request.as_bytes())
+            .map_err(|_| format!("`--request {request}`: write a method and a path"))?;
+    }
+    Ok(MemberMapping {
+        headers: (args.header_from.iter().map(header_from)).collect::<Result<_, _>>()?,
+        tokens: (args.usage_from.iter())
+            .map(|text| usage_from(text))
+            .collect::<Result<_, _>>()?,
+        request: args.request.clone(),
+    })
+}
+
+fn usage_from(text: &str) -> Result<TokenFrom, String> {
+    let words = TokenField::WORDS.map(|(word, _)| word).join(", ");
+    let wrong = || format!("`--usage-from {text}`: write WHAT=MEMBER, with WHAT one of {words}");
+    let (word, member) = text.split_once('=').ok_or_else(wrong)?;
+    Ok(TokenFrom {
+        field: TokenField::parse(word).ok_or_else(wrong)?,
+        member: member.to_owned(),
     })
 }
 
@@ -171,6 +204,7 @@ impl Replayed {
             engine.take(entry);
             progress.update(engine.counts.totals.requests);
         });
+        engine.finish();
         progress.clear();
         let report = Report::new(&engine, logs.summaries, &wanted);
         if let Some(path) = &args.html {

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::meter::{MeterCharge, MeterLook, Rates, SCALES, Stamps, WindowMeter};
+use super::calls::{CallCost, CallFacts};
+use super::meter::{Adjusted, MeterCharge, MeterLook, Rates, SCALES, Stamps, WindowMeter};
 use super::plan::{ReplayPlan, WindowRow};
 use super::timeline::{BusiestMinutes, LogClock, Timeline};
 use crate::limit::Algorithm;
@@ -28,6 +30,8 @@ pub enum Outside {
     Refused,
     /// A limit refuses it: it has no key, or several.
     NoKey,
+    /// A limit counts money, and the model has no price.
+    Unpriced,
 }
 
 impl Outside {
@@ -39,6 +43,7 @@ impl Outside {
             Outside::NoRoute => "no_route",
             Outside::Refused => "refused",
             Outside::NoKey => "no_key",
+            Outside::Unpriced => "unpriced",
         }
     }
 
@@ -50,6 +55,7 @@ impl Outside {
             Outside::NoRoute => "without a route",
             Outside::Refused => "refused for their path, host or method",
             Outside::NoKey => "refused for want of a key",
+            Outside::Unpriced => "refused because their model has no price",
         }
     }
 }
@@ -65,11 +71,39 @@ pub struct Totals {
     pub untimed: u64,
     /// Requests with an unknown API key, on routes that count by it.
     pub unknown_keys: u64,
+    pub calls: CallTotals,
+}
+
+/// Requests on routes with `usage`, whose limits count what an answer used.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct CallTotals {
+    pub requests: u64,
+    /// The log says nothing of their size.
+    #[serde(rename = "no_tokens")]
+    pub tokenless: u64,
+    /// A number of theirs is no whole number.
+    pub broken: u64,
+    /// The log has no reserve of theirs.
+    pub estimated: u64,
+    /// The log has not what their answers used.
+    pub unsettled: u64,
+    /// The log has not how long they took.
+    #[serde(rename = "no_duration")]
+    pub untimed: u64,
+}
+
+impl CallTotals {
+    pub fn note(&mut self, facts: CallFacts) {
+        self.estimated += u64::from(!facts.has_reserve);
+        self.unsettled += u64::from(facts.is_unsettled);
+    }
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct RowStats {
     pub asked: u64,
+    /// What all its requests cost, denied ones too, units. Counted for calls of model servers only.
+    pub spent: u64,
     pub denied: Rates<u64>,
     pub minutes: BusiestMinutes,
     /// Forgotten clients, by the limit that each needed.
@@ -84,6 +118,27 @@ pub struct WindowCharge {
     row: usize,
     meter: usize,
     charge: MeterCharge,
+    /// The units that a call of a model server costs in the end.
+    settled: Option<u64>,
+}
+
+/// The place of a charge: a key in a window of a row.
+#[derive(Clone, Copy, Debug)]
+pub struct ChargedWindow<'p> {
+    pub row: usize,
+    pub window: &'p WindowRow,
+    pub key: &'p [u8],
+}
+
+/// What a request costs in a limit.
+#[derive(Clone, Copy, Debug)]
+pub enum RequestCost {
+    Units(u64),
+    Call {
+        cost: CallCost,
+        /// What the limit holds at each rate.
+        smallest: Rates<u64>,
+    },
 }
 
 /// Charges that are allowed or denied together.
@@ -96,14 +151,20 @@ pub struct LoggedOutcome {
     pub is_refunded: bool,
     /// How long the request held its slots, microseconds.
     pub duration_us: u64,
+    /// The time from its decision to its settlement, microseconds.
+    pub settles_after_us: u64,
 }
 
+/// A charge that the end of its request changes.
 #[derive(Debug)]
-struct SlotHold {
+struct PendingCharge {
+    row: usize,
     meter: usize,
     charge: MeterCharge,
     stamps: Stamps,
     allowed: Rates<bool>,
+    /// The units that it costs in the end; `None` for slots, which are released.
+    settled: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -114,8 +175,8 @@ pub struct ReplayCounts {
     /// See [`REQUESTS`], [`DENIED`] and [`FIRST_ROW`].
     pub timeline: Timeline,
     pub clock: LogClock,
-    /// Held slots by the time of their release, and a number that makes the key unique.
-    held: BTreeMap<(u64, u64), SlotHold>,
+    /// Charges by the time of their change, and a number that makes the key unique.
+    pending: BTreeMap<(u64, u64), PendingCharge>,
     max_keys: usize,
     now_us: u64,
 }
@@ -129,7 +190,7 @@ impl ReplayCounts {
             rows: vec![RowStats::default(); plan.rows.len()],
             timeline: Timeline::new(FIRST_ROW + plan.rows.len()),
             clock: LogClock::default(),
-            held: BTreeMap::new(),
+            pending: BTreeMap::new(),
             max_keys: max_keys.max(16),
             now_us: 0,
         }
@@ -144,34 +205,57 @@ impl ReplayCounts {
         self.timeline.advance(now_us);
         self.timeline.note(REQUESTS);
         self.now_us = now_us;
-        while let Some(first) = self.held.first_entry()
+        while let Some(first) = self.pending.first_entry()
             && first.key().0 <= now_us
         {
-            let held = first.remove();
-            let meter = &mut self.meters[held.meter];
-            meter.give_back(&held.charge, &held.stamps, &held.allowed, now_us);
+            // Released slots have no time, and settlements have that of their end.
+            let at_us = first.key().0;
+            let ended = first.remove();
+            self.end_charge(&ended, at_us);
         }
         now_us
     }
 
+    /// Ends all requests that are under way at the end of the log.
+    pub fn finish(&mut self) {
+        while let Some(((at_us, _), ended)) = self.pending.pop_first() {
+            self.end_charge(&ended, at_us);
+        }
+    }
+
+    fn end_charge(&mut self, ended: &PendingCharge, at_us: u64) {
+        let meter = &mut self.meters[ended.meter];
+        let Some(settled) = ended.settled else {
+            return meter.give_back(&ended.charge, &ended.stamps, &ended.allowed, at_us);
+        };
+        let adjusted = Adjusted {
+            charge: &ended.charge,
+            stamps: &ended.stamps,
+            allowed: &ended.allowed,
+            settled,
+        };
+        meter.adjust(&adjusted, at_us);
+        let spent = &mut self.rows[ended.row].spent;
+        *spent = spent.saturating_add(settled);
+    }
+
     /// Makes the charge of a key in a window. Forgets other keys if there are too many.
-    pub fn charge(
-        &mut self,
-        row: usize,
-        window: &WindowRow,
-        key: &[u8],
-        cost: u64,
-    ) -> WindowCharge {
+    pub fn charge(&mut self, at: ChargedWindow<'_>, cost: &RequestCost) -> WindowCharge {
+        let window = at.window;
         if self.meters[window.meter].keys.len() >= self.max_keys {
             self.forget_keys(window.meter);
         }
+        let place = self.meters[window.meter].place(at.key);
         WindowCharge {
-            row,
+            row: at.row,
             meter: window.meter,
-            charge: MeterCharge {
-                place: self.meters[window.meter].place(key),
-                cost,
-                units: window.units,
+            charge: match cost {
+                RequestCost::Units(units) => MeterCharge::new(place, *units, window.units),
+                RequestCost::Call { cost, smallest } => cost.charge(place, window.units, smallest),
+            },
+            settled: match cost {
+                RequestCost::Units(_) => None,
+                RequestCost::Call { cost, .. } => Some(cost.settled),
             },
         }
     }
@@ -185,12 +269,13 @@ impl ReplayCounts {
                 row.forgotten_hit[scale] += u64::from(key.hit[scale]);
             }
         });
-        self.held.retain(|_, held| {
-            if held.meter != meter {
+        self.pending.retain(|_, pending| {
+            if pending.meter != meter {
                 return true;
             }
-            let place = places.get(held.charge.place as usize).copied().flatten();
-            held.charge.place = place.unwrap_or_default();
+            let place = places.get(pending.charge.place as usize);
+            let place = place.copied().flatten();
+            pending.charge.place = place.unwrap_or_default();
             place.is_some()
         });
     }
@@ -238,19 +323,31 @@ impl ReplayCounts {
         allowed: &Rates<bool>,
         outcome: LoggedOutcome,
     ) {
-        let WindowCharge { row, meter, charge } = *one;
+        let WindowCharge {
+            row,
+            meter,
+            charge,
+            settled,
+        } = *one;
         let counts = &mut self.meters[meter];
         let stamps = counts.settle(&charge, look, allowed, row);
-        if counts.algorithm() == Algorithm::Slots {
-            let held = SlotHold {
+        let is_slot = counts.algorithm() == Algorithm::Slots;
+        if is_slot || settled.is_some() {
+            let pending = PendingCharge {
+                row,
                 meter,
                 charge,
                 stamps,
                 allowed: *allowed,
+                settled: settled.filter(|_| !is_slot),
             };
             let number = self.totals.requests << 16 | row as u64;
-            let until_us = self.now_us + outcome.duration_us;
-            self.held.insert((until_us, number), held);
+            let after_us = match is_slot {
+                true => outcome.duration_us,
+                false => outcome.settles_after_us,
+            };
+            self.pending
+                .insert((self.now_us + after_us, number), pending);
         } else if outcome.is_refunded && charge.cost > 0 {
             counts.give_back(&charge, &stamps, allowed, self.now_us);
         }

@@ -10,14 +10,20 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use smallvec::SmallVec;
 
-use super::counts::{LoggedOutcome, Outside, ReplayCounts, WindowCharges};
+use super::calls::LoggedCall;
+use super::counts::{
+    ChargedWindow, LoggedOutcome, Outside, ReplayCounts, RequestCost, WindowCharges,
+};
 use super::entry::{LogEntry, TargetParts};
 use super::plan::ReplayPlan;
+use super::sequence::StartOrder;
+use super::tokens::LoggedTokens;
 use crate::config::Config;
 use crate::limit::key::jwt::JwtRules;
-use crate::limit::key::{Derived, Facts, KeyStanding};
-use crate::limit::{Algorithm, Window};
+use crate::limit::key::{BodyFacts, Derived, Facts, KeyStanding};
+use crate::limit::{Algorithm, Limit, Window};
 use crate::route::{Route, RouteQuery, host_of, is_preflight};
+use crate::usage::request::{BodyMember, BodyMembers, BodyValue};
 
 #[derive(Debug)]
 pub struct Engine {
@@ -28,6 +34,8 @@ pub struct Engine {
     host: String,
     /// The headers of the last request: the next one uses their memory.
     headers: HeaderMap,
+    /// `None` if no limit counts tokens. Requests then have the order of their lines.
+    order: Option<StartOrder>,
 }
 
 /// One request on its way to the decision.
@@ -36,6 +44,14 @@ struct Charging<'e> {
     plan: &'e mut ReplayPlan,
     counts: &'e mut ReplayCounts,
     entry: &'e LogEntry<'e>,
+}
+
+/// The charges of one request.
+#[derive(Default)]
+struct LimitCharges {
+    enforced: WindowCharges,
+    /// Those of limits in shadow mode and of candidates, each decided by itself.
+    trials: SmallVec<[WindowCharges; 1]>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +66,10 @@ impl Engine {
     /// Replays through `config`. `host` is the host of requests whose log does not say it.
     pub fn new(config: Config, host: &str, max_keys: usize) -> Engine {
         let plan = ReplayPlan::new(&config);
+        let counts_usage = config.routes.iter().any(counts_usage);
+        let order = counts_usage.then(StartOrder::default);
         Engine {
+            order,
             counts: ReplayCounts::new(&plan, max_keys),
             plan,
             config,
@@ -59,8 +78,27 @@ impl Engine {
         }
     }
 
+    /// Takes the next line of the log. Call [`Engine::finish`] behind the last one.
     pub fn take(&mut self, entry: &LogEntry<'_>) {
-        let now_us = self.counts.begin_request(entry.at_us);
+        let Some(order) = &mut self.order else {
+            return self.replay(entry, entry.at_us);
+        };
+        order.push(entry);
+        while let Some(next) = self.order.as_mut().and_then(StartOrder::pop) {
+            self.replay(&next, next.start_us());
+        }
+    }
+
+    /// Replays what is left, and ends what is under way.
+    pub fn finish(&mut self) {
+        while let Some(next) = self.order.as_mut().and_then(StartOrder::pop_last) {
+            self.replay(&next, next.start_us());
+        }
+        self.counts.finish();
+    }
+
+    fn replay(&mut self, entry: &LogEntry<'_>, at_us: u64) {
+        let now_us = self.counts.begin_request(at_us);
         read_headers(entry, &mut self.headers);
         let mut charging = Charging {
             config: &self.config,
@@ -73,10 +111,16 @@ impl Engine {
         }
     }
 
-    /// Routes whose responses say what a request weighed, which no log does.
+    /// Whether requests are replayed in the order of their beginnings.
+    pub fn orders_by_start(&self) -> bool {
+        self.order.is_some()
+    }
+
+    /// Routes whose responses say in a number of their own what a request weighed, which no log
+    /// does.
     pub fn settling_routes(&self) -> Vec<String> {
         let routes = self.config.routes.iter();
-        let settling = routes.filter(|route| route.settle.is_some() || route.usage.is_some());
+        let settling = routes.filter(|route| route.settle.is_some());
         settling.map(|route| format!("`{}`", route.name)).collect()
     }
 }
@@ -107,6 +151,7 @@ impl Charging<'_> {
         let found = config.routes.find(&query).ok_or(Outside::NoRoute)?;
         let route = found.route;
         let client = find_client(config, entry, headers);
+        let body = read_body(route, entry.tokens.as_deref());
         let mut facts = Facts {
             ip: config.client_ip.group(client.address),
             api_key: &config.api_key,
@@ -122,7 +167,7 @@ impl Charging<'_> {
             tier: None,
             certificate: None,
             extensions: None,
-            body: None,
+            body: body.as_ref(),
         };
         let verify =
             |rules: &JwtRules| facts.with_bearer(|token| rules.verify(token, now_us / 1_000_000));
@@ -155,9 +200,17 @@ impl Charging<'_> {
         if facts.standing == Some(KeyStanding::Unknown) {
             self.counts.totals.unknown_keys += 1;
         }
+        let entry = self.entry;
+        let tokens = entry.tokens.as_deref();
+        let call = (route.usage.as_ref())
+            .zip(tokens)
+            .and_then(|(settings, tokens)| LoggedCall::new(settings, tokens, facts.path.as_str()));
+        if counts_usage(route) {
+            self.note_call(call.as_ref());
+        }
         let weight = route.cost.units(facts.headers, client.is_trusted);
-        let mut enforced = WindowCharges::new();
-        let mut trials: SmallVec<[WindowCharges; 1]> = SmallVec::new();
+        let is_refunded = is_refunded(route, entry.status);
+        let mut charges = LimitCharges::default();
         for limit in &route.limits {
             let Some(number) = self.plan.limit(limit) else {
                 continue;
@@ -173,30 +226,65 @@ impl Charging<'_> {
             if exempt {
                 continue;
             }
-            let cost = limit.units(weight);
             let windows = limit.windows_of(facts.tier);
-            let mut trial = |windows: &[Arc<Window>]| {
-                let mut charges = WindowCharges::new();
-                self.charge_windows(number, windows, cost, &mut charges);
-                trials.push(charges);
+            let cost = match (&route.usage, &call) {
+                (None, _) => RequestCost::Units(limit.units(weight)),
+                (Some(_), None) if limit.counts_usage() => continue,
+                (Some(_), None) => RequestCost::Units(limit.units(1)),
+                (Some(_), Some(call)) => RequestCost::Call {
+                    cost: call.cost(limit, is_refunded).ok_or(Outside::Unpriced)?,
+                    smallest: self.plan.smallest(number, windows),
+                },
             };
-            if limit.shadow {
-                trial(windows);
-            }
-            if !limit.candidate.is_empty() {
-                trial(&limit.candidate);
-            }
-            if !limit.shadow {
-                self.charge_windows(number, windows, cost, &mut enforced);
-            }
+            self.charge_limit(limit, number, windows, &cost, &mut charges);
         }
-        let entry = self.entry;
         let outcome = LoggedOutcome {
-            is_refunded: is_refunded(route, entry.status),
+            is_refunded,
             duration_us: entry.duration_us.unwrap_or(0),
+            settles_after_us: entry.end_us().saturating_sub(entry.start_us()),
         };
-        self.counts.decide(&enforced, &trials, outcome);
+        self.counts
+            .decide(&charges.enforced, &charges.trials, outcome);
         Ok(())
+    }
+
+    fn note_call(&mut self, call: Option<&LoggedCall<'_>>) {
+        let calls = &mut self.counts.totals.calls;
+        calls.requests += 1;
+        let tokens = self.entry.tokens.as_ref();
+        calls.broken += u64::from(tokens.is_some_and(|tokens| tokens.numbers.is_broken));
+        match call {
+            Some(call) => {
+                calls.note(call.facts);
+                calls.untimed += u64::from(self.entry.duration_us.is_none());
+            }
+            None => calls.tokenless += 1,
+        }
+    }
+
+    /// Adds the charges of a limit, for the key that was derived last.
+    fn charge_limit(
+        &mut self,
+        limit: &Limit,
+        number: usize,
+        windows: &[Arc<Window>],
+        cost: &RequestCost,
+        charges: &mut LimitCharges,
+    ) {
+        let mut trial = |windows: &[Arc<Window>]| {
+            let mut charged = WindowCharges::new();
+            self.charge_windows(number, windows, cost, &mut charged);
+            charges.trials.push(charged);
+        };
+        if limit.shadow {
+            trial(windows);
+        }
+        if !limit.candidate.is_empty() {
+            trial(&limit.candidate);
+        }
+        if !limit.shadow {
+            self.charge_windows(number, windows, cost, &mut charges.enforced);
+        }
     }
 
     /// Adds the charges of a limit's windows, for the key that was derived last.
@@ -204,7 +292,7 @@ impl Charging<'_> {
         &mut self,
         limit: usize,
         windows: &[Arc<Window>],
-        cost: u64,
+        cost: &RequestCost,
         charges: &mut WindowCharges,
     ) {
         let planned = &self.plan.limits[limit];
@@ -217,9 +305,35 @@ impl Charging<'_> {
                 self.counts.totals.untimed += 1;
                 continue;
             }
-            charges.push(self.counts.charge(row, &self.plan.rows[row], key, cost));
+            let window = &self.plan.rows[row];
+            charges.push(self.counts.charge(ChargedWindow { row, window, key }, cost));
         }
     }
+}
+
+/// Whether what an answer used changes a count of some limit of the route.
+fn counts_usage(route: &Route) -> bool {
+    let mut limits = route.limits.iter();
+    route.usage.is_some() && limits.any(|limit| limit.counts_usage())
+}
+
+/// The members of the request's body that keys count by, as far as the log has them.
+fn read_body(route: &Route, tokens: Option<&LoggedTokens<'_>>) -> Option<BodyFacts> {
+    let table = route.reads_body.as_ref()?;
+    let model = tokens.and_then(LoggedTokens::asked_model)?;
+    let value = |member: &BodyMember| match member {
+        BodyMember::Path(path) if path.as_str().eq_ignore_ascii_case("model") => {
+            BodyValue::One(model.into())
+        }
+        _ => BodyValue::Missing,
+    };
+    Some(BodyFacts {
+        table: Arc::clone(table),
+        members: BodyMembers {
+            values: table.members.iter().map(value).collect(),
+            ..BodyMembers::default()
+        },
+    })
 }
 
 fn read_headers(entry: &LogEntry<'_>, headers: &mut HeaderMap) {

@@ -5,15 +5,21 @@ use std::net::IpAddr;
 
 use memchr::{memchr, memchr2};
 
+use super::tokens::LoggedTokens;
+
+const MILLISECOND_US: u64 = 1000;
+
 #[derive(Clone, Debug)]
 pub struct LogEntry<'l> {
     /// Microseconds since the Unix epoch.
     pub at_us: u64,
+    /// What the time dates.
+    pub dates: Dated,
     /// The address of the connection.
     pub peer: IpAddr,
     /// The client behind proxies, where the log has its own member for it.
     pub client: Option<IpAddr>,
-    pub method: &'l str,
+    pub method: Cow<'l, str>,
     /// Path and query, or a whole URL, as it was sent.
     pub target: Cow<'l, str>,
     pub host: Option<Cow<'l, str>>,
@@ -23,6 +29,64 @@ pub struct LogEntry<'l> {
     pub duration_us: Option<u64>,
     /// The request's headers that the log has. Names in any case.
     pub headers: Headers<'l>,
+    /// `None` if the line has no member of a model server's call.
+    pub tokens: Option<Box<LoggedTokens<'l>>>,
+}
+
+/// The moment of a request that the time of its line means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dated {
+    #[default]
+    End,
+    Start,
+}
+
+impl LogEntry<'_> {
+    /// When the request began. Without a duration this is the time of its line.
+    pub fn start_us(&self) -> u64 {
+        match self.dates {
+            Dated::Start => self.at_us,
+            Dated::End => self.at_us.saturating_sub(self.duration_us.unwrap_or(0)),
+        }
+    }
+
+    /// When the answer ended. Without a duration this is the time of its line.
+    ///
+    /// Times of beginnings are cut to milliseconds in logs, so the sum is cut too. A call that began
+    /// after this end then never seems to begin before it.
+    pub fn end_us(&self) -> u64 {
+        match self.dates {
+            Dated::Start => {
+                let end_us = self.at_us.saturating_add(self.duration_us.unwrap_or(0));
+                (end_us - end_us % MILLISECOND_US).max(self.at_us)
+            }
+            Dated::End => self.at_us,
+        }
+    }
+
+    /// A copy that does not borrow from its line.
+    pub fn detached(&self) -> LogEntry<'static> {
+        let own = |text: &Cow<'_, str>| Cow::Owned(text.clone().into_owned());
+        let headers = self.headers.iter();
+        LogEntry {
+            at_us: self.at_us,
+            dates: self.dates,
+            peer: self.peer,
+            client: self.client,
+            method: own(&self.method),
+            target: own(&self.target),
+            host: self.host.as_ref().map(own),
+            status: self.status,
+            duration_us: self.duration_us,
+            headers: headers
+                .map(|(name, value)| (own(name), own(value)))
+                .collect(),
+            tokens: self
+                .tokens
+                .as_ref()
+                .map(|tokens| Box::new(tokens.detached())),
+        }
+    }
 }
 
 /// Names and values of headers. A `Vec`, since most lines have none and entries are moved often.

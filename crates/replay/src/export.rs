@@ -41,6 +41,7 @@ pub fn json(report: &Report) -> Value {
         "to": report.times.map(|(_, last)| seconds(last)),
         "denied": report.denied,
         "outside": outside.collect::<serde_json::Map<_, _>>(),
+        "usage": report.calls,
         "unread": unread(report),
         "limits": report.limits,
         "timeline": report.timeline,

@@ -3,9 +3,11 @@
 //! The engine is the proxy's, with the log's clock: routes, keys and counts are the proxy's own
 //! code, and time is an argument. Only [`logs`] does IO.
 
-use tidegate_core::{client, config, limit, route, telemetry};
+use tidegate_core::{client, config, limit, route, telemetry, usage};
 
 pub mod date;
+
+pub mod tokens;
 
 pub mod entry;
 
@@ -19,15 +21,23 @@ pub mod meter;
 
 pub mod timeline;
 
+pub mod sequence;
+
+pub mod calls;
+
 pub mod key_spaces;
 
 pub mod plan;
 
 pub mod counts;
 
-pub mod report;
-
 pub mod engine;
+
+pub mod figures;
+
+pub mod notes;
+
+pub mod report;
 
 pub mod patch;
 

@@ -12,7 +12,7 @@ use flate2::bufread::MultiGzDecoder;
 use memchr::memchr;
 
 use super::entry::{Fault, LineFormat, LogEntry};
-use super::json::{self, HeaderFrom};
+use super::json::{self, MemberMapping};
 use super::text::{self, DayCount, LastDate};
 
 /// Bytes of a line, at most.
@@ -37,7 +37,7 @@ const PACKED: [(&[u8], &str); 4] = [
 pub struct LogOptions {
     /// The format of every line, if it is forced.
     pub format: Option<LineFormat>,
-    pub headers: Vec<HeaderFrom>,
+    pub mapping: MemberMapping,
 }
 
 pub struct Logs {
@@ -288,7 +288,7 @@ impl LineReader {
             Some(LineFormat::Json | LineFormat::Caddy | LineFormat::Own) => (true, false),
         };
         if is_object {
-            json::read(line, &self.options.headers)
+            json::read(line, &self.options.mapping)
         } else if is_own {
             let entry = text::read_own(line, &mut self.days)?;
             Ok((entry, LineFormat::OwnText))

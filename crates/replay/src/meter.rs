@@ -106,6 +106,8 @@ pub struct KeyCounts {
     pub need: u32,
     /// The report's row in which the key was last counted.
     pub row: u16,
+    /// What all its requests cost, denied ones too, units. Counted for calls of model servers only.
+    pub spent: u64,
 }
 
 /// The answer of one key's counts before they are charged.
@@ -121,9 +123,31 @@ pub struct MeterLook {
 pub struct MeterCharge {
     /// The key's index.
     pub place: u32,
+    /// Units, before they are lowered to what a limit holds.
     pub cost: u64,
+    /// The units that are charged at each rate.
+    pub costs: Rates<u64>,
     /// The window's limit at each rate.
     pub units: Rates<u64>,
+    /// The cost is a guess that is lowered to what the limit holds.
+    pub is_lowered: bool,
+}
+
+impl MeterCharge {
+    /// A charge that is the same at each rate.
+    pub fn new(place: u32, cost: u64, units: Rates<u64>) -> MeterCharge {
+        MeterCharge {
+            place,
+            cost,
+            costs: Rates {
+                half: cost,
+                own: cost,
+                twice: cost,
+            },
+            units,
+            is_lowered: false,
+        }
+    }
 }
 
 /// Names a charge in each count.
@@ -177,6 +201,7 @@ impl WindowMeter {
             hit: Rates::default(),
             need: 0,
             row: 0,
+            spent: 0,
         });
         let (keys, hasher) = (&self.keys, &self.hasher);
         let hash_of = |place: &u32| hasher.hash_one(keys[*place as usize].name.as_slice());
@@ -190,24 +215,32 @@ impl WindowMeter {
         let key = &mut self.keys[charge.place as usize];
         let base = key.base.look(&self.rule, charge.cost, at);
         let used = base.used();
-        if used == 0 {
-            // The forks hold nothing that the base count does not hold.
-            key.forks = None;
+        if used == 0 && key.forks.is_some() {
+            key.drop_empty_forks(&self.rule, now_us);
         }
-        let need = used.saturating_add(charge.cost);
-        key.need = key.need.max(u32::try_from(need).unwrap_or(u32::MAX));
+        let need = match charge.is_lowered && used == 0 {
+            // Any limit allows it.
+            true => charge.cost.min(1),
+            false => used.saturating_add(charge.cost),
+        };
+        key.note_need(need);
         key.asked = key.asked.saturating_add(1);
+        let denies = |scale| used.saturating_add(charge.costs[scale]) > charge.units[scale];
         let mut look = MeterLook {
             base,
             forks: None,
-            denies: charge.units.map(|units| need > *units),
+            denies: Rates {
+                half: denies(Scale::Half),
+                own: denies(Scale::Own),
+                twice: denies(Scale::Twice),
+            },
         };
         if let Some(forks) = &key.forks {
             let looks = look.forks.get_or_insert_default();
             for scale in SCALES {
                 if let Some(fork) = &forks[scale] {
                     let rule = with_units(self.rule, charge.units[scale]);
-                    let first = fork.look(&rule, charge.cost, at);
+                    let first = fork.look(&rule, charge.costs[scale], at);
                     look.denies[scale] = first.retry != Retry::Now;
                     looks[scale] = Some(first);
                 }
@@ -227,13 +260,14 @@ impl WindowMeter {
     ) -> Stamps {
         let mut stamps = Stamps::default();
         let all_allow = allowed.half && allowed.own && allowed.twice;
+        let is_lowered = charge.is_lowered && SCALES.iter().any(|scale| charge.lowers(*scale));
         let key = &mut self.keys[charge.place as usize];
         key.row = u16::try_from(row).unwrap_or(0);
         key.denied = key.denied.saturating_add(u32::from(look.denies.own));
         for scale in SCALES {
             key.hit[scale] |= look.denies[scale];
         }
-        if !all_allow || key.forks.is_some() {
+        if !all_allow || is_lowered || key.forks.is_some() {
             stamps.forks = key.settle_forks(self.rule, charge, look, allowed);
         }
         let most = self.rule.algorithm.max_count();
@@ -263,6 +297,35 @@ impl WindowMeter {
                 fork.give_back(&rule, charge.cost, stamp, now_us);
             }
         }
+    }
+
+    /// Settles a charge at each rate that allowed it: gives the rest back, or charges more.
+    pub fn adjust(&mut self, one: &Adjusted<'_>, now_us: u64) {
+        let (charge, settled) = (one.charge, one.settled);
+        let key = &mut self.keys[charge.place as usize];
+        for scale in SCALES {
+            let rule = with_units(self.rule, charge.units[scale]);
+            let forks = key.forks.as_mut();
+            let fork = forks.and_then(|forks| forks[scale].as_mut());
+            let stamp = one.stamps.forks[scale].unwrap_or(one.stamps.base);
+            match fork {
+                Some(fork) if one.allowed[scale] => {
+                    let change = CostChange::of(charge.costs[scale], settled);
+                    change.apply(fork, &rule, stamp, now_us);
+                }
+                // The base count will hold units that this rate has not.
+                None if !one.allowed[scale] && settled > charge.cost => {
+                    let fork = key.base.clone();
+                    key.forks.get_or_insert_default()[scale] = Some(fork);
+                }
+                _ => {}
+            }
+        }
+        let change = CostChange::of(charge.cost, settled);
+        change.apply(&mut key.base, &self.rule, one.stamps.base, now_us);
+        // A limit that holds less would be overdrawn.
+        key.note_need(key.base.used(&self.rule, now_us));
+        key.spent = key.spent.saturating_add(settled);
     }
 
     /// Forgets idle keys that no rate ever denied; where these are too few, also the keys that
@@ -302,7 +365,71 @@ impl WindowMeter {
     }
 }
 
+impl MeterCharge {
+    /// Whether the limit at this rate holds less than the cost.
+    fn lowers(&self, scale: Scale) -> bool {
+        self.costs[scale] != self.cost
+    }
+}
+
+/// The end of a call of a model server.
+#[derive(Clone, Copy, Debug)]
+pub struct Adjusted<'c> {
+    pub charge: &'c MeterCharge,
+    pub stamps: &'c Stamps,
+    /// The rates that allowed the charge.
+    pub allowed: &'c Rates<bool>,
+    /// The units that it costs in the end.
+    pub settled: u64,
+}
+
+/// What a settlement does to a count.
+#[derive(Clone, Copy, Debug)]
+enum CostChange {
+    More(u64),
+    Less(u64),
+}
+
+impl CostChange {
+    fn of(charged: u64, settled: u64) -> CostChange {
+        match settled.checked_sub(charged) {
+            Some(more) => CostChange::More(more),
+            None => CostChange::Less(charged - settled),
+        }
+    }
+
+    fn apply(self, count: &mut Count, rule: &Rule, stamp: u64, now_us: u64) {
+        match self {
+            CostChange::More(0) => {}
+            CostChange::More(units) => count.charge_more(rule, units, now_us),
+            CostChange::Less(units) => count.give_back(rule, units, stamp, now_us),
+        }
+    }
+}
+
 impl KeyCounts {
+    fn note_need(&mut self, need: u64) {
+        self.need = self.need.max(u32::try_from(need).unwrap_or(u32::MAX));
+    }
+
+    /// Drops the forks that hold nothing. The base count is empty, so it serves their rates.
+    fn drop_empty_forks(&mut self, rule: &Rule, now_us: u64) {
+        let Some(forks) = &mut self.forks else {
+            return;
+        };
+        for scale in SCALES {
+            if forks[scale]
+                .as_ref()
+                .is_some_and(|fork| fork.used(rule, now_us) == 0)
+            {
+                forks[scale] = None;
+            }
+        }
+        if SCALES.iter().all(|scale| forks[*scale].is_none()) {
+            self.forks = None;
+        }
+    }
+
     /// Charges the rates that have their own count, and forks a count for each rate that denies.
     fn settle_forks(
         &mut self,
@@ -318,10 +445,11 @@ impl KeyCounts {
             let fork = self.forks.as_mut().and_then(|forks| forks[scale].as_mut());
             if let (Some(first), Some(fork)) = (first, fork) {
                 stamps[scale] =
-                    Some(fork.settle_quietly(&rule, charge.cost, first, allowed[scale]));
-            } else if !allowed[scale] && charge.cost > 0 {
+                    Some(fork.settle_quietly(&rule, charge.costs[scale], first, allowed[scale]));
+            } else if (!allowed[scale] || charge.lowers(scale)) && charge.cost > 0 {
                 let mut fork = self.base.clone();
-                fork.settle_quietly(&rule, charge.cost, &look.base, false);
+                let cost = charge.costs[scale];
+                stamps[scale] = Some(fork.settle_quietly(&rule, cost, &look.base, allowed[scale]));
                 self.forks.get_or_insert_default()[scale] = Some(fork);
             }
         }

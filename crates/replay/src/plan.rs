@@ -65,6 +65,22 @@ impl ReplayPlan {
         rows.position(|row| row.limit == limit && Arc::ptr_eq(&row.window, window))
     }
 
+    /// What these windows of a limit hold at each rate, all together.
+    pub fn smallest(&self, limit: usize, windows: &[Arc<Window>]) -> Rates<u64> {
+        let rows = windows.iter().filter_map(|window| self.row(limit, window));
+        let units = rows.map(|row| self.rows[row].units);
+        let smallest = units.reduce(|one, other| Rates {
+            half: one.half.min(other.half),
+            own: one.own.min(other.own),
+            twice: one.twice.min(other.twice),
+        });
+        smallest.unwrap_or(Rates {
+            half: u64::MAX,
+            own: u64::MAX,
+            twice: u64::MAX,
+        })
+    }
+
     fn add(&mut self, limit: &Arc<Limit>) {
         let mut spaces = self.key_spaces.iter();
         let known = spaces.position(|one| one.key == limit.key && one.missing == limit.missing);

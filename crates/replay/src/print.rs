@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
+use super::figures::{counted, grouped, percent};
 use super::logs::printable;
 use super::meter::Scale;
-use super::report::{ClientStats, LimitReport, Report, counted, grouped, percent};
+use super::report::{ClientStats, LimitReport, Report};
 use crate::limit::Role;
 use crate::telemetry::stamp;
 
@@ -118,9 +119,11 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
         Role::Shadow => "  (shadow: denies nothing yet)",
         Role::Candidate => "  (candidate: denies nothing)",
     };
+    let unit = limit.unit.map(|unit| format!(" {unit}"));
     let rate_and_key = format!(
-        "{} by {}{}",
+        "{}{} by {}{}",
         limit.rate,
+        unit.unwrap_or_default(),
         limit.key,
         tier.unwrap_or_default()
     );
@@ -140,6 +143,9 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
         "  asked by     {asked} of {}",
         counted(limit.clients, "client")
     );
+    if let (Some(spent), Some(unit)) = (limit.spent, limit.unit) {
+        let _ = writeln!(out, "  in the log   {} {unit}", grouped(spent));
+    }
     for (scale, label) in [
         (Scale::Own, "would deny"),
         (Scale::Half, "  at half"),
@@ -197,6 +203,9 @@ fn clients(out: &mut String, limit: &LimitReport, paint: Paint) {
             );
         } else {
             let _ = write!(line, "{}, ", counted(client.requests, "request"));
+        }
+        if let Some(spent) = client.spent {
+            let _ = write!(line, "{} in all, ", grouped(spent));
         }
         let _ = write!(line, "peak {}{}", grouped(client.peak), limit.per);
         let _ = writeln!(

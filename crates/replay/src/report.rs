@@ -5,17 +5,20 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
-use super::counts::{self, Outside, RowStats};
+use super::counts::{self, CallTotals, Outside, RowStats};
 use super::engine::Engine;
 use super::entry::Fault;
 use super::key_spaces;
 use super::logs::LogSummary;
 use super::meter::{KeyCounts, Rates, SCALES};
+use super::notes;
 use super::plan::WindowRow;
 use super::timeline::Minute;
-use crate::limit::key::{HashSecret, Part};
-use crate::limit::{Algorithm, Limit, Missing, Rate, Role};
+use crate::limit::key::HashSecret;
+use crate::limit::{Algorithm, Limit, Rate, Role};
 use crate::route::{CostSource, Route};
+use crate::usage::settings::{Quantity, UsageSettings};
+use crate::usage::tokens::TokenCounts;
 
 /// Clients that are shown of each limit.
 const WORST: usize = 10;
@@ -38,6 +41,8 @@ pub struct Report {
     /// Requests that some enforced limit denies, at each rate.
     pub denied: Rates<u64>,
     pub outside: Vec<(Outside, u64)>,
+    /// Requests whose limits count what their answers used.
+    pub calls: CallTotals,
     /// The first and the last time, microseconds since the epoch.
     pub times: Option<(u64, u64)>,
     /// One for each rate of each limit.
@@ -74,7 +79,15 @@ pub struct LimitReport {
     pub per: String,
     /// The key as the configuration writes it.
     pub key: String,
+    /// What it counts of a request, as `counts` of the configuration names it.
+    pub counts: &'static str,
+    /// The unit for people, if it is not a request.
+    #[serde(skip)]
+    pub unit: Option<&'static str>,
     pub requests: u64,
+    /// What all its requests cost, denied ones too. `None` if the limit counts no calls of model
+    /// servers.
+    pub spent: Option<u64>,
     pub denied: Rates<u64>,
     /// Different keys.
     pub clients: u64,
@@ -93,8 +106,11 @@ pub struct LimitReport {
 pub struct ClientStats {
     pub key: String,
     pub requests: u64,
+    /// What its requests cost, denied ones too. `None` if the limit counts no calls of model
+    /// servers.
+    pub spent: Option<u64>,
     pub denied: u64,
-    /// The limit at which nothing would be denied.
+    /// The limit at which nothing would be denied, and no window would be overdrawn.
     pub peak: u64,
 }
 
@@ -127,11 +143,12 @@ impl Report {
             requests: totals.requests,
             denied: totals.denied,
             outside,
+            calls: totals.calls,
             times: totals.times,
             limits: rows
                 .map(|(number, row)| limit(engine, number, row, options))
                 .collect(),
-            notes: notes(engine, &logs),
+            notes: notes::of_log(engine, &logs),
             timeline: RequestsOverTime {
                 start: timeline.start_s(),
                 step: timeline.length_s,
@@ -167,6 +184,7 @@ fn limit(engine: &Engine, number: usize, row: &WindowRow, options: &ReportOption
     let least = least_units(engine, limit);
     let suggested = share.and_then(|share| suggest(&peaks, clients, share, least));
     let rates = row.units.map(rate);
+    let counts_usage = counts_usage(engine, row);
     let parts = limit.key.parts.iter();
     LimitReport {
         name: row.window.policy.to_string(),
@@ -179,11 +197,14 @@ fn limit(engine: &Engine, number: usize, row: &WindowRow, options: &ReportOption
             .map(ToString::to_string)
             .collect::<Vec<_>>()
             .join(", "),
+        counts: counts_word(limit.counts),
+        unit: counts_usage.then(|| unit_words(limit.counts)),
         requests: stats.asked,
+        spent: counts_usage.then_some(stats.spent),
         denied: stats.denied,
         clients,
         clients_hit,
-        worst_clients: worst(own().collect(), engine, options),
+        worst_clients: worst(own().collect(), counts_usage, engine, options),
         worst_minutes: stats.minutes.clone().into_sorted(),
         suggested: suggested.map(|units| Suggested {
             units,
@@ -211,11 +232,57 @@ fn peaks<'e>(keys: impl Iterator<Item = &'e KeyCounts>, stats: &RowStats) -> Vec
 fn least_units(engine: &Engine, limit: &Limit) -> u64 {
     let routes = engine.config.routes.iter();
     let uses = |route: &&Route| route.limits.iter().any(|one| one.name == limit.name);
-    let costs = routes.filter(uses).map(|route| match route.cost {
-        CostSource::Fixed(units) => limit.units(units),
-        CostSource::Header(_) | CostSource::Body(_) => 1,
-    });
+    let costs = routes
+        .filter(uses)
+        .map(|route| match (&route.usage, &route.cost) {
+            (Some(usage), _) => limit.units(least_call(usage, limit.counts)),
+            (None, CostSource::Fixed(units)) => limit.units(*units),
+            (None, CostSource::Header(_) | CostSource::Body(_)) => 1,
+        });
     costs.max().unwrap_or(1).max(limit.cost)
+}
+
+/// The units of one token of input, of the cheapest model.
+fn least_call(usage: &UsageSettings, counts: Quantity) -> u64 {
+    let tokens = TokenCounts {
+        input: 1,
+        ..TokenCounts::default()
+    };
+    let prices = usage.prices.rows.iter().map(|row| row.price.units(tokens));
+    match counts {
+        Quantity::Money => prices.min().unwrap_or(0),
+        counts => usage.units(counts, tokens, "").unwrap_or(0),
+    }
+}
+
+/// Whether what an answer used changes the counts of a row.
+fn counts_usage(engine: &Engine, row: &WindowRow) -> bool {
+    let limit = &engine.plan.limits[row.limit].limit;
+    let mut routes = engine.config.routes.iter();
+    let uses = |route: &Route| route.limits.iter().any(|one| one.name == limit.name);
+    limit.counts_usage() && routes.any(|route| route.usage.is_some() && uses(route))
+}
+
+fn counts_word(counts: Quantity) -> &'static str {
+    match counts {
+        Quantity::Costs => "costs",
+        Quantity::Requests => "requests",
+        Quantity::Tokens => "tokens",
+        Quantity::Input => "input",
+        Quantity::Output => "output",
+        Quantity::Money => "money",
+    }
+}
+
+fn unit_words(counts: Quantity) -> &'static str {
+    match counts {
+        Quantity::Costs => "weighted tokens",
+        Quantity::Requests => "requests",
+        Quantity::Tokens => "tokens",
+        Quantity::Input => "input tokens",
+        Quantity::Output => "output tokens",
+        Quantity::Money => "millionths",
+    }
 }
 
 /// Finds the smallest limit of at least `least` units that denies something to at most this share
@@ -240,7 +307,12 @@ fn clients_above(peaks: &[(u64, u64)], units: u64) -> u64 {
     above.map(|(_, count)| count).sum()
 }
 
-fn worst(mut keys: Vec<&KeyCounts>, engine: &Engine, options: &ReportOptions) -> Vec<ClientStats> {
+fn worst(
+    mut keys: Vec<&KeyCounts>,
+    counts_usage: bool,
+    engine: &Engine,
+    options: &ReportOptions,
+) -> Vec<ClientStats> {
     let rank = |key: &KeyCounts| Reverse((key.denied, key.need, key.asked));
     let order = |one: &&KeyCounts, other: &&KeyCounts| {
         rank(one)
@@ -259,6 +331,7 @@ fn worst(mut keys: Vec<&KeyCounts>, engine: &Engine, options: &ReportOptions) ->
             None => key_spaces::display_name(&key.name, &engine.config.client_ip),
         },
         requests: u64::from(key.asked),
+        spent: counts_usage.then_some(key.spent),
         denied: u64::from(key.denied),
         peak: u64::from(key.need),
     };
@@ -284,136 +357,6 @@ fn per(row: &WindowRow) -> String {
         window_us: rule.window_us,
     };
     rate.to_string().trim_start_matches('1').to_owned()
-}
-
-pub fn notes(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
-    let mut notes = Vec::new();
-    missing_parts(engine, &mut notes);
-    let totals = &engine.counts.totals;
-    if totals.unknown_keys > 0 {
-        notes.push(format!(
-            "{} had an API key that is not known: as in the proxy it was no identity",
-            counted(totals.unknown_keys, "request")
-        ));
-    }
-    let mut meters = engine.counts.meters.iter();
-    if totals.untimed > 0 {
-        notes.push(format!(
-            "{} were not asked for requests at once: the log does not say how long they took",
-            counted(totals.untimed, "request")
-        ));
-    } else if meters.any(|meter| meter.algorithm() == Algorithm::Slots) {
-        notes.push(
-            "requests at once are held from their line on, for as long as they took".to_owned(),
-        );
-    }
-    let settling = engine.settling_routes();
-    if !settling.is_empty() {
-        notes.push(format!(
-            "no log says what a response settled: route {} was charged as it came in",
-            settling.join(", ")
-        ));
-    }
-    clock(engine, &mut notes);
-    for (row, stats) in engine.plan.rows.iter().zip(&engine.counts.rows) {
-        if !stats.forgotten.is_empty() {
-            notes.push(format!(
-                "limit `{}` met more keys than are kept at once (--max-keys): {} were forgotten, \
-                 and count twice if they came again",
-                row.window.policy,
-                stats.forgotten.values().sum::<u64>()
-            ));
-        }
-    }
-    for log in logs {
-        if let Some(error) = &log.error {
-            notes.push(format!("{} ends early: {error}", log.name));
-        }
-    }
-    notes
-}
-
-/// Names the parts of keys that no line had.
-fn missing_parts(engine: &Engine, notes: &mut Vec<String>) {
-    let has_unknown_keys = engine.counts.totals.unknown_keys > 0;
-    for planned in &engine.plan.limits {
-        let space = &engine.plan.key_spaces[planned.key_space];
-        let never = space.never_carried();
-        let never = never.filter(|part| !(has_unknown_keys && **part == Part::ApiKey));
-        let parts: Vec<_> = never.map(ToString::to_string).collect();
-        if parts.is_empty() || !space.asked {
-            continue;
-        }
-        let limit = &planned.limit;
-        let instead = match limit.missing {
-            _ if !space.lacked => "it counted by the rest of its key",
-            Missing::Ip => "it counted by the address (missing = \"ip\")",
-            Missing::Shared => "all such requests were counted together (missing = \"shared\")",
-            Missing::Skip => "it was not asked (missing = \"skip\")",
-            Missing::Deny => "such requests were refused (missing = \"deny\")",
-        };
-        notes.push(format!(
-            "limit `{}`: no line has {}; {instead}",
-            limit.name,
-            parts.join(" or ")
-        ));
-    }
-}
-
-fn clock(engine: &Engine, notes: &mut Vec<String>) {
-    let clock = &engine.counts.clock;
-    if clock.late > 0 {
-        notes.push(format!(
-            "{} were up to {:.1} s older than the line before: taken at its time",
-            counted(clock.late, "line"),
-            clock.latest_us as f64 / 1e6
-        ));
-    }
-    if clock.steps > 0 {
-        notes.push(format!(
-            "the log's clock was set back {}",
-            counted(clock.steps, "time")
-        ));
-    }
-    if clock.leaps > 0 {
-        notes.push(format!(
-            "{} of a far future were taken at the time of the line before",
-            counted(clock.leaps, "line")
-        ));
-    }
-}
-
-/// `1 line`, `12,345 lines`
-pub fn counted(count: u64, what: &str) -> String {
-    let s = if count == 1 { "" } else { "s" };
-    format!("{} {what}{s}", grouped(count))
-}
-
-/// `1,234,567`
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// `12.3 %`; small shares have more digits.
-pub fn percent(part: u64, whole: u64) -> String {
-    if part == 0 || whole == 0 {
-        return "0 %".to_owned();
-    }
-    let share = part as f64 / whole as f64 * 100.0;
-    match share {
-        share if part == whole => format!("{share:.0} %"),
-        share if share < 0.01 => "<0.01 %".to_owned(),
-        share if share < 1.0 => format!("{share:.2} %"),
-        share => format!("{:.1} %", share.min(99.9)),
-    }
 }
 
 #[cfg(test)]

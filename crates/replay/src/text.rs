@@ -10,7 +10,8 @@ use std::net::IpAddr;
 use memchr::{memchr, memchr_iter, memchr2};
 
 use super::date;
-use super::entry::{Fault, Headers, LineFormat, LogEntry};
+use super::entry::{Dated, Fault, Headers, LineFormat, LogEntry};
+use super::tokens::{LoggedTokens, TokenField};
 use crate::client::address;
 
 const DAY_US: u64 = 86_400_000_000;
@@ -76,14 +77,16 @@ pub fn read_common<'l>(
     let (_bytes, after) = word(after);
     let mut entry = LogEntry {
         at_us,
+        dates: Dated::End,
         peer,
         client: None,
-        method,
+        method: method.into(),
         target,
         host,
         status: status_of(status),
         duration_us: None,
         headers: Headers::new(),
+        tokens: None,
     };
     let Some((referer, after)) = quoted(after) else {
         add_extras(&mut entry, after);
@@ -179,7 +182,7 @@ pub fn read_own<'l>(line: &'l [u8], days: &mut DayCount) -> Result<LogEntry<'l>,
     let (target, left) = word(left);
     let (status, left) = word(left);
     let (duration, left) = word(left);
-    let (client, _) = word(left);
+    let (client, rest) = word(left);
     let text = |bytes: &'l [u8]| std::str::from_utf8(bytes).map_err(|_| Fault::Text);
     if target.is_empty() {
         return Err(Fault::Request);
@@ -187,14 +190,31 @@ pub fn read_own<'l>(line: &'l [u8], days: &mut DayCount) -> Result<LogEntry<'l>,
     Ok(LogEntry {
         peer: address(client).ok_or(Fault::Client)?,
         at_us: days.read(time).ok_or(Fault::Time)?,
+        dates: Dated::Start,
         client: None,
-        method: text(method)?,
+        method: text(method)?.into(),
         target: text(target)?.into(),
         host: None,
         status: status_of(status),
         duration_us: duration_us(duration),
         headers: Headers::new(),
+        tokens: own_tokens(rest),
     })
+}
+
+/// Reads `tokens 22+178 of 1030 exact`: input and output of the charge, and the reserve.
+fn own_tokens(rest: &[u8]) -> Option<Box<LoggedTokens<'_>>> {
+    let start = memchr::memmem::find(rest, b" tokens ")?;
+    let rest = std::str::from_utf8(&rest[start..]).ok()?;
+    let mut words = rest.split_ascii_whitespace().skip(1);
+    let (input, output) = words.next()?.split_once('+')?;
+    let reserved = words.nth(1)?;
+    let mut tokens = Box::<LoggedTokens<'_>>::default();
+    tokens.set(TokenField::Input, input.into());
+    tokens.set(TokenField::Output, output.into());
+    tokens.set(TokenField::Reserved, reserved.into());
+    tokens.set(TokenField::Outcome, words.next()?.into());
+    Some(tokens)
 }
 
 /// Reads a status; 0 if it is not a number.

@@ -313,6 +313,9 @@ impl Stages {
             let (method, uri) = (x.request.method(), x.request.uri());
             let request = || x.record.denied_request(method, uri);
             self.limiter.note_denial(denial.decided(), request);
+            if let Some(reserve) = &x.admission.reserve {
+                x.record.note_denied_usage(reserve);
+            }
         }
     }
 

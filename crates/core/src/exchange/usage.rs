@@ -39,11 +39,13 @@ impl Limiter {
             }
         }
         if let Some(record) = record {
+            let requested = &end.reserve.model;
             record.usage = Some(Box::new(LoggedUsage {
                 model: model.into(),
-                reserved: end.reserve.estimate.tokens,
+                requested_model: (**requested != *model).then(|| requested.clone()),
+                reserved: end.reserve.estimate,
                 charged: tokens.unwrap_or(end.reserve.estimate.tokens),
-                outcome: end.outcome,
+                outcome: Some(end.outcome),
             }));
         }
     }
@@ -59,15 +61,14 @@ impl Limiter {
         if let Some(cells) = self.meter.usage(record.route_number) {
             cells.count_outcome(outcome);
         }
-        let reserved = reserve.estimate.tokens;
+        let charged = match outcome {
+            UsageOutcome::Refunded => TokenCounts::default(),
+            _ => reserve.estimate.tokens,
+        };
         record.usage = Some(Box::new(LoggedUsage {
-            model: reserve.model.clone(),
-            reserved,
-            charged: match outcome {
-                UsageOutcome::Refunded => TokenCounts::default(),
-                _ => reserved,
-            },
-            outcome,
+            charged,
+            outcome: Some(outcome),
+            ..reserve.logged()
         }));
     }
 
@@ -79,6 +80,28 @@ impl Limiter {
         record: Option<&mut AccessRecord>,
     ) {
         self.adjust_all(admission, Adjustment::Settle(cost), record);
+    }
+}
+
+impl AccessRecord {
+    /// Notes what a denied request would have reserved, so that a replay of the log knows it.
+    pub fn note_denied_usage(&mut self, reserve: &UsageReserve) {
+        if self.head.is_some() {
+            self.usage = Some(Box::new(reserve.logged()));
+        }
+    }
+}
+
+impl UsageReserve {
+    /// The tokens of a request that was not admitted.
+    fn logged(&self) -> LoggedUsage {
+        LoggedUsage {
+            model: self.model.clone(),
+            requested_model: None,
+            reserved: self.estimate,
+            charged: TokenCounts::default(),
+            outcome: None,
+        }
     }
 }
 

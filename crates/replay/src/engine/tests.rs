@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config;
+use crate::entry::Dated;
 use crate::limit::{Charge, Limit, LimitCheck as Asked};
 use crate::meter::{Rates, SCALES};
 use crate::route::RouteQuery;
@@ -98,14 +99,16 @@ fn entry(at_us: u64, request: Request) -> LogEntry<'static> {
     }
     LogEntry {
         at_us,
+        dates: Dated::End,
         peer: "10.0.0.1".parse().unwrap(),
         client: None,
-        method: "GET",
+        method: "GET".into(),
         target: PATHS[usize::from(path)].into(),
         host: None,
         status: if fails { 503 } else { 200 },
         duration_us: Some(1000),
         headers,
+        tokens: None,
     }
 }
 
@@ -451,5 +454,5 @@ fn keys_are_bounded_and_what_is_forgotten_still_counts() {
     let gone: u64 = engine.counts.rows[0].forgotten.values().sum();
     assert!(gone >= 200, "{gone}");
     assert_eq!(engine.counts.rows[0].asked, 2000);
-    assert_eq!(crate::report::notes(&engine, &[]).len(), 1);
+    assert_eq!(crate::notes::of_log(&engine, &[]).len(), 1);
 }

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::json::HeaderFrom;
 
 /// What a line says, in one line of its own.
 fn said(entry: &LogEntry<'_>, format: LineFormat) -> String {
@@ -34,7 +35,11 @@ fn read_with(reader: &mut LineReader, line: &[u8]) -> String {
 }
 
 fn reading(format: Option<LineFormat>, headers: Vec<HeaderFrom>) -> LineReader {
-    LineReader::new(&LogOptions { format, headers })
+    let mapping = MemberMapping {
+        headers,
+        ..MemberMapping::default()
+    };
+    LineReader::new(&LogOptions { format, mapping })
 }
 
 #[track_caller]

@@ -11,6 +11,7 @@ use crate::telemetry::metrics::grpc::GrpcStatus;
 use crate::telemetry::metrics::usage::UsageOutcome;
 use crate::telemetry::{json, stamp};
 use crate::trace::TraceId;
+use crate::usage::estimate::Estimate;
 use crate::usage::tokens::TokenCounts;
 
 /// Characters of the hash of a key, enough to distinguish keys in a log.
@@ -37,6 +38,9 @@ impl Outcome {
     }
 }
 
+/// The outcome in `usage` of a request that was denied.
+pub const DENIED_USAGE: &str = "denied";
+
 /// The outcome of a request whose upstream's answer ended too early. It replaces the outcome of the
 /// limits.
 pub const TRUNCATED: &str = "truncated";
@@ -50,10 +54,20 @@ pub struct MissingBytes {
 /// The tokens of a request to a model server.
 #[derive(Clone, Debug)]
 pub struct LoggedUsage {
+    /// The model of the answer, or of the request if the answer names none.
     pub model: Box<str>,
-    pub reserved: TokenCounts,
+    /// The model of the request, if it is another one.
+    pub requested_model: Option<Box<str>>,
+    pub reserved: Estimate,
     pub charged: TokenCounts,
-    pub outcome: UsageOutcome,
+    /// `None` if the request was denied.
+    pub outcome: Option<UsageOutcome>,
+}
+
+impl LoggedUsage {
+    fn outcome_word(&self) -> &'static str {
+        self.outcome.map_or(DENIED_USAGE, UsageOutcome::word)
+    }
 }
 
 /// One request, as far as it is known when its answer ends.
@@ -126,13 +140,13 @@ pub(super) fn text(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         let _ = write!(out, " would deny {limit}");
     }
     if let Some(usage) = entry.usage {
-        let (charged, reserved) = (usage.charged, usage.reserved.total());
+        let (charged, reserved) = (usage.charged, usage.reserved.tokens.total());
         let _ = write!(
             out,
             " tokens {}+{} of {reserved} {}",
             charged.input,
             charged.output,
-            usage.outcome.word()
+            usage.outcome_word()
         );
     }
     if let Some(id) = entry.trace_id {
@@ -239,9 +253,13 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
 }
 
 fn write_usage(out: &mut Vec<u8>, usage: &LoggedUsage) {
-    let charged = usage.charged;
+    let (charged, reserved) = (usage.charged, usage.reserved.tokens);
     out.extend_from_slice(b",\"usage\":{\"model\":");
     json::string(out, &usage.model);
+    if let Some(model) = &usage.requested_model {
+        out.extend_from_slice(b",\"requested_model\":");
+        json::string(out, model);
+    }
     let _ = write!(
         out,
         ",\"input\":{},\"cached\":{},\"cache_write\":{},\"output\":{}",
@@ -249,10 +267,16 @@ fn write_usage(out: &mut Vec<u8>, usage: &LoggedUsage) {
     );
     let _ = write!(
         out,
-        ",\"reserved\":{},\"charged\":{},\"outcome\":\"{}\"}}",
-        usage.reserved.total(),
+        ",\"reserved\":{},\"reserved_input\":{},\"named_maximum\":{}",
+        reserved.total(),
+        reserved.input,
+        usage.reserved.names_maximum
+    );
+    let _ = write!(
+        out,
+        ",\"charged\":{},\"outcome\":\"{}\"}}",
         charged.total(),
-        usage.outcome.word()
+        usage.outcome_word()
     );
 }
 

@@ -22,8 +22,22 @@ impl UsageOutcome {
         "exact", "missing", "aborted", "drained", "refunded", "encoded",
     ];
 
+    pub const ALL: [UsageOutcome; 6] = [
+        UsageOutcome::Exact,
+        UsageOutcome::Missing,
+        UsageOutcome::Aborted,
+        UsageOutcome::Drained,
+        UsageOutcome::Refunded,
+        UsageOutcome::Encoded,
+    ];
+
     pub fn word(self) -> &'static str {
         UsageOutcome::WORDS[self as usize]
+    }
+
+    pub fn parse(word: &str) -> Option<UsageOutcome> {
+        let mut all = UsageOutcome::ALL.into_iter();
+        all.find(|outcome| outcome.word() == word)
     }
 }
 

@@ -1,0 +1,141 @@
+//! Sentences about what a log lacked, and about what a replay made of it.
+
+use super::engine::Engine;
+use super::figures::counted;
+use super::logs::LogSummary;
+use crate::limit::key::Part;
+use crate::limit::{Algorithm, Missing};
+
+pub fn of_log(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
+    let mut notes = Vec::new();
+    missing_parts(engine, &mut notes);
+    let totals = &engine.counts.totals;
+    if totals.unknown_keys > 0 {
+        notes.push(format!(
+            "{} had an API key that is not known: as in the proxy it was no identity",
+            counted(totals.unknown_keys, "request")
+        ));
+    }
+    let mut meters = engine.counts.meters.iter();
+    if totals.untimed > 0 {
+        notes.push(format!(
+            "{} were not asked for requests at once: the log does not say how long they took",
+            counted(totals.untimed, "request")
+        ));
+    } else if !engine.orders_by_start() && meters.any(|meter| meter.algorithm() == Algorithm::Slots)
+    {
+        notes.push(
+            "requests at once are held from their line on, for as long as they took".to_owned(),
+        );
+    }
+    let settling = engine.settling_routes();
+    if !settling.is_empty() {
+        notes.push(format!(
+            "no log says what a response settled: route {} was charged as it came in",
+            settling.join(", ")
+        ));
+    }
+    calls(engine, &mut notes);
+    clock(engine, &mut notes);
+    for (row, stats) in engine.plan.rows.iter().zip(&engine.counts.rows) {
+        if !stats.forgotten.is_empty() {
+            notes.push(format!(
+                "limit `{}` met more keys than are kept at once (--max-keys): {} were forgotten, \
+                 and count twice if they came again",
+                row.window.policy,
+                stats.forgotten.values().sum::<u64>()
+            ));
+        }
+    }
+    for log in logs {
+        if let Some(error) = &log.error {
+            notes.push(format!("{} ends early: {error}", log.name));
+        }
+    }
+    notes
+}
+
+/// Says what the log lacks of calls of model servers, and what stands for it.
+fn calls(engine: &Engine, notes: &mut Vec<String>) {
+    let calls = &engine.counts.totals.calls;
+    let mut add = |count: u64, what: &str| {
+        if count > 0 {
+            notes.push(format!("{} {what}", counted(count, "request")));
+        }
+    };
+    add(
+        calls.tokenless,
+        "on routes with `usage` had no tokens: limits that count usage were not asked",
+    );
+    add(
+        calls.broken,
+        "had a count of tokens that is no whole number: it counts as missing",
+    );
+    add(
+        calls.estimated,
+        "had no reserve in the log: they reserved their own input, and the maximum of output in \
+         the log or `default_output`",
+    );
+    add(
+        (calls.requests - calls.tokenless).saturating_sub(calls.estimated),
+        "reserved what the log says: `bytes_per_token` and `default_output` were not used",
+    );
+    add(
+        calls.unsettled,
+        "were denied before or had no usage in the answer: they kept their reserve",
+    );
+    add(
+        calls.untimed,
+        "had no duration: they were settled when they began",
+    );
+}
+
+/// Names the parts of keys that no line had.
+fn missing_parts(engine: &Engine, notes: &mut Vec<String>) {
+    let has_unknown_keys = engine.counts.totals.unknown_keys > 0;
+    for planned in &engine.plan.limits {
+        let space = &engine.plan.key_spaces[planned.key_space];
+        let never = space.never_carried();
+        let never = never.filter(|part| !(has_unknown_keys && **part == Part::ApiKey));
+        let parts: Vec<_> = never.map(ToString::to_string).collect();
+        if parts.is_empty() || !space.asked {
+            continue;
+        }
+        let limit = &planned.limit;
+        let instead = match limit.missing {
+            _ if !space.lacked => "it counted by the rest of its key",
+            Missing::Ip => "it counted by the address (missing = \"ip\")",
+            Missing::Shared => "all such requests were counted together (missing = \"shared\")",
+            Missing::Skip => "it was not asked (missing = \"skip\")",
+            Missing::Deny => "such requests were refused (missing = \"deny\")",
+        };
+        notes.push(format!(
+            "limit `{}`: no line has {}; {instead}",
+            limit.name,
+            parts.join(" or ")
+        ));
+    }
+}
+
+fn clock(engine: &Engine, notes: &mut Vec<String>) {
+    let clock = &engine.counts.clock;
+    if clock.late > 0 {
+        notes.push(format!(
+            "{} were up to {:.1} s older than the line before: taken at its time",
+            counted(clock.late, "line"),
+            clock.latest_us as f64 / 1e6
+        ));
+    }
+    if clock.steps > 0 {
+        notes.push(format!(
+            "the log's clock was set back {}",
+            counted(clock.steps, "time")
+        ));
+    }
+    if clock.leaps > 0 {
+        notes.push(format!(
+            "{} of a far future were taken at the time of the line before",
+            counted(clock.leaps, "line")
+        ));
+    }
+}
