@@ -262,12 +262,10 @@ pub(super) fn busiest(request: &ApiRequest) -> Result<ClientsReport, ApiError> {
 /// The unified diff of a promotion. It has one hunk, with lines of that limit's table only. `None`
 /// if the proxy cannot make the change, or if a line may have a key of a client.
 fn promotion_patch(file: &str, text: &str, limit: &str, kind: Promotion) -> Option<String> {
-    if text.contains('\r') {
-        return None;
-    }
     let promoted = promoted(text, limit, kind)?;
-    let before: Vec<&str> = text.lines().collect();
-    let after: Vec<&str> = promoted.lines().collect();
+    // A line keeps its `\r`, so that the patch fits a file with such line ends.
+    let before: Vec<&str> = text.split_terminator('\n').collect();
+    let after: Vec<&str> = promoted.split_terminator('\n').collect();
     let equal = |one: &(&&str, &&str)| one.0 == one.1;
     let same_above = before.iter().zip(&after).take_while(equal).count();
     let (old, new) = (&before[same_above..], &after[same_above..]);
@@ -365,6 +363,21 @@ mod tests {
         assert!(candidate.contains(line), "{candidate}");
         let dotted = patch("dotted", Promotion::Shadow).unwrap();
         assert!(dotted.ends_with("\n-dotted.shadow = true\n"), "{dotted}");
+    }
+
+    #[test]
+    fn a_patch_has_the_line_ends_of_its_file() {
+        let windows = FILE.replace('\n', "\r\n");
+        for limit in ["search", "login", "dotted"] {
+            for kind in [Promotion::Shadow, Promotion::Candidate] {
+                let crlf = promotion_patch("proxy.toml", &windows, limit, kind);
+                let expected = patch(limit, kind).map(|patch| {
+                    let (head, lines) = patch.split_at(patch.find("@@\n").unwrap() + 3);
+                    format!("{head}{}", lines.replace('\n', "\r\n"))
+                });
+                assert_eq!(crlf, expected, "{limit}");
+            }
+        }
     }
 
     #[test]

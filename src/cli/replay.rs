@@ -23,7 +23,7 @@ use crate::replay::patch::RatePatch;
 use crate::replay::print::{Paint, report as render_report};
 use crate::replay::report::{Report, ReportOptions};
 use crate::replay::text::request_line;
-use crate::replay::tokens::TokenField;
+use crate::replay::tokens::CallField;
 
 /// The exit code of `--suggest` if the configuration has the suggested rates already.
 const NOTHING_TO_CHANGE: u8 = 3;
@@ -160,11 +160,11 @@ fn mapping(args: &ReplayArgs) -> Result<MemberMapping, String> {
 }
 
 fn usage_from(text: &str) -> Result<TokenFrom, String> {
-    let words = TokenField::WORDS.map(|(word, _)| word).join(", ");
+    let words = CallField::WORDS.map(|(word, _)| word).join(", ");
     let wrong = || format!("`--usage-from {text}`: write WHAT=MEMBER, with WHAT one of {words}");
     let (word, member) = text.split_once('=').ok_or_else(wrong)?;
     Ok(TokenFrom {
-        field: TokenField::parse(word).ok_or_else(wrong)?,
+        field: CallField::parse(word).ok_or_else(wrong)?,
         member: member.to_owned(),
     })
 }

@@ -9,6 +9,7 @@ use flate2::write::GzEncoder;
 use serde_json::Value;
 use tempfile::TempDir;
 
+mod calls;
 mod suggest;
 
 const CONFIG: &str = "upstream = \"http://127.0.0.1:9\"\n\

@@ -74,6 +74,15 @@ impl<'e> LoggedCall<'e> {
 
     /// `None` if the model has no price. `is_refunded` gives all units back.
     pub fn cost(&self, limit: &Limit, is_refunded: bool) -> Option<CallCost> {
+        if !limit.counts_usage() {
+            let reserved = limit.units(1);
+            let settled = if is_refunded { 0 } else { reserved };
+            return Some(CallCost {
+                reserved,
+                settled,
+                is_lowered: false,
+            });
+        }
         let units = |tokens, model| {
             let units = self.settings.units(limit.counts, tokens, model)?;
             Some(limit.units(units))

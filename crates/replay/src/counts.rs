@@ -18,6 +18,9 @@ pub const DENIED: usize = 1;
 /// The timeline's series of the denials of row 0; those of the other rows follow.
 pub const FIRST_ROW: usize = 2;
 
+/// No answer takes longer, microseconds.
+const MAX_DURATION_US: u64 = 7 * 86_400_000_000;
+
 /// A request that no limit was asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Outside {
@@ -346,8 +349,8 @@ impl ReplayCounts {
                 true => outcome.duration_us,
                 false => outcome.settles_after_us,
             };
-            self.pending
-                .insert((self.now_us + after_us, number), pending);
+            let at_us = self.now_us.saturating_add(after_us.min(MAX_DURATION_US));
+            self.pending.insert((at_us, number), pending);
         } else if outcome.is_refunded && charge.cost > 0 {
             counts.give_back(&charge, &stamps, allowed, self.now_us);
         }

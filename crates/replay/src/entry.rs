@@ -52,8 +52,8 @@ impl LogEntry<'_> {
 
     /// When the answer ended. Without a duration this is the time of its line.
     ///
-    /// Times of beginnings are cut to milliseconds in logs, so the sum is cut too. A call that began
-    /// after this end then never seems to begin before it.
+    /// Times of beginnings are cut to milliseconds in logs, so the sum is cut too. Otherwise a call
+    /// that began after this end could seem to begin before it.
     pub fn end_us(&self) -> u64 {
         match self.dates {
             Dated::Start => {

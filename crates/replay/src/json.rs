@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::date;
 use super::entry::{Dated, Fault, Headers, LineFormat, LogEntry};
 use super::text::{request_line, status_of};
-use super::tokens::{LoggedTokens, TokenField};
+use super::tokens::{CallField, LoggedTokens};
 use crate::client::address;
 use value::{JsonValue, MemberOf, each_item, find_member, members};
 
@@ -27,7 +27,7 @@ pub struct HeaderFrom {
 /// A member that says something of a model server's call: `--usage-from input=tokens.in`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenFrom {
-    pub field: TokenField,
+    pub field: CallField,
     /// Dots lead into objects.
     pub member: String,
 }
@@ -45,7 +45,7 @@ pub struct MemberMapping {
 #[derive(Clone, Copy)]
 enum Mapped<'m> {
     Header(&'m str),
-    Tokens(TokenField),
+    Tokens(CallField),
 }
 
 impl MemberMapping {
@@ -161,11 +161,11 @@ impl<'l> EntryBuilder<'l> {
             (b"prompt_tokens_details" | b"input_tokens_details", JsonValue::Object(details)) => {
                 let cached = find_member(details, "cached_tokens").and_then(JsonValue::text);
                 if let Some(cached) = cached {
-                    self.tokens_mut().set(TokenField::Cached, cached);
+                    self.tokens_mut().set(CallField::Cached, cached);
                 }
             }
             _ => {
-                if let Some(field) = TokenField::of_usage_member(name)
+                if let Some(field) = CallField::of_usage_member(name)
                     && let Some(text) = value.text()
                 {
                     self.tokens_mut().set(field, text);
@@ -293,7 +293,7 @@ impl<'l> EntryBuilder<'l> {
             b"duration_us" => self.duration_us = date::seconds(plain).map(|us| us / 1_000_000),
             b"Duration" => self.duration_us = date::seconds(plain).map(|us| us / 1_000_000_000),
             b"outcome" => self.format = self.format.or(Some(LineFormat::Own)),
-            _ => match TokenField::of_member(name).zip(value.text()) {
+            _ => match CallField::of_member(name).zip(value.text()) {
                 Some((field, text)) => self.tokens_mut().set(field, text),
                 None => self.add_header_member(name, value),
             },

@@ -1,5 +1,6 @@
 //! Sentences about what a log lacked, and about what a replay made of it.
 
+use super::counts::CallTotals;
 use super::engine::Engine;
 use super::figures::counted;
 use super::logs::LogSummary;
@@ -35,7 +36,7 @@ pub fn of_log(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
             settling.join(", ")
         ));
     }
-    calls(engine, &mut notes);
+    calls(&totals.calls, &mut notes);
     clock(engine, &mut notes);
     for (row, stats) in engine.plan.rows.iter().zip(&engine.counts.rows) {
         if !stats.forgotten.is_empty() {
@@ -56,8 +57,7 @@ pub fn of_log(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
 }
 
 /// Says what the log lacks of calls of model servers, and what stands for it.
-fn calls(engine: &Engine, notes: &mut Vec<String>) {
-    let calls = &engine.counts.totals.calls;
+fn calls(calls: &CallTotals, notes: &mut Vec<String>) {
     let mut add = |count: u64, what: &str| {
         if count > 0 {
             notes.push(format!("{} {what}", counted(count, "request")));
@@ -137,5 +137,38 @@ fn clock(engine: &Engine, notes: &mut Vec<String>) {
             "{} of a far future were taken at the time of the line before",
             counted(clock.leaps, "line")
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_log_lacks_of_calls_is_told() {
+        let mut notes = Vec::new();
+        let totals = CallTotals {
+            requests: 9,
+            tokenless: 4,
+            broken: 2,
+            estimated: 1,
+            unsettled: 3,
+            untimed: 5,
+        };
+        calls(&totals, &mut notes);
+        for beginning in [
+            "4 requests on routes with `usage` had no tokens",
+            "2 requests had a count of tokens that is no whole number",
+            "1 request had no reserve in the log",
+            "4 requests reserved what the log says",
+            "3 requests were denied before",
+            "5 requests had no duration",
+        ] {
+            let is_told = notes.iter().any(|note| note.starts_with(beginning));
+            assert!(is_told, "no `{beginning}` in {notes:?}");
+        }
+        notes.clear();
+        calls(&CallTotals::default(), &mut notes);
+        assert!(notes.is_empty(), "{notes:?}");
     }
 }

@@ -12,6 +12,9 @@ use crate::telemetry::stamp;
 /// Clients that the report lists for each limit.
 const CLIENTS: usize = 5;
 const COLUMNS: usize = 80;
+/// Columns of the clients that a rate hits, and of them together with the rate.
+const CLIENTS_WIDTH: usize = 24;
+const RATE_END: usize = 34;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Paint(pub bool);
@@ -164,7 +167,9 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
         } else {
             &limit.rates[scale]
         };
-        let line = format!("  {label:<12} {requests:<21} hitting {clients:<24} {rate}");
+        // A long rate takes the room of blanks before it.
+        let width = CLIENTS_WIDTH.min(RATE_END.saturating_sub(rate.len()));
+        let line = format!("  {label:<12} {requests:<21} hitting {clients:<width$} {rate}");
         let _ = writeln!(out, "{}", paint.count(denied, line.trim_end()));
     }
     if let Some(minute) = limit.worst_minutes.first() {

@@ -11,7 +11,7 @@ use memchr::{memchr, memchr_iter, memchr2};
 
 use super::date;
 use super::entry::{Dated, Fault, Headers, LineFormat, LogEntry};
-use super::tokens::{LoggedTokens, TokenField};
+use super::tokens::{CallField, LoggedTokens};
 use crate::client::address;
 
 const DAY_US: u64 = 86_400_000_000;
@@ -210,10 +210,10 @@ fn own_tokens(rest: &[u8]) -> Option<Box<LoggedTokens<'_>>> {
     let (input, output) = words.next()?.split_once('+')?;
     let reserved = words.nth(1)?;
     let mut tokens = Box::<LoggedTokens<'_>>::default();
-    tokens.set(TokenField::Input, input.into());
-    tokens.set(TokenField::Output, output.into());
-    tokens.set(TokenField::Reserved, reserved.into());
-    tokens.set(TokenField::Outcome, words.next()?.into());
+    tokens.set(CallField::Input, input.into());
+    tokens.set(CallField::Output, output.into());
+    tokens.set(CallField::Reserved, reserved.into());
+    tokens.set(CallField::Outcome, words.next()?.into());
     Some(tokens)
 }
 

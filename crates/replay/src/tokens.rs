@@ -6,9 +6,9 @@ use crate::telemetry::access::DENIED_USAGE;
 use crate::telemetry::metrics::usage::UsageOutcome;
 use crate::usage::tokens::{MAX_UNITS, ReportedTokens};
 
-/// What one member of a line says of a call. `--usage-from` has the words of [`TokenField::WORDS`].
+/// What one member of a line says of a call. `--usage-from` has the words of [`CallField::WORDS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokenField {
+pub enum CallField {
     Model,
     /// The whole input, caches included.
     Input,
@@ -32,58 +32,58 @@ pub enum TokenField {
     Outcome,
     /// Input without what was read from caches or written to them, as Anthropic counts.
     PlainInput,
-    /// What was read from a cache, beside [`TokenField::PlainInput`].
+    /// What was read from a cache, beside [`CallField::PlainInput`].
     CacheRead,
-    /// What was written to a cache, beside [`TokenField::PlainInput`].
+    /// What was written to a cache, beside [`CallField::PlainInput`].
     CacheCreation,
 }
 
-impl TokenField {
+impl CallField {
     /// The fields that an option can name, and their words.
-    pub const WORDS: [(&str, TokenField); 9] = [
-        ("model", TokenField::Model),
-        ("input", TokenField::Input),
-        ("cached", TokenField::Cached),
-        ("cache_write", TokenField::CacheWrite),
-        ("output", TokenField::Output),
-        ("total", TokenField::Total),
-        ("maximum", TokenField::Maximum),
-        ("body_bytes", TokenField::BodyBytes),
-        ("reserved", TokenField::Reserved),
+    pub const WORDS: [(&str, CallField); 9] = [
+        ("model", CallField::Model),
+        ("input", CallField::Input),
+        ("cached", CallField::Cached),
+        ("cache_write", CallField::CacheWrite),
+        ("output", CallField::Output),
+        ("total", CallField::Total),
+        ("maximum", CallField::Maximum),
+        ("body_bytes", CallField::BodyBytes),
+        ("reserved", CallField::Reserved),
     ];
 
-    pub fn parse(word: &str) -> Option<TokenField> {
-        let mut words = TokenField::WORDS.iter();
+    pub fn parse(word: &str) -> Option<CallField> {
+        let mut words = CallField::WORDS.iter();
         words.find(|(own, _)| *own == word).map(|(_, field)| *field)
     }
 
     /// The field of a member with a name that model servers and gateways use.
-    pub fn of_member(name: &[u8]) -> Option<TokenField> {
+    pub fn of_member(name: &[u8]) -> Option<CallField> {
         Some(match name {
-            b"model" => TokenField::Model,
-            b"prompt_tokens" => TokenField::Input,
-            b"input_tokens" => TokenField::PlainInput,
-            b"completion_tokens" | b"output_tokens" => TokenField::Output,
-            b"total_tokens" => TokenField::Total,
-            b"cache_read_input_tokens" => TokenField::CacheRead,
-            b"cache_creation_input_tokens" => TokenField::CacheCreation,
+            b"model" => CallField::Model,
+            b"prompt_tokens" => CallField::Input,
+            b"input_tokens" => CallField::PlainInput,
+            b"completion_tokens" | b"output_tokens" => CallField::Output,
+            b"total_tokens" => CallField::Total,
+            b"cache_read_input_tokens" => CallField::CacheRead,
+            b"cache_creation_input_tokens" => CallField::CacheCreation,
             _ => return None,
         })
     }
 
     /// The field of a member of the object `usage`: tidegate's own names too.
-    pub fn of_usage_member(name: &[u8]) -> Option<TokenField> {
+    pub fn of_usage_member(name: &[u8]) -> Option<CallField> {
         Some(match name {
-            b"input" => TokenField::Input,
-            b"cached" => TokenField::Cached,
-            b"cache_write" => TokenField::CacheWrite,
-            b"output" => TokenField::Output,
-            b"reserved" => TokenField::Reserved,
-            b"reserved_input" => TokenField::ReservedInput,
-            b"requested_model" => TokenField::RequestedModel,
-            b"named_maximum" => TokenField::NamedMaximum,
-            b"outcome" => TokenField::Outcome,
-            _ => return TokenField::of_member(name),
+            b"input" => CallField::Input,
+            b"cached" => CallField::Cached,
+            b"cache_write" => CallField::CacheWrite,
+            b"output" => CallField::Output,
+            b"reserved" => CallField::Reserved,
+            b"reserved_input" => CallField::ReservedInput,
+            b"requested_model" => CallField::RequestedModel,
+            b"named_maximum" => CallField::NamedMaximum,
+            b"outcome" => CallField::Outcome,
+            _ => return CallField::of_member(name),
         })
     }
 }
@@ -130,13 +130,13 @@ pub struct TokenNumbers {
 
 impl<'l> LoggedTokens<'l> {
     /// Notes a field. Text that is no whole number is noted as broken.
-    pub fn set(&mut self, field: TokenField, text: Cow<'l, str>) {
+    pub fn set(&mut self, field: CallField, text: Cow<'l, str>) {
         let numbers = &mut self.numbers;
         match field {
-            TokenField::Model => self.model = Some(text),
-            TokenField::RequestedModel => self.requested_model = Some(text),
-            TokenField::NamedMaximum => numbers.named_maximum = text.parse().ok(),
-            TokenField::Outcome => numbers.end = LoggedEnd::parse(&text),
+            CallField::Model => self.model = Some(text),
+            CallField::RequestedModel => self.requested_model = Some(text),
+            CallField::NamedMaximum => numbers.named_maximum = text.parse().ok(),
+            CallField::Outcome => numbers.end = LoggedEnd::parse(&text),
             field => match whole(&text) {
                 Some(number) => numbers.set(field, number),
                 None => numbers.is_broken = true,
@@ -160,24 +160,24 @@ impl<'l> LoggedTokens<'l> {
 }
 
 impl TokenNumbers {
-    fn set(&mut self, field: TokenField, number: u64) {
+    fn set(&mut self, field: CallField, number: u64) {
         match field {
-            TokenField::Input => self.input = Some(number),
-            TokenField::Cached => self.cached = number,
-            TokenField::CacheWrite => self.cache_write = number,
-            TokenField::Output => self.output = Some(number),
-            TokenField::Total => self.total = Some(number),
-            TokenField::Maximum => self.maximum = Some(number),
-            TokenField::BodyBytes => self.body_bytes = Some(number),
-            TokenField::Reserved => self.reserved = Some(number),
-            TokenField::ReservedInput => self.reserved_input = Some(number),
-            TokenField::PlainInput => self.plain_input = Some(number),
-            TokenField::CacheRead => self.cache_read = number,
-            TokenField::CacheCreation => self.cache_creation = number,
-            TokenField::Model
-            | TokenField::RequestedModel
-            | TokenField::NamedMaximum
-            | TokenField::Outcome => {}
+            CallField::Input => self.input = Some(number),
+            CallField::Cached => self.cached = number,
+            CallField::CacheWrite => self.cache_write = number,
+            CallField::Output => self.output = Some(number),
+            CallField::Total => self.total = Some(number),
+            CallField::Maximum => self.maximum = Some(number),
+            CallField::BodyBytes => self.body_bytes = Some(number),
+            CallField::Reserved => self.reserved = Some(number),
+            CallField::ReservedInput => self.reserved_input = Some(number),
+            CallField::PlainInput => self.plain_input = Some(number),
+            CallField::CacheRead => self.cache_read = number,
+            CallField::CacheCreation => self.cache_creation = number,
+            CallField::Model
+            | CallField::RequestedModel
+            | CallField::NamedMaximum
+            | CallField::Outcome => {}
         }
     }
 
@@ -230,4 +230,58 @@ pub fn whole(text: &str) -> Option<u64> {
     let is_whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     let number = is_whole.then(|| digits.parse::<u64>().ok()).flatten()?;
     (number <= MAX_UNITS).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_numbers_are_counts() {
+        for (text, expected) in [
+            ("0", Some(0)),
+            (" 200 ", Some(200)),
+            ("200.00", Some(200)),
+            ("9007199254740991", Some(MAX_UNITS)),
+            ("9007199254740992", None),
+            ("99999999999999999999999", None),
+            ("-1", None),
+            ("1.5", None),
+            ("1e3", None),
+            (".0", None),
+            ("", None),
+            ("many", None),
+        ] {
+            assert_eq!(whole(text), expected, "{text}");
+        }
+    }
+
+    fn reported(fields: &[(CallField, &'static str)]) -> ReportedTokens {
+        let mut tokens = LoggedTokens::default();
+        for (field, text) in fields {
+            tokens.set(*field, Cow::Borrowed(*text));
+        }
+        tokens.numbers.reported()
+    }
+
+    #[test]
+    fn parts_and_totals_complete_each_other() {
+        use CallField::{CacheCreation, CacheRead, Input, Output, PlainInput, Total};
+        let both = |fields: &[_]| {
+            let reported = reported(fields);
+            (reported.input, reported.output)
+        };
+        assert_eq!(both(&[(Input, "3"), (Output, "4")]), (Some(3), Some(4)));
+        assert_eq!(both(&[(Total, "7")]), (Some(0), Some(7)));
+        assert_eq!(both(&[(Total, "7"), (Input, "3")]), (Some(3), Some(4)));
+        assert_eq!(both(&[(Total, "7"), (Output, "9")]), (Some(0), Some(9)));
+        assert_eq!(both(&[(Input, "-3"), (Output, "4")]), (None, Some(4)));
+        assert_eq!(both(&[(Input, "x")]), (None, None));
+        let fields = [(PlainInput, "10"), (CacheRead, "20"), (CacheCreation, "5")];
+        let anthropic = reported(&fields);
+        assert_eq!(anthropic.input, Some(35));
+        assert_eq!((anthropic.cached, anthropic.cache_write), (20, 5));
+        let cut = reported(&[(Input, "10"), (CallField::Cached, "30")]);
+        assert_eq!(cut.cached, 10, "a part is not more than the whole");
+    }
 }

@@ -1,6 +1,7 @@
 //! The page of one client, the search for clients, and the patches that promote a limit.
 
 use std::io::Write;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -245,6 +246,28 @@ fn a_shadow_limit_and_a_candidate_have_their_patch() {
     assert!(patch.contains("\n+        rate = \"1/h\"\n"), "{patch}");
     assert_eq!(looked.json(&path("user"))["promotions"], json!([]));
     assert_eq!(looked.get(&path("other")).status, 404);
+}
+
+#[test]
+fn a_promotion_applies_to_a_file_with_windows_line_ends() {
+    let upstream = Upstream::ok();
+    let looked = Looked::start(&config(&upstream, "").replace('\n', "\r\n"));
+    let told = looked.json("/api/v1/limits/tried/promotions");
+    let file = looked.tidegate.directory.path().join("proxy.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let patch = told["promotions"][0]["patch"].as_str().unwrap();
+    let mut program = Command::new("patch")
+        .arg("proxy.toml")
+        .current_dir(looked.tidegate.directory.path())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = program.stdin.take().unwrap();
+    input.write_all(patch.as_bytes()).unwrap();
+    drop(input);
+    assert!(program.wait().unwrap().success(), "{patch}");
+    let expected = text.replace("        shadow = true\r\n", "");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), expected);
 }
 
 #[test]

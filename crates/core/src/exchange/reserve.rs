@@ -96,3 +96,40 @@ impl FinalCost<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::{Algorithm, Key, Rule};
+    use crate::usage::format::{AnswerFormat, AnswerTable, TextCount};
+    use crate::usage::settings::{AbortedUsage, MissingUsage, TokenWeights};
+
+    #[test]
+    fn a_slot_is_for_a_call_and_not_for_its_tokens() {
+        let settings = Arc::new(UsageSettings {
+            name: "chat".into(),
+            format: Some(AnswerFormat::OpenAi),
+            table: Arc::new(AnswerTable::new(AnswerFormat::OpenAi, TextCount::Ignored)),
+            bytes_per_token: 3,
+            default_output: 1024,
+            weights: TokenWeights::default(),
+            asks: false,
+            missing: MissingUsage::Estimate,
+            abort: AbortedUsage::Estimate,
+            prices: Arc::default(),
+        });
+        let reserve = UsageReserve::new(&settings, None, 300, "/");
+        let rule = |algorithm| Rule {
+            algorithm,
+            units: 10_000,
+            window_us: 60_000_000,
+            precision_us: 60_000,
+        };
+        let units = |algorithm| {
+            let limit = Limit::new("l", &[rule(algorithm)], Key::ip());
+            reserve.units(&limit, &limit.windows)
+        };
+        assert_eq!(units(Algorithm::Slots), Some(1));
+        assert_eq!(units(Algorithm::Log), Some(1124));
+    }
+}

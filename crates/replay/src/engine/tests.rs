@@ -1,5 +1,7 @@
 //! The engine beside the proxy's embedded store: random traces, equal denials.
 
+mod calls;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 

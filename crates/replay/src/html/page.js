@@ -301,7 +301,7 @@
   function card(limit) {
     const mode = { shadow: 'shadow: denies nothing yet', candidate: 'candidate: denies nothing' }[limit.mode];
     const title = el('div', { class: 'title' }, el('h2', {}, limit.name),
-      el('code', {}, `${limit.rate} by ${limit.key}${limit.tier ? `, tier ${limit.tier}` : ''}`),
+      el('code', {}, `${limit.rate}${limit.spent === null ? '' : ` ${limit.counts}`} by ${limit.key}${limit.tier ? `, tier ${limit.tier}` : ''}`),
       mode ? el('span', { class: 'badge' }, mode) : null);
     if (!limit.requests) {
       return el('section', { class: 'card' }, title, el('p', { class: 'soft' }, 'No request asked it.'));
@@ -313,7 +313,7 @@
         el('div', {}, figures(limit)),
         el('div', {}, limit.denied.own ? [el('h3', {}, 'Denied over time'), overTime(limit.over_time, null, 130, ['', 'denied'])]
           : el('p', { class: 'soft' }, 'It would have denied nothing.')),
-        el('div', {}, el('h3', {}, `Clients by their peak${limit.per === ' at once' ? ' of requests at once' : `, requests${limit.per}`}`), histogram(limit)),
+        el('div', {}, el('h3', {}, `Clients by their peak${limit.per === ' at once' ? ' of requests at once' : `, ${limit.spent === null ? 'requests' : limit.counts}${limit.per}`}`), histogram(limit)),
         el('div', {}, el('h3', {}, 'Share of clients hit at another rate: pull it'), curve(limit)),
         clients(limit), minutes(limit)));
   }
