@@ -1,7 +1,9 @@
 //! Access logs: lines hold what clients sent, and clients choose it to do harm.
 
 use tidegate::replay::entry::{LineFormat, TargetParts};
+use tidegate::replay::json::{MemberMapping, TokenFrom};
 use tidegate::replay::logs::{LineReader, LogOptions};
+use tidegate::replay::tokens::CallField;
 
 use crate::both;
 
@@ -39,6 +41,10 @@ const WORDS: &[&str] = &[
     "\"method\":",
     "\"status\":",
     "\"headers\":",
+    "\"usage\":",
+    "\"prompt_tokens\":",
+    "\"reserved\":",
+    " tokens 1+2 of 3 exact",
     "1760104536.5",
     "1e400",
     "-1",
@@ -76,8 +82,14 @@ fn any_line_is_an_entry_or_a_fault() {
 
 fn check(text: &[u8]) {
     for format in FORMATS {
-        let headers = Vec::new();
-        let mut reader = LineReader::new(&LogOptions { format, headers });
+        let mapping = MemberMapping {
+            tokens: vec![TokenFrom {
+                field: CallField::Input,
+                member: "usage.method".to_owned(),
+            }],
+            ..MemberMapping::default()
+        };
+        let mut reader = LineReader::new(&LogOptions { format, mapping });
         for line in text.split(|byte| *byte == b'\n') {
             // A line is read alike wherever it stands, but that some have no date of their own.
             let first = reader.read(line).map(|(entry, _)| target_of(&entry.target));

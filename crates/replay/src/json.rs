@@ -293,8 +293,12 @@ impl<'l> EntryBuilder<'l> {
             b"duration_us" => self.duration_us = date::seconds(plain).map(|us| us / 1_000_000),
             b"Duration" => self.duration_us = date::seconds(plain).map(|us| us / 1_000_000_000),
             b"outcome" => self.format = self.format.or(Some(LineFormat::Own)),
-            _ => match CallField::of_member(name).zip(value.text()) {
-                Some((field, text)) => self.tokens_mut().set(field, text),
+            _ => match CallField::of_member(name) {
+                Some(field) => {
+                    if let Some(text) = value.text() {
+                        self.tokens_mut().set(field, text);
+                    }
+                }
                 None => self.add_header_member(name, value),
             },
         }

@@ -5,6 +5,9 @@ use std::net::IpAddr;
 use super::*;
 use crate::limit::{DeniedKey, KeyHash};
 use crate::telemetry::log_writer::tests::Faulty;
+use crate::telemetry::metrics::usage::UsageOutcome;
+use crate::usage::estimate::Estimate;
+use crate::usage::tokens::TokenCounts;
 
 /// Calls `write` with an entry.
 fn with_entry(write: impl FnOnce(&AccessEntry<'_>)) {
@@ -54,6 +57,59 @@ fn each_format_keeps_a_request_on_one_line() {
          \"route\":\"login\",\"outcome\":\"denied\",\"denied_by\":[{\"limit\":\"per_ip\",\
          \"key\":\"-_v7-_v7\"}],\"would_deny\":[\"search\"]}\n"
     );
+}
+
+#[test]
+fn a_call_of_a_model_server_has_its_tokens() {
+    let reserved = Estimate {
+        tokens: TokenCounts {
+            input: 30,
+            output: 1000,
+            ..TokenCounts::default()
+        },
+        names_maximum: true,
+    };
+    let denied = LoggedUsage {
+        model: "gpt-5".into(),
+        requested_model: None,
+        reserved,
+        charged: TokenCounts::default(),
+        outcome: None,
+    };
+    let exact = LoggedUsage {
+        model: "gpt-5-2026".into(),
+        requested_model: Some("gpt-5".into()),
+        charged: TokenCounts {
+            input: 22,
+            output: 178,
+            ..TokenCounts::default()
+        },
+        outcome: Some(UsageOutcome::Exact),
+        ..denied.clone()
+    };
+    let line = |usage: &LoggedUsage, write: fn(&mut Vec<u8>, &AccessEntry<'_>)| {
+        let mut out = Vec::new();
+        with_entry(|entry| {
+            let usage = Some(usage);
+            write(&mut out, &AccessEntry { usage, ..*entry });
+        });
+        String::from_utf8(out).unwrap()
+    };
+    assert!(line(&denied, text).ends_with(" tokens 0+0 of 1030 denied\n"));
+    let reserve = "\"reserved\":1030,\"reserved_input\":30,\"named_maximum\":true";
+    let expected = format!(
+        "\"usage\":{{\"model\":\"gpt-5\",\"input\":0,\"cached\":0,\"cache_write\":0,\
+         \"output\":0,{reserve},\"charged\":0,\"outcome\":\"denied\"}}}}\n"
+    );
+    let found = line(&denied, json_line);
+    assert!(found.ends_with(&expected), "{found}");
+    let expected = format!(
+        "\"usage\":{{\"model\":\"gpt-5-2026\",\"requested_model\":\"gpt-5\",\"input\":22,\
+         \"cached\":0,\"cache_write\":0,\"output\":178,{reserve},\"charged\":200,\
+         \"outcome\":\"exact\"}}}}\n"
+    );
+    let found = line(&exact, json_line);
+    assert!(found.ends_with(&expected), "{found}");
 }
 
 #[test]
