@@ -143,6 +143,30 @@ fn clock(engine: &Engine, notes: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config;
+    use crate::logs::{LineReader, LogOptions};
+
+    #[test]
+    fn forgotten_keys_are_told() {
+        let text = "upstream = \"http://127.0.0.1:9\"\n[limit.default]\nrate = \"2/s\"\n";
+        let Ok((config, _)) = config::parse("test", text, &|_| None) else {
+            panic!("a bad configuration");
+        };
+        let mut engine = Engine::new(config, "", 16);
+        let mut reader = LineReader::new(&LogOptions::default());
+        for client in 0..200 {
+            let line = format!(
+                "192.0.2.{client} - - [20/Nov/2026:22:{:02}:00 +0000] \"GET / HTTP/1.1\" 200 5",
+                client / 4
+            );
+            let (entry, _) = reader.read(line.as_bytes()).unwrap();
+            engine.take(&entry);
+        }
+        engine.finish();
+        let notes = of_log(&engine, &[]);
+        assert_eq!(notes.len(), 1, "{notes:?}");
+        assert!(notes[0].contains("--max-keys"), "{notes:?}");
+    }
 
     #[test]
     fn what_a_log_lacks_of_calls_is_told() {
