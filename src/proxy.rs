@@ -44,7 +44,7 @@ use crate::telemetry::metrics::{CountedAnswer, Meter};
 use crate::telemetry::spans::SpanQueue;
 use crate::upstream::{Upstreams, Vitals};
 use body::Body;
-use read_body::BodyMemory;
+pub use read_body::BodyMemory;
 use upgrade::Tunnel;
 use usage::{UsageBounds, UsageMeter};
 
@@ -57,6 +57,8 @@ pub struct Proxy {
     /// `None` if no proxy asks for decisions.
     decide: Option<Arc<DecideSettings>>,
     body_memory: BodyMemory,
+    /// Bytes.
+    max_body_memory: usize,
     usage_bounds: UsageBounds,
     status_answers: StatusAnswers,
 }
@@ -74,7 +76,8 @@ impl Proxy {
     ) -> Proxy {
         Proxy {
             decide: config.decide.clone(),
-            body_memory: BodyMemory::new(config.server.body_memory, config.server.workers),
+            body_memory: old.map(|old| old.body_memory.clone()).unwrap_or_default(),
+            max_body_memory: config.server.body_memory,
             usage_bounds: UsageBounds::default(),
             status_answers: StatusAnswers::default(),
             upstreams: match old {
@@ -95,6 +98,12 @@ impl Proxy {
     pub fn traced(mut self, settings: Option<&TracingSettings>, queue: &Arc<SpanQueue>) -> Proxy {
         let tracer = |settings| Box::new(Tracer::new(settings, Arc::clone(queue)));
         self.stages.tracer = settings.map(tracer);
+        self
+    }
+
+    /// Counts the bodies that are read before their decisions together with those of other workers.
+    pub fn with_body_memory(mut self, memory: &BodyMemory) -> Proxy {
+        self.body_memory = memory.clone();
         self
     }
 
@@ -276,7 +285,8 @@ impl Drop for AbandonedCall<'_, '_> {
 /// Counts a call to a model server whose answer is not read.
 fn note_unread_usage(limiter: &Limiter, x: &mut ProxyExchange<'_>, outcome: UsageOutcome) {
     if let Some(reserve) = x.admission.reserve.take() {
-        limiter.note_unread_usage(&reserve, outcome, &mut x.record);
+        let charge = &x.admission.charge;
+        limiter.note_unread_usage(&reserve, charge, outcome, &mut x.record);
     }
 }
 

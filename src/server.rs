@@ -45,8 +45,8 @@ use crate::config::{
     UpstreamSettings,
 };
 use crate::otlp::Exports;
-use crate::proxy::StatusAnswers;
 use crate::proxy::limiter::StoreHandle;
+use crate::proxy::{BodyMemory, StatusAnswers};
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::panics::{lock, spawn_enduring, spawn_thread};
 use crate::upstream::{self, Vitals};
@@ -73,6 +73,7 @@ pub(crate) struct ServerState {
     pub(crate) counts: Arc<StoreHandle>,
     pub(crate) vitals: Arc<Vitals>,
     pub(crate) status_answers: StatusAnswers,
+    pub(crate) body_memory: BodyMemory,
     health_checks: Arc<HealthChecks>,
     /// A permit for each connection that may be opened.
     pub(crate) connections: Arc<Semaphore>,
@@ -99,6 +100,7 @@ impl ServerState {
             counts: Arc::new(StoreHandle::new(config)?),
             vitals: Arc::default(),
             status_answers: StatusAnswers::default(),
+            body_memory: BodyMemory::default(),
             health_checks: Arc::default(),
             connections: Arc::new(Semaphore::new(most)),
             max_connections: most,

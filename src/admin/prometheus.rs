@@ -8,12 +8,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs;
+use std::sync::Arc;
 
 use super::response::seconds;
 use super::state::AdminState;
 use super::status::servers as upstream_servers;
 use super::status::store_kind;
 use crate::config::{FINDINGS, ServerAddress, StoreKind, UpstreamSettings};
+use crate::limit::Limit;
 use crate::proxy::Proxy;
 use crate::route::{Route, Target};
 use crate::server::introspection::Snapshot;
@@ -167,6 +169,17 @@ fn usage(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
             text.sample(&[("route", *route), ("outcome", *outcome)], count);
         }
     }
+    let reserves = |limit: &&Arc<Limit>| {
+        let mut routes = snapshot.config.routes.iter();
+        let is_of = |route: &Route| route.limits.iter().any(|one| one.name == limit.name);
+        limit.counts_usage() && routes.any(|route| route.usage.is_some() && is_of(route))
+    };
+    let limits = snapshot.config.limits.iter().filter(reserves);
+    let reserved = limits.map(|limit| {
+        let units = sum.reserved.get(&limit.name).copied();
+        (&*limit.name, units.unwrap_or(0))
+    });
+    labelled(text, "tidegate_usage_reserved_units", "limit", reserved);
     family(text, "tidegate_usage_estimate_ratio");
     for (route, sum) in &counted {
         text.durations(&[("route", *route)], &RATIO_BOUNDS, &sum.ratios);

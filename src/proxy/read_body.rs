@@ -18,50 +18,42 @@ use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
 use tidegate_core::exchange::reserve::ReadBody;
 use tidegate_core::limit::key::BodyFacts;
 
-/// The bytes of bodies that one worker holds before their decisions.
-#[derive(Debug, Default)]
-pub(super) struct BodyMemory {
-    held: Arc<AtomicUsize>,
-    most: usize,
-}
+/// The bytes of bodies that the process holds before their decisions. All workers share them, and
+/// they outlive a configuration.
+#[derive(Clone, Debug, Default)]
+pub struct BodyMemory(Arc<AtomicUsize>);
 
 /// A part of the memory. A drop returns it.
 #[derive(Debug)]
 pub(super) struct HeldMemory {
-    held: Arc<AtomicUsize>,
+    memory: BodyMemory,
     bytes: usize,
 }
 
 impl BodyMemory {
-    /// A worker's share of the process's memory.
-    pub(super) fn new(bytes: usize, workers: usize) -> BodyMemory {
-        BodyMemory {
-            held: Arc::default(),
-            most: bytes / workers.max(1),
-        }
-    }
-
-    fn take(&self, bytes: usize) -> Option<HeldMemory> {
-        let before = self.held.fetch_add(bytes, Ordering::Relaxed);
+    /// Takes bytes, if no more than `most` are held then.
+    fn take(&self, bytes: usize, most: usize) -> Option<HeldMemory> {
+        let before = self.0.fetch_add(bytes, Ordering::Relaxed);
         let taken = HeldMemory {
-            held: Arc::clone(&self.held),
+            memory: self.clone(),
             bytes,
         };
-        (before + bytes <= self.most).then_some(taken)
+        (before + bytes <= most).then_some(taken)
     }
 }
 
 impl Drop for HeldMemory {
     fn drop(&mut self) {
-        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.memory.0.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
 impl Proxy {
-    /// Reads the body as far as the decision needs it. Returns the memory that it takes.
-    pub(super) async fn read_body(
-        &self,
-        x: &mut ProxyExchange<'_>,
+    /// Reads the body as far as the decision needs it. Returns the memory that it takes. A request
+    /// that is denied anyway is refused before.
+    pub(super) async fn read_body<'c>(
+        &'c self,
+        x: &mut ProxyExchange<'c>,
     ) -> Result<Option<HeldMemory>, Rejection> {
         let Some(route) = self.stages.route_that_reads(x) else {
             return Ok(None);
@@ -70,6 +62,9 @@ impl Proxy {
             return Ok(None);
         };
         bound_body(x.request, route.body_limit)?;
+        if !x.request.body().is_end_stream() {
+            self.stages.deny_before_body(x)?;
+        }
         // A compressed body has no members here.
         let is_readable = !x.request.headers().contains_key(CONTENT_ENCODING);
         let most = if is_readable { route.body_read } else { 0 };
@@ -79,10 +74,16 @@ impl Proxy {
             Some(0) => None,
             length => {
                 let bytes = length.unwrap_or(most).min(most);
-                Some(self.body_memory.take(bytes).ok_or(Rejection::BodyMemory)?)
+                let held = self.body_memory.take(bytes, self.max_body_memory);
+                Some(held.ok_or(Rejection::BodyMemory)?)
             }
         };
-        let read = read(body, table, most).await;
+        let until = match announced {
+            // The length of the body decides its cost.
+            None if route.usage.is_some() => ReadUntil::End,
+            _ => ReadUntil::Members,
+        };
+        let read = read(body, table, until, most).await;
         let read = read.map_err(|error| Rejection::Upstream(NoAnswer::from(error)))?;
         let longest = || route.body_limit.unwrap_or(u64::from(u32::MAX));
         x.body = Some(Box::new(ReadBody {
@@ -104,16 +105,25 @@ struct BodyStart {
     is_whole: bool,
 }
 
+/// How far a body is read, if it is short enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadUntil {
+    /// Until all members are known.
+    Members,
+    End,
+}
+
 /// Reads at most about `most` bytes, and puts them back.
 async fn read(
     body: &mut RequestBody,
     table: &Arc<RequestTable>,
+    until: ReadUntil,
     most: usize,
 ) -> Result<BodyStart, UpstreamError> {
     let mut reader = RequestReader::new(table);
     let mut frames: Vec<Frame<Bytes>> = Vec::new();
     let mut bytes = 0;
-    while bytes < most && !reader.is_done() {
+    while bytes < most && (until == ReadUntil::End || !reader.is_done()) {
         let Some(frame) = body.frame().await else {
             break;
         };

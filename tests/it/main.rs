@@ -95,4 +95,5 @@ mod upstream;
 mod upstream_http1;
 mod upstream_http2;
 mod upstream_tls;
+mod usage;
 mod weather;

@@ -11,6 +11,6 @@ source ../outside.sh
 
 venv=$target/clients/usage
 python_modules "$venv" --only-binary=:all:
-for script in exact.py clients.py reserve.py keys.py ends.py faults.py many.py; do
+for script in exact.py clients.py reserve.py keys.py ends.py faults.py many.py held.py; do
   timeout -k 5 300 "$venv/bin/python" "$script"
 done

@@ -208,11 +208,22 @@ pub struct LimitCheck {
 
 /// What logs may say of a client beyond the hash of its key, where the operator wants that. It
 /// never changes a count.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Asker {
     /// The key before it was hashed, as [`Key::spell`] writes it.
     pub key: Option<Arc<str>>,
     pub trace: Option<TraceId>,
+    /// `None` if the request is not to a model server.
+    pub tokens: Option<Arc<AskedTokens>>,
+}
+
+/// What a request to a model server reserves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AskedTokens {
+    /// Empty if the request names none.
+    pub model: Box<str>,
+    /// Tokens of input and output together.
+    pub reserved: u64,
 }
 
 impl fmt::Debug for Asker {
@@ -370,6 +381,17 @@ pub struct Decision {
     pub at_us: u64,
     /// One verdict for each check, in the charge's order.
     pub verdicts: SmallVec<[Verdict; 2]>,
+}
+
+impl Decision {
+    /// Nothing denies, and nothing was charged.
+    pub fn allowed_uncharged(at_us: u64) -> Decision {
+        Decision {
+            allowed: true,
+            at_us,
+            verdicts: SmallVec::new(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -142,6 +142,10 @@ impl CostSource {
         }
     }
 
+    pub fn asks_body(&self) -> bool {
+        matches!(self, Self::Body(_))
+    }
+
     /// The weight that the body of a request names. `None` if a body names none.
     pub fn body_units(&self, body: Option<&BodyFacts>) -> Option<u64> {
         match self {

@@ -13,6 +13,7 @@ mod journal;
 pub mod lease;
 mod ledger;
 pub mod memory;
+mod observed;
 pub mod overrides;
 pub mod recovery;
 #[cfg(feature = "redis")]
@@ -41,9 +42,10 @@ use crate::tls::TlsTrouble;
 pub use hash_key::CurrentKey;
 use hash_key::KeyRing;
 use memory::Memory;
+pub use observed::Observed;
 use overrides::OverrideSnapshot;
 use recovery::Recovery;
-use redis::{GuardedAnswer, Redis, RedisShared};
+use redis::{Redis, RedisShared};
 
 /// The part of the store that all workers share; made once, before the workers start.
 #[derive(Clone, Debug)]
@@ -138,6 +140,25 @@ impl Store {
             Store::Memory(memory) => Some(memory.charge(charge)),
             Store::Redis(_) => None,
         }
+    }
+
+    /// The denial of a charge, or of any with higher costs, if it is known without a call. It is
+    /// the decision that the store would return now. Nothing is charged.
+    pub fn find_denial(
+        &self,
+        charge: &Charge,
+        generation: u64,
+        arrived: Instant,
+    ) -> Option<Decision> {
+        match self {
+            Store::Memory(memory) => memory.find_denial(charge),
+            Store::Redis(redis) => redis.find_denial(charge, generation, arrived),
+        }
+    }
+
+    /// Whether [`Store::find_denial`] may find one.
+    pub fn may_know_denials(&self) -> bool {
+        self.redis().is_none_or(|redis| redis.knows_denials())
     }
 
     /// Decides one request, and charges it if every limit allows it. `generation` is that of the
@@ -297,25 +318,6 @@ impl Store {
     pub fn suspect(&self, lost: Charge) {
         if let Store::Redis(redis) = self {
             redis.shared().suspect(lost);
-        }
-    }
-}
-
-/// A decision that a request does not wait for. If it is dropped unseen, the slots that it grants
-/// are freed.
-#[derive(Debug)]
-pub enum Observed {
-    /// Decided at once, already taken, or never asked.
-    Decided(Option<Decision>),
-    Pending(GuardedAnswer),
-}
-
-impl Observed {
-    /// The decision, once, if it has come; never waits. The caller owns the slots that it grants.
-    pub fn take(&mut self) -> Option<Decision> {
-        match self {
-            Observed::Decided(decision) => decision.take(),
-            Observed::Pending(answer) => answer.try_take()?.ok(),
         }
     }
 }

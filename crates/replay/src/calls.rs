@@ -11,7 +11,7 @@ use crate::limit::Limit;
 use crate::telemetry::metrics::usage::UsageOutcome;
 use crate::usage::estimate::{Estimate, actual};
 use crate::usage::settings::{AbortedUsage, MissingUsage, UsageSettings};
-use crate::usage::tokens::{MAX_UNITS, ReportedTokens, TokenCounts};
+use crate::usage::tokens::{ChargedTokens, MAX_UNITS, ReportedTokens, TokenCounts};
 
 /// A call of a model server.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct LoggedCall<'e> {
     settings: &'e UsageSettings,
     estimate: Estimate,
     /// What the call is charged for in the end.
-    charged: TokenCounts,
+    charged: ChargedTokens,
     asked_model: &'e str,
     answered_model: &'e str,
     pub facts: CallFacts,
@@ -62,7 +62,10 @@ impl<'e> LoggedCall<'e> {
         Some(LoggedCall {
             settings,
             estimate,
-            charged: charged.unwrap_or(estimate.tokens),
+            charged: charged.unwrap_or(ChargedTokens {
+                tokens: estimate.tokens,
+                partly_reported: None,
+            }),
             asked_model: asked,
             answered_model: tokens.model.as_deref().unwrap_or(asked),
             facts: CallFacts {
@@ -91,7 +94,7 @@ impl<'e> LoggedCall<'e> {
         let settled = match is_refunded {
             true => Some(0),
             // The proxy keeps the reserve if the answer's model has no price.
-            false => units(self.charged, self.answered_model),
+            false => self.settled(|tokens| units(tokens, self.answered_model), reserved),
         };
         Some(CallCost {
             reserved,
@@ -120,7 +123,7 @@ impl CallCost {
 fn estimate(settings: &UsageSettings, tokens: &LoggedTokens<'_>) -> Estimate {
     let numbers = &tokens.numbers;
     let reported = numbers.reported().input;
-    if let Some(reserved) = numbers.reserved {
+    if let Some(reserved) = numbers.estimated.or(numbers.reserved) {
         // An older log does not say how much of the reserve is input.
         let input = numbers
             .reserved_input
@@ -150,12 +153,24 @@ fn estimate(settings: &UsageSettings, tokens: &LoggedTokens<'_>) -> Estimate {
     }
 }
 
+impl LoggedCall<'_> {
+    /// The units in the end, as the proxy settles them: what the answer left out never lifts a
+    /// charge above its reserve.
+    fn settled(&self, units: impl Fn(TokenCounts) -> Option<u64>, reserved: u64) -> Option<u64> {
+        let all = units(self.charged.tokens)?;
+        match self.charged.partly_reported {
+            None => Some(all),
+            Some(reported) => Some(all.min(reserved).max(units(reported)?)),
+        }
+    }
+}
+
 /// What an admitted call is charged for. `None` keeps the reserve.
 fn charged(
     settings: &UsageSettings,
     tokens: &LoggedTokens<'_>,
     estimate: Estimate,
-) -> Option<TokenCounts> {
+) -> Option<ChargedTokens> {
     let reported = tokens.numbers.reported();
     let is_aborted = match tokens.numbers.end {
         None | Some(LoggedEnd::Settled(UsageOutcome::Exact | UsageOutcome::Drained)) => {

@@ -23,6 +23,7 @@ pub enum CallField {
     BodyBytes,
     /// The reserve, input and output together.
     Reserved,
+    Estimated,
     ReservedInput,
     /// The model of the request, if the answer names another one.
     RequestedModel,
@@ -79,6 +80,7 @@ impl CallField {
             b"cache_write" => CallField::CacheWrite,
             b"output" => CallField::Output,
             b"reserved" => CallField::Reserved,
+            b"estimated" => CallField::Estimated,
             b"reserved_input" => CallField::ReservedInput,
             b"requested_model" => CallField::RequestedModel,
             b"named_maximum" => CallField::NamedMaximum,
@@ -116,6 +118,8 @@ pub struct TokenNumbers {
     pub body_bytes: Option<u64>,
     /// Input and output together.
     pub reserved: Option<u64>,
+    /// The same before it was lowered to what a limit holds; `None` if it was not.
+    pub estimated: Option<u64>,
     pub reserved_input: Option<u64>,
     /// `None` if the log does not say it.
     pub named_maximum: Option<bool>,
@@ -170,6 +174,7 @@ impl TokenNumbers {
             CallField::Maximum => self.maximum = Some(number),
             CallField::BodyBytes => self.body_bytes = Some(number),
             CallField::Reserved => self.reserved = Some(number),
+            CallField::Estimated => self.estimated = Some(number),
             CallField::ReservedInput => self.reserved_input = Some(number),
             CallField::PlainInput => self.plain_input = Some(number),
             CallField::CacheRead => self.cache_read = number,

@@ -3,7 +3,7 @@
 //! It happens at most once, when the head of the response has come or its body has ended, and no
 //! request waits for it. If the process dies before, the first charge stands. While the store is
 //! away, units on top are owed, and units to give back stay charged. A refund has precedence. Slots
-//! are not adjusted. Checks in shadow mode are adjusted too, if their decisions have come.
+//! are not adjusted. Checks in shadow mode are adjusted too, as soon as their decisions have come.
 //!
 //! A caller of the rate limit service adjusts counts by itself: it gives units back, or charges
 //! units that were denied.
@@ -13,17 +13,10 @@ use http::{HeaderMap, HeaderName, Response};
 use super::access_record::AccessRecord;
 use super::admit::{Admission, Decider};
 use super::limiter::Limiter;
-use super::reserve::FinalCost;
+use super::reserve::{Adjustment, FinalCost};
 use crate::limit::calendar::MAX_COUNT;
 use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck, OnError};
 use crate::route::Route;
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Adjustment<'c> {
-    /// Returns all units.
-    Refund,
-    Settle(FinalCost<'c>),
-}
 
 impl Limiter {
     /// Refunds or settles the cost of a request, as its route says. It removes the header that
@@ -53,11 +46,8 @@ impl Limiter {
         record: Option<&mut AccessRecord>,
     ) {
         self.adjust_admitted(admission, adjustment);
-        let shadow = record.and_then(|record| record.shadow.as_mut());
-        for check in shadow.into_iter().flat_map(|shadow| &mut shadow.list) {
-            if let Some(decided) = check.decided().filter(|decided| decided.decision.allowed) {
-                self.adjust_store(decided, adjustment, admission.generation);
-            }
+        if let Some(shadow) = record.and_then(|record| record.shadow.as_mut()) {
+            shadow.adjust(adjustment, admission.generation);
         }
     }
 
@@ -98,9 +88,10 @@ impl Limiter {
         let Some(decided) = admission.granted() else {
             return;
         };
+        let costs = adjustment.costs(decided.charge);
         let local = match &admission.decider {
             Some(Decider::Store { local }) => {
-                self.adjust_store(decided, adjustment, admission.generation);
+                self.adjust_store(decided, &costs, admission.generation);
                 local.as_deref()
             }
             _ => Some(decided.decision),
@@ -111,7 +102,7 @@ impl Limiter {
                     decision,
                     ..decided
                 },
-                adjustment,
+                &costs,
             );
             if matches!(admission.decider, Some(Decider::Local)) {
                 // A refund stays in the journal, which has no stamps. A debt that is too high never
@@ -123,12 +114,12 @@ impl Limiter {
         }
     }
 
-    fn adjust_store(&self, decided: Decided<'_>, adjustment: Adjustment<'_>, generation: u64) {
+    pub(super) fn adjust_store(&self, decided: Decided<'_>, costs: &[u64], generation: u64) {
         let Difference {
             more,
             less,
             less_of,
-        } = Difference::of(decided, adjustment);
+        } = Difference::of(decided, costs);
         if !more.is_empty() {
             self.charge_more_or_owe(&more, generation);
         }
@@ -149,7 +140,7 @@ struct Difference {
 }
 
 impl Difference {
-    fn of(decided: Decided<'_>, adjustment: Adjustment<'_>) -> Difference {
+    fn of(decided: Decided<'_>, costs: &[u64]) -> Difference {
         let mut difference = Difference {
             more: Charge::new(),
             less: Charge::new(),
@@ -158,22 +149,18 @@ impl Difference {
                 ..*decided.decision
             },
         };
-        for CheckResult { check, verdict } in decided.results() {
+        for (CheckResult { check, verdict }, &cost) in decided.results().zip(costs) {
             if check.window.rule.algorithm == Algorithm::Slots {
                 continue;
             }
-            let cost = match adjustment {
-                Adjustment::Refund => 0,
-                Adjustment::Settle(cost) => cost.units(&check.limit).unwrap_or(check.cost),
-            };
-            let costs = |cost: u64| LimitCheck {
+            let check_of = |cost: u64| LimitCheck {
                 cost: cost.min(check.window.rule.algorithm.max_count()),
                 ..check.clone()
             };
             if cost > check.cost {
-                difference.more.push(costs(cost - check.cost));
+                difference.more.push(check_of(cost - check.cost));
             } else if cost < check.cost {
-                difference.less.push(costs(check.cost - cost));
+                difference.less.push(check_of(check.cost - cost));
                 difference.less_of.verdicts.push(*verdict);
             }
         }

@@ -10,9 +10,12 @@ use super::limiter::{HeldSlots, Limiter, slots_of};
 use super::rejection::{Denial, Rejection};
 use super::reserve::UsageReserve;
 use crate::clock;
-use crate::limit::{Asker, Charge, Decided, Decision, KeyHash, Limit, LimitCheck, OnError, Window};
+use crate::limit::{
+    AskedTokens, Asker, Charge, Decided, Decision, KeyHash, Limit, LimitCheck, OnError, Window,
+};
 use crate::store::StoreError;
 use crate::telemetry::decisions::Source;
+use crate::telemetry::metrics::ReservedUnits;
 
 /// The limit checks of one request, and the decision that admitted it.
 #[derive(Debug, Default)]
@@ -34,6 +37,8 @@ pub struct Admission {
     pub(super) deadline: Option<Instant>,
     /// What the request reserves of token budgets, until the answer is read.
     pub reserve: Option<Box<UsageReserve>>,
+    /// The units of that reserve, for the metrics.
+    pub(super) reserved: Option<Box<ReservedUnits>>,
     /// The slots that the request holds.
     pub slots: Option<Box<HeldSlots>>,
     /// Whether a script of another origin may read the rate-limit headers.
@@ -83,6 +88,19 @@ impl Admission {
         if !limit.candidate.is_empty() {
             self.shadow
                 .push(limit.candidate.iter().map(check).collect());
+        }
+    }
+
+    /// Notes the model and the tokens of the request, for the decision log.
+    pub(super) fn note_tokens(&mut self, reserve: &UsageReserve) {
+        let tokens = Arc::new(AskedTokens {
+            model: reserve.model.clone(),
+            reserved: reserve.tokens_in(&self.charge),
+        });
+        let shadow = self.shadow.iter_mut().flatten();
+        for check in self.charge.iter_mut().chain(shadow) {
+            let asker = check.asker.get_or_insert_default();
+            Arc::make_mut(asker).tokens = Some(Arc::clone(&tokens));
         }
     }
 
@@ -282,6 +300,38 @@ impl Limiter {
         self.finish(admission, Decider::Local)
     }
 
+    /// Whether a charge is known to be denied now. Its decision is in `admission` then.
+    pub(super) fn find_denial(&self, admission: &mut Admission) -> bool {
+        let (charge, generation) = (&admission.charge, admission.generation);
+        if charge.is_empty() {
+            return false;
+        }
+        let since = clock::now();
+        let Some(decision) = self.store.find_denial(charge, generation, since) else {
+            return false;
+        };
+        if self.is_shared() {
+            self.observe_duration(since);
+        }
+        admission.decision = decision;
+        true
+    }
+
+    /// Shows the units of an admitted charge in the metrics, while the request is under way.
+    fn reserved_units(&self, charge: &Charge) -> Option<Box<ReservedUnits>> {
+        let mut reserved = Box::<ReservedUnits>::default();
+        let mut last = usize::MAX;
+        for check in charge.iter().filter(|check| check.limit.counts_usage()) {
+            let number = check.limit.number;
+            // Every rate of a limit reserves the same.
+            if number != last {
+                self.meter.reserve(number, check.cost, &mut reserved);
+            }
+            last = number;
+        }
+        (last != usize::MAX).then_some(reserved)
+    }
+
     /// Counts the decision and turns a denial into a rejection.
     fn finish(&self, admission: &mut Admission, decider: Decider) -> Result<(), Rejection> {
         let is_local = matches!(decider, Decider::Local);
@@ -300,6 +350,9 @@ impl Limiter {
                 decision: std::mem::take(&mut admission.decision),
                 is_local,
             })));
+        }
+        if admission.reserve.is_some() {
+            admission.reserved = self.reserved_units(&admission.charge);
         }
         admission.decider = Some(decider);
         admission.unix_us = clock::unix_us();

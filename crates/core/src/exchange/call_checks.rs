@@ -201,7 +201,7 @@ impl Stages {
             .flatten()?;
         Some(Arc::new(Asker {
             key: Some(spelled.into()),
-            trace: None,
+            ..Asker::default()
         }))
     }
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use super::admit::Admission;
 use super::rejection::{BLOCK_POLICY, Blocked, Rejection};
 use super::router::affinity;
-use super::stages::{LimitQuery, Stages};
+use super::stages::{LeastChecks, LimitQuery, Stages};
 use crate::config::LogKeys;
 use crate::limit::key::{Derived, Facts, HashSecret, Part};
-use crate::limit::{Asker, KeyHash, Limit};
+use crate::limit::{Asker, KeyHash, Limit, Window};
 use crate::route::is_preflight;
 use crate::store::overrides::OverrideSnapshot;
 
@@ -75,13 +75,72 @@ impl Stages {
                 Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
             }
         }
+        if let Some(reserve) = query.reserve.filter(|_| self.logs_decisions) {
+            admission.note_tokens(reserve);
+        }
         Ok(())
+    }
+
+    /// Adds the checks that need no body, each for the smallest cost.
+    pub(super) fn add_least_checks(
+        &self,
+        query: &LimitQuery<'_, '_, '_>,
+        admission: &mut Admission,
+    ) -> Result<LeastChecks, Rejection> {
+        let LimitQuery {
+            head, found, facts, ..
+        } = *query;
+        let key = self.limiter.hash_key();
+        admission.generation = key.generation;
+        let case = found.route.case;
+        let is_free = is_preflight(head.method, head.headers);
+        if is_free || self.router.bypass_of(facts, head.client, case).is_some() {
+            return Ok(LeastChecks::NeedBody);
+        }
+        if let Some(overrides) = query.overrides {
+            self.refuse_blocked(overrides, facts, &key.key)?;
+        }
+        for limit in &found.route.limits {
+            if limit.key.asks_body() || !is_known(limit, query) {
+                // A trial counts every request with its own cost, also one that is denied.
+                if limit.shadow || !limit.candidate.is_empty() {
+                    return Ok(LeastChecks::NeedBody);
+                }
+                if limit.key.asks_body() {
+                    continue;
+                }
+            }
+            let is_exempt = limit.exempt.has(head.client, &limit.key, facts);
+            match limit.key.derive(facts, limit.missing, &key.key) {
+                Derived::Hash(tag) => {
+                    let mut windows = limit.windows_of(facts.tier);
+                    if let Some(overrides) = query.overrides {
+                        self.refuse_key(overrides, tag, || limit.key.spell(facts, limit.missing))?;
+                        windows = overrides.windows(&limit.name, tag).unwrap_or(windows);
+                    }
+                    if !is_exempt {
+                        let units = least_units(limit, windows, query);
+                        admission.add(limit, windows, tag, units, self.asker(limit, query));
+                    }
+                }
+                Derived::Skip => {}
+                _ if is_exempt => {}
+                Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
+                Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
+                Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
+            }
+        }
+        Ok(LeastChecks::Complete)
     }
 
     /// What logs may say of the client: its key in the clear if `[log] keys` is `plain`, and its
     /// trace if decisions are logged.
     #[inline]
-    fn asker(&self, limit: &Limit, query: &LimitQuery<'_, '_, '_>) -> Option<Arc<Asker>> {
+    pub(super) fn asker(
+        &self,
+        limit: &Limit,
+        query: &LimitQuery<'_, '_, '_>,
+    ) -> Option<Arc<Asker>> {
         let is_plain = self.log_keys == LogKeys::Plain;
         if !is_plain && query.trace.is_none() {
             return None;
@@ -90,11 +149,12 @@ impl Stages {
         Some(Arc::new(Asker {
             key: spelled.flatten().map(Arc::from),
             trace: query.trace,
+            tokens: None,
         }))
     }
 
     /// Refuses a client whose address or API key is blocked, whatever its limits count by.
-    fn refuse_blocked(
+    pub(super) fn refuse_blocked(
         &self,
         overrides: &OverrideSnapshot,
         facts: &Facts<'_>,
@@ -120,7 +180,7 @@ impl Stages {
     }
 
     /// Refuses a blocked key. `spell` writes the key in the clear, for logs that show it.
-    fn refuse_key(
+    pub(super) fn refuse_key(
         &self,
         overrides: &OverrideSnapshot,
         tag: KeyHash,
@@ -136,5 +196,24 @@ impl Stages {
             plain: plain.map(Arc::from),
             left_us: block.left_us,
         })))
+    }
+}
+
+/// Whether the cost of a request in this limit is known without its body.
+fn is_known(limit: &Limit, query: &LimitQuery<'_, '_, '_>) -> bool {
+    match query.reserve {
+        Some(_) => !limit.counts_usage(),
+        None => limit.each || !query.found.route.cost.asks_body(),
+    }
+}
+
+/// The fewest units that a request can cost.
+fn least_units(limit: &Limit, windows: &[Arc<Window>], query: &LimitQuery<'_, '_, '_>) -> u64 {
+    let cost = &query.found.route.cost;
+    match query.reserve {
+        Some(reserve) => reserve.least_units(limit, windows),
+        // A client may name any cost, also none.
+        None if cost.asks_body() => limit.units(0),
+        None => limit.units(cost.units(query.head.headers, query.head.is_trusted)),
     }
 }

@@ -2,12 +2,15 @@
 //!
 //! No request waits for their decisions, and no client learns of them. They are read when the
 //! response has ended: for the access log, for the summary of each minute, and to release slots.
+//! A settlement that is there before its decision waits for it, in a task of its own if the request
+//! has ended.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::limiter::{HeldSlots, Limiter, slots_of};
+use super::reserve::{Adjustment, FinalCosts};
 use super::traced::Trace;
 use crate::limit::{Charge, Decided, Decision, Role};
 use crate::store::Observed;
@@ -30,6 +33,44 @@ pub struct ShadowCheck {
     decision: Option<Decision>,
     /// Whether another owner releases the slots.
     handed_over: bool,
+    /// What the answer settled before the decision had come.
+    settlement: Option<ShadowSettlement>,
+}
+
+#[derive(Debug)]
+struct ShadowSettlement {
+    costs: FinalCosts,
+    generation: u64,
+}
+
+/// A check whose request has ended before its decision has come.
+struct LateCheck {
+    limiter: Arc<Limiter>,
+    charge: Charge,
+    observed: Observed,
+    settlement: ShadowSettlement,
+}
+
+impl LateCheck {
+    async fn settle(self) {
+        let Some(decision) = self.observed.wait().await.filter(|one| one.allowed) else {
+            return;
+        };
+        let decided = Decided {
+            charge: &self.charge,
+            decision: &decision,
+        };
+        self.settlement.apply(&self.limiter, decided);
+        self.limiter.store.release(&self.charge);
+    }
+}
+
+impl ShadowSettlement {
+    fn apply(&self, limiter: &Limiter, decided: Decided<'_>) {
+        if decided.decision.allowed {
+            limiter.adjust_store(decided, &self.costs, self.generation);
+        }
+    }
 }
 
 impl ShadowCheck {
@@ -40,6 +81,22 @@ impl ShadowCheck {
             charge: &self.charge,
             decision: self.decision.as_ref()?,
         })
+    }
+
+    /// Settles the check when its decision comes.
+    fn settle_later(self, limiter: &Arc<Limiter>, settlement: ShadowSettlement) {
+        if !self.observed.is_pending() {
+            return;
+        }
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let late = LateCheck {
+                limiter: Arc::clone(limiter),
+                charge: self.charge,
+                observed: self.observed,
+                settlement,
+            };
+            runtime.spawn(late.settle());
+        }
     }
 
     fn is_allowed(&mut self) -> bool {
@@ -73,11 +130,26 @@ impl ShadowChecks {
             charge,
             decision: None,
             handed_over: false,
+            settlement: None,
         };
         Some(Box::new(ShadowChecks {
             list: charges.into_iter().map(start).collect(),
             limiter: Arc::clone(limiter),
         }))
+    }
+
+    /// Adjusts each check whose decision has come. The others are adjusted when it comes.
+    pub(super) fn adjust(&mut self, adjustment: Adjustment<'_>, generation: u64) {
+        for check in &mut self.list {
+            let settlement = ShadowSettlement {
+                costs: adjustment.costs(&check.charge),
+                generation,
+            };
+            match check.decided() {
+                Some(decided) => settlement.apply(&self.limiter, decided),
+                None => check.settlement = Some(settlement),
+            }
+        }
     }
 
     /// Takes the held slots, for a request that outlives its response.
@@ -141,7 +213,16 @@ impl ShadowChecks {
 
 impl Drop for ShadowChecks {
     fn drop(&mut self) {
-        for check in &mut self.list {
+        for mut check in self.list.drain(..) {
+            if let Some(settlement) = check.settlement.take() {
+                match check.decided() {
+                    Some(decided) => settlement.apply(&self.limiter, decided),
+                    None => {
+                        check.settle_later(&self.limiter, settlement);
+                        continue;
+                    }
+                }
+            }
             // If the answer has not come, the store releases its slots.
             if check.is_allowed() && !check.handed_over {
                 self.limiter.store.release(&check.charge);

@@ -49,6 +49,7 @@ pub struct Stages {
     pub(super) on_error: OnError,
     pub log: Buffer,
     pub(super) log_keys: LogKeys,
+    pub(super) logs_decisions: bool,
     /// Whether the decision log has the traces of requests.
     logs_traces: bool,
     secure: Secure,
@@ -61,13 +62,30 @@ pub struct Stages {
     pub tracer: Option<Box<Tracer>>,
 }
 
+/// What is known of a request when its limits are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CheckPhase {
+    /// All but its body.
+    BeforeBody,
+    Whole,
+}
+
+/// What the limits of a request ask before its body is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeastChecks {
+    Complete,
+    /// A denial must wait for the body.
+    NeedBody,
+}
+
 /// A request whose route and client are known.
 pub struct LimitQuery<'q, 't, 'p> {
     pub head: &'q RequestHead<'q>,
     pub found: &'q RouteMatch<'t, 'p>,
     pub facts: &'q Facts<'q>,
     pub overrides: Option<&'q OverrideSnapshot>,
-    /// What the request reserves, if its route has `usage`.
+    /// What the request reserves, if its route has `usage`. Before its body is read, it is the
+    /// least that a request can reserve.
     pub reserve: Option<&'q UsageReserve>,
     /// The trace for the decision log.
     pub trace: Option<TraceId>,
@@ -100,6 +118,7 @@ impl Stages {
             status: config.status,
             log: log.clone(),
             log_keys: config.log.keys,
+            logs_decisions: config.log.decisions.is_some(),
             logs_traces: config.tracing.is_some() && config.log.decisions.is_some(),
             secure,
             max_headers: config.server.max_headers,
@@ -176,6 +195,22 @@ impl Stages {
         x: &mut Exchange<'c, B, R>,
         observe: impl FnOnce(&LimitQuery<'_, '_, '_>, &Admission, &Result<(), Rejection>),
     ) -> Result<(), Rejection> {
+        self.query(overrides, x, CheckPhase::Whole, |query, admission| {
+            let checked = self.add_checks(query, admission);
+            observe(query, admission, &checked);
+            checked
+        })?
+    }
+
+    /// Finds the route and the client. It calls `then` if a route was found.
+    #[inline]
+    pub(super) fn query<'c, B, R, T>(
+        &'c self,
+        overrides: Option<&OverrideSnapshot>,
+        x: &mut Exchange<'c, B, R>,
+        phase: CheckPhase,
+        then: impl FnOnce(&LimitQuery<'_, '_, '_>, &mut Admission) -> T,
+    ) -> Result<T, Rejection> {
         let (request, downstream) = (&*x.request, x.downstream);
         let host = check_framing(request)?;
         let path = self.router.routes.read_path(request.uri().path());
@@ -200,8 +235,13 @@ impl Stages {
         let admission = &mut x.admission;
         let body = x.body.as_deref();
         let settings = found.route.usage.as_ref();
-        let reserve = settings
-            .map(|settings| UsageReserve::new(settings, body, length_of(request), path.as_str()));
+        let reserve = settings.map(|settings| {
+            let length = length_of(request);
+            match phase {
+                CheckPhase::BeforeBody => UsageReserve::least(settings, length, path.as_str()),
+                CheckPhase::Whole => UsageReserve::new(settings, body, length, path.as_str()),
+            }
+        });
         let body = body.map(|body| &body.facts);
         let checked = self.router.identify(&head, &found, body, |facts| {
             let query = LimitQuery {
@@ -212,12 +252,63 @@ impl Stages {
                 reserve: reserve.as_ref(),
                 trace,
             };
-            let checked = self.add_checks(&query, admission);
-            observe(&query, admission, &checked);
-            checked
+            then(&query, admission)
         });
         x.admission.reserve = reserve.map(Box::new);
-        checked
+        Ok(checked)
+    }
+
+    /// Refuses a request of a route that reads bodies, if the body cannot change that.
+    ///
+    /// Only limits whose keys do not need the body are asked. Each is asked for the smallest cost
+    /// that a body can lead to, so a request that would be allowed is never denied. Nothing is
+    /// charged, and no store is called: the embedded store looks at its counts, and a worker with
+    /// Redis at the denials that it knows. A denial is counted, logged and answered like any other.
+    /// Its wait is that of the smallest cost.
+    ///
+    /// With Redis there is no bound by the counts of this process alone. An operator may reset a
+    /// key, Redis may forget it, and another process may give its units back. Then this process
+    /// would deny what the store allows.
+    pub fn deny_before_body<'c, B, R>(
+        &'c self,
+        x: &mut Exchange<'c, B, R>,
+    ) -> Result<(), Rejection> {
+        let overrides = self.limiter.store.overrides();
+        if overrides.is_none() && !self.limiter.store.may_know_denials() {
+            return Ok(());
+        }
+        let phase = CheckPhase::BeforeBody;
+        let checks = self.query(overrides.as_ref(), x, phase, |query, admission| {
+            self.add_least_checks(query, admission)
+        });
+        let mut admission = std::mem::take(&mut x.admission);
+        admission.reserve = None;
+        if checks?? == LeastChecks::NeedBody || !self.limiter.find_denial(&mut admission) {
+            return Ok(());
+        }
+        self.rewrite(x)?;
+        self.conclude_denial(x, admission)
+    }
+
+    /// Does for a decision that was found what [`Stages::admit`] does for one that is made.
+    #[cold]
+    fn conclude_denial<B, R>(
+        &self,
+        x: &mut Exchange<'_, B, R>,
+        admission: Admission,
+    ) -> Result<(), Rejection> {
+        x.admission = admission;
+        let admission = &mut x.admission;
+        if let (Some(trace), Some(route)) = (&mut x.record.trace, x.route) {
+            trace.start_decision(route, &admission.charge);
+        }
+        let shadow = std::mem::take(&mut admission.shadow);
+        x.record.shadow = ShadowChecks::start(&self.limiter, shadow, admission.generation);
+        let denied = self.limiter.conclude(admission, None);
+        if let Some(trace) = &mut x.record.trace {
+            trace.end_decision(admission, &denied);
+        }
+        denied
     }
 
     pub(super) fn head_of<'h, B>(
@@ -314,7 +405,7 @@ impl Stages {
             let request = || x.record.denied_request(method, uri);
             self.limiter.note_denial(denial.decided(), request);
             if let Some(reserve) = &x.admission.reserve {
-                x.record.note_denied_usage(reserve);
+                x.record.note_denied_usage(reserve, &denial.charge);
             }
         }
     }

@@ -4,15 +4,15 @@
 //! hold stays for ever. One admission is settled once.
 
 use super::access_record::AccessRecord;
-use super::adjust::Adjustment;
 use super::admit::Admission;
 use super::limiter::Limiter;
-use super::reserve::{FinalCost, UsageReserve};
+use super::reserve::{Adjustment, FinalCost, UsageReserve};
+use crate::limit::Charge;
 use crate::telemetry::access::LoggedUsage;
 use crate::telemetry::metrics::usage::UsageOutcome;
 use crate::usage::estimate::{actual, observed};
 use crate::usage::settings::{AbortedUsage, MissingUsage};
-use crate::usage::tokens::{ReportedTokens, TokenCounts};
+use crate::usage::tokens::{ChargedTokens, ReportedTokens, TokenCounts};
 
 impl Limiter {
     /// Settles an admitted request by the end of its answer.
@@ -22,30 +22,30 @@ impl Limiter {
         end: UsageEnd<'_>,
         mut record: Option<&mut AccessRecord>,
     ) {
-        let tokens = end.tokens();
+        let charged = end.tokens();
         let model = end.model.unwrap_or(&end.reserve.model);
-        if let Some(tokens) = tokens {
+        if let Some(charged) = charged {
             let cost = FinalCost::Usage {
                 reserve: end.reserve,
-                tokens,
+                charged,
                 model,
             };
             self.settle(admission, cost, record.as_deref_mut());
         }
         if let Some(cells) = self.meter.usage(end.route) {
             cells.count_outcome(end.outcome);
-            if let Some(tokens) = tokens.filter(|_| end.reported.is_some()) {
-                cells.count_tokens(tokens, end.reserve.estimate.tokens);
+            if let Some(charged) = charged.filter(|_| end.reported.is_some()) {
+                cells.count_tokens(charged.tokens, end.reserve.estimate.tokens);
             }
         }
         if let Some(record) = record {
-            let requested = &end.reserve.model;
+            let reserved = end.reserve.tokens_in(&admission.charge);
             record.usage = Some(Box::new(LoggedUsage {
                 model: model.into(),
-                requested_model: (**requested != *model).then(|| requested.clone()),
-                reserved: end.reserve.estimate,
-                charged: tokens.unwrap_or(end.reserve.estimate.tokens),
+                requested_model: (*end.reserve.model != *model).then(|| end.reserve.model.clone()),
+                charged: end.reserve.logged_tokens(charged, reserved),
                 outcome: Some(end.outcome),
+                ..end.reserve.logged(&admission.charge)
             }));
         }
     }
@@ -55,20 +55,21 @@ impl Limiter {
     pub fn note_unread_usage(
         &self,
         reserve: &UsageReserve,
+        charge: &Charge,
         outcome: UsageOutcome,
         record: &mut AccessRecord,
     ) {
         if let Some(cells) = self.meter.usage(record.route_number) {
             cells.count_outcome(outcome);
         }
-        let charged = match outcome {
-            UsageOutcome::Refunded => TokenCounts::default(),
-            _ => reserve.estimate.tokens,
-        };
+        let logged = reserve.logged(charge);
         record.usage = Some(Box::new(LoggedUsage {
-            charged,
+            charged: match outcome {
+                UsageOutcome::Refunded => TokenCounts::default(),
+                _ => reserve.logged_tokens(None, logged.reserved),
+            },
             outcome: Some(outcome),
-            ..reserve.logged()
+            ..logged
         }));
     }
 
@@ -85,20 +86,22 @@ impl Limiter {
 
 impl AccessRecord {
     /// Notes what a denied request would have reserved, so that a replay of the log knows it.
-    pub fn note_denied_usage(&mut self, reserve: &UsageReserve) {
+    /// `charge` has its checks.
+    pub fn note_denied_usage(&mut self, reserve: &UsageReserve, charge: &Charge) {
         if self.head.is_some() {
-            self.usage = Some(Box::new(reserve.logged()));
+            self.usage = Some(Box::new(reserve.logged(charge)));
         }
     }
 }
 
 impl UsageReserve {
-    /// The tokens of a request that was not admitted.
-    fn logged(&self) -> LoggedUsage {
+    /// The tokens of a request that was not admitted. `charge` has its checks.
+    fn logged(&self, charge: &Charge) -> LoggedUsage {
         LoggedUsage {
             model: self.model.clone(),
             requested_model: None,
-            reserved: self.estimate,
+            estimate: self.estimate,
+            reserved: self.tokens_in(charge),
             charged: TokenCounts::default(),
             outcome: None,
         }
@@ -121,7 +124,7 @@ pub struct UsageEnd<'e> {
 
 impl UsageEnd<'_> {
     /// What is charged; `None` keeps the reserve.
-    fn tokens(&self) -> Option<TokenCounts> {
+    fn tokens(&self) -> Option<ChargedTokens> {
         let settings = &self.reserve.settings;
         let estimate = self.reserve.estimate;
         // A text that nobody could read is not empty.

@@ -6,8 +6,13 @@
 //! Admissions can only make the wait longer. So a cached denial is the one that the store would
 //! return, for the counter and for the log at any precision. Tests compare it with a model.
 //!
-//! A denial is used for the same cost and limit only. A higher cost is denied as well, but for
-//! longer, and its client must get its own wait.
+//! [`DenyCache::find`] uses a denial for the same cost and limit only. A higher cost is denied as
+//! well, but for longer, and its client must get its own wait.
+//!
+//! [`DenyCache::find_of_at_least`] is for requests whose cost is not known, only its least value
+//! `m`. A denial of a cost `<= m` holds for them. So does any denial that left fewer than `m`
+//! units: nothing becomes free before its `next_us`. The client gets the longest of these waits.
+//! Its own wait may be longer, and is never shorter.
 //!
 //! The deadline counts from when the call was *sent*: the network's delay can only shorten it.
 //! Clocks may drift against each other, so it is `r * 0.999 - 1 ms`.
@@ -55,6 +60,8 @@ struct Denied {
     cost: u64,
     units: u64,
     until_us: u64,
+    /// Until then no unit becomes free.
+    full_until_us: u64,
     /// When the answer came, here and by the store's clock.
     came_us: u64,
     at_us: u64,
@@ -91,8 +98,9 @@ impl DenyCache {
             } else {
                 longest_us
             };
+            let certain = |us: u64| (us - us.div_ceil(1000)).saturating_sub(1000).min(most);
             let keep_us = match verdict.retry {
-                Retry::After(us) => (us - us.div_ceil(1000)).saturating_sub(1000).min(most),
+                Retry::After(us) => certain(us),
                 Retry::Never => most,
                 Retry::Now | Retry::Released | Retry::Unasked => 0,
             };
@@ -101,6 +109,7 @@ impl DenyCache {
                     cost: item.cost,
                     units: item.window.rule.units,
                     until_us: span.sent_us + keep_us,
+                    full_until_us: span.sent_us + certain(verdict.next_us),
                     came_us: span.came_us,
                     at_us: decision.at_us,
                     verdict: *verdict,
@@ -115,7 +124,7 @@ impl DenyCache {
     /// their verdicts of that time, or are [`Retry::Unasked`]. With `exact`, it is returned only if
     /// every number is the one that the store would return. See [`is_exact`].
     pub fn find(&self, charge: &Charge, now_us: u64, exact: bool) -> Option<Decision> {
-        if self.young.is_empty() && self.old.is_empty() || exact && !is_exact(charge) {
+        if self.is_empty() || exact && !is_exact(charge) {
             return None;
         }
         let denied = charge.iter().find_map(|item| self.get(item, now_us))?;
@@ -135,6 +144,28 @@ impl DenyCache {
             at_us: denied.at_us + now_us.saturating_sub(denied.came_us),
             verdicts,
         })
+    }
+
+    /// The denial of a request that costs as much as `charge` or more, if one of its items is known
+    /// to be denied now. `exact` is as for [`DenyCache::find`].
+    pub fn find_of_at_least(&self, charge: &Charge, now_us: u64, exact: bool) -> Option<Decision> {
+        if exact || self.is_empty() {
+            return self.find(charge, now_us, exact);
+        }
+        let (denied, _) = charge.iter().find_map(|item| self.longest(item, now_us))?;
+        let verdict = |item: &LimitCheck| match self.longest(item, now_us) {
+            Some((_, verdict)) => verdict,
+            None => denied.other(item, now_us),
+        };
+        Some(Decision {
+            allowed: false,
+            at_us: denied.at_us + now_us.saturating_sub(denied.came_us),
+            verdicts: charge.iter().map(verdict).collect(),
+        })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.young.is_empty() && self.old.is_empty()
     }
 
     pub fn forget(&mut self, id: u128) {
@@ -159,6 +190,22 @@ impl DenyCache {
             .find_map(|known| known.get(&id)?.iter().find(holds))
     }
 
+    /// The denial of this cost or more that has the longest wait.
+    fn longest(&self, item: &LimitCheck, now_us: u64) -> Option<(&Denied, Verdict)> {
+        let id = item.id();
+        let known = [&self.young, &self.old].into_iter();
+        let known = known.filter_map(|known| known.get(&id)).flatten();
+        let denials = known.filter(|denied| denied.units == item.window.rule.units);
+        let verdicts = denials.filter_map(|denied| {
+            let verdict = denied.of_at_least(item.cost, now_us)?;
+            Some((denied, verdict))
+        });
+        verdicts.max_by_key(|(_, verdict)| match verdict.retry {
+            Retry::After(us) => us,
+            _ => u64::MAX,
+        })
+    }
+
     fn insert(&mut self, id: u128, denied: Denied) {
         if self.young.len() >= GENERATION && !self.young.contains_key(&id) {
             self.old = std::mem::take(&mut self.young);
@@ -176,6 +223,21 @@ impl DenyCache {
 impl Denied {
     fn aged(&self, verdict: &Verdict, now_us: u64) -> Verdict {
         verdict.later(now_us.saturating_sub(self.came_us))
+    }
+
+    /// The verdict on a request of this cost or more, if it is denied.
+    fn of_at_least(&self, cost: u64, now_us: u64) -> Option<Verdict> {
+        if cost >= self.cost && now_us < self.until_us {
+            return Some(self.aged(&self.verdict, now_us));
+        }
+        let is_full = cost > self.verdict.remaining && now_us < self.full_until_us;
+        is_full.then(|| {
+            let verdict = Verdict {
+                retry: Retry::After(self.verdict.next_us),
+                ..self.verdict
+            };
+            self.aged(&verdict, now_us)
+        })
     }
 
     fn other(&self, item: &LimitCheck, now_us: u64) -> Verdict {
@@ -241,221 +303,4 @@ impl Hasher for Folded {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::limit::calendar::Moment;
-    use crate::limit::decide::Count;
-    use crate::limit::{Algorithm, Calendar, CalendarUnit, Key, KeyHash, Limit, Rule};
-
-    fn limit(algorithm: Algorithm, units: u64, precision_us: u64) -> Arc<Limit> {
-        let rule = Rule {
-            algorithm,
-            units,
-            window_us: 1_000_000,
-            precision_us,
-        };
-        let key = Key::parse(["global"]).unwrap();
-        Arc::new(Limit::new("l", &[rule], key))
-    }
-
-    fn calendar_limit(units: u64) -> Arc<Limit> {
-        let mut limit = Limit::clone(&limit(Algorithm::Calendar, units, 1));
-        let unit = CalendarUnit::Day;
-        let mut window = limit.windows[0].own();
-        window.rule.window_us = unit.longest_us();
-        window.calendar = Some(Arc::new(Calendar::new(unit, Arc::default())));
-        limit.windows = vec![Arc::new(window)];
-        Arc::new(limit)
-    }
-
-    fn charge(limit: &Arc<Limit>, cost: u64) -> Charge {
-        let item = LimitCheck {
-            limit: Arc::clone(limit),
-            window: Arc::clone(&limit.windows[0]),
-            tag: KeyHash([1; 16]),
-            anchor: None,
-            cost,
-            asker: None,
-        };
-        [item].into_iter().collect()
-    }
-
-    /// The store, in one process: other proxies ask it too.
-    struct Model(Count);
-
-    impl Model {
-        fn ask(&mut self, charge: &Charge, now_us: u64) -> Decision {
-            let (rule, cost) = (charge[0].window.rule, charge[0].cost);
-            let at = Moment {
-                now_us,
-                boundaries: charge[0].boundaries(now_us),
-            };
-            let look = self.0.look(&rule, cost, at);
-            let allowed = look.retry == Retry::Now;
-            let verdict = self.0.settle(&rule, cost, &look, allowed);
-            Decision {
-                allowed,
-                at_us: now_us,
-                verdicts: [verdict].into_iter().collect(),
-            }
-        }
-    }
-
-    pub(crate) fn chance(seed: &mut u64, below: u64) -> u64 {
-        *seed ^= *seed << 13;
-        *seed ^= *seed >> 7;
-        *seed ^= *seed << 17;
-        *seed % below
-    }
-
-    /// The model denies every request that the cache denies, whatever other proxies do. Numbers
-    /// that the cache calls exact are those of the model.
-    #[test]
-    fn what_it_denies_the_store_would_deny() {
-        let (mut told, mut exact) = (0, 0);
-        for seed in 1..=400_u64 {
-            let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            let (algorithm, precision_us) = match seed % 5 {
-                0 => (Algorithm::Counter, 1),
-                1 => (Algorithm::Log, 1),
-                2 => (Algorithm::Log, 10_000),
-                3 => (Algorithm::Calendar, 1),
-                _ => (Algorithm::Log, 250_000),
-            };
-            let units = 1 + chance(&mut random, 12);
-            let (limit, slower) = match algorithm {
-                Algorithm::Calendar => (calendar_limit(units), 3_000),
-                _ => (limit(algorithm, units, precision_us), 1),
-            };
-            let mut model = Model(Count::new(algorithm));
-            let mut cache = DenyCache::default();
-            let mut now_us = 1_700_000_000_000_000;
-            for _ in 0..400 {
-                let steps = [0, 1, 900, 30_000, 200_000];
-                now_us += slower * steps[chance(&mut random, 5) as usize];
-                let ask = charge(&limit, 1 + chance(&mut random, 4));
-                if chance(&mut random, 3) == 0 {
-                    // Another proxy's request: this cache never hears of it.
-                    model.ask(&ask, now_us);
-                    continue;
-                }
-                if let Some(cached) = cache.find(&ask, now_us, false) {
-                    let mut unseen = Model(model.0.clone());
-                    let real = unseen.ask(&ask, now_us);
-                    assert!(!real.allowed, "seed {seed} at {now_us}: {ask:?}");
-                    told += 1;
-                    if cache.find(&ask, now_us, true).is_some() {
-                        let real = Verdict {
-                            stamp: 0,
-                            ..real.verdicts[0]
-                        };
-                        let cached = Verdict {
-                            stamp: 0,
-                            ..cached.verdicts[0]
-                        };
-                        assert_eq!(cached, real, "seed {seed} at {now_us}");
-                        exact += 1;
-                    }
-                    continue;
-                }
-                let decision = model.ask(&ask, now_us);
-                let span = CallSpan {
-                    sent_us: now_us,
-                    came_us: now_us,
-                };
-                cache.note(&ask, &decision, span);
-            }
-        }
-        assert!(told > 5_000 && exact > 1_000, "{told} told, {exact} exact");
-    }
-
-    fn denied(retry_us: u64) -> Decision {
-        let verdict = Verdict {
-            used: 10,
-            remaining: 0,
-            retry: Retry::After(retry_us),
-            reset_us: 2 * retry_us,
-            next_us: retry_us,
-            stamp: 0,
-        };
-        Decision {
-            allowed: false,
-            at_us: 500,
-            verdicts: [verdict].into_iter().collect(),
-        }
-    }
-
-    const SPAN: CallSpan = CallSpan {
-        sent_us: 1_000,
-        came_us: 3_000,
-    };
-
-    #[test]
-    fn a_denial_ends_before_its_wait_does_and_tells_the_whole_of_it() {
-        let limit = limit(Algorithm::Log, 10, 1);
-        let (ask, mut cache) = (charge(&limit, 1), DenyCache::default());
-        cache.note(&ask, &denied(1_000_000), SPAN);
-        let told = cache.find(&ask, 13_000, true).unwrap();
-        assert_eq!(told.at_us, 10_500);
-        assert_eq!(told.verdicts[0].retry, Retry::After(990_000));
-        let last = 1_000 + 999_000 - 1_000;
-        assert!(cache.find(&ask, last - 1, true).is_some());
-        assert!(cache.find(&ask, last, true).is_none());
-        cache.clear();
-        assert!(cache.find(&ask, 13_000, false).is_none());
-    }
-
-    #[test]
-    fn it_is_told_for_the_same_cost_and_limit() {
-        let mut cache = DenyCache::default();
-        let ten = limit(Algorithm::Log, 10, 1);
-        cache.note(&charge(&ten, 3), &denied(1_000_000), SPAN);
-        assert!(cache.find(&charge(&ten, 2), 5_000, false).is_none());
-        assert!(cache.find(&charge(&ten, 3), 5_000, false).is_some());
-        assert!(cache.find(&charge(&ten, 4), 5_000, false).is_none());
-        let raised = limit(Algorithm::Log, 11, 1);
-        assert!(cache.find(&charge(&raised, 3), 5_000, false).is_none());
-        let lowered = limit(Algorithm::Log, 9, 1);
-        assert!(cache.find(&charge(&lowered, 3), 5_000, false).is_none());
-    }
-
-    #[test]
-    fn other_items_are_unasked() {
-        let mut cache = DenyCache::default();
-        let ten = limit(Algorithm::Log, 10, 1);
-        cache.note(&charge(&ten, 1), &denied(1_000_000), SPAN);
-        let mut both = charge(&ten, 1);
-        let other = charge(&limit(Algorithm::Counter, 10, 1), 1);
-        both.extend(other);
-        let told = cache.find(&both, 5_000, false).unwrap();
-        assert_eq!(told.verdicts[1].retry, Retry::Unasked);
-        assert!(cache.find(&both, 5_000, true).is_none(), "not all numbers");
-    }
-
-    #[test]
-    fn units_that_may_come_back_are_not_trusted_for_long() {
-        let mut cache = DenyCache::default();
-        let limit = Arc::new(Limit {
-            gives_back: true,
-            ..Limit::clone(&limit(Algorithm::Log, 10, 1))
-        });
-        cache.note(&charge(&limit, 1), &denied(1_000_000), SPAN);
-        assert!(cache.find(&charge(&limit, 1), 50_999, false).is_some());
-        assert!(cache.find(&charge(&limit, 1), 51_000, false).is_none());
-    }
-
-    #[test]
-    fn it_is_bounded() {
-        let limit = limit(Algorithm::Log, 10, 1);
-        let mut cache = DenyCache::default();
-        for who in 0..3 * GENERATION as u64 {
-            let mut ask = charge(&limit, 1);
-            ask[0].tag.0[..8].copy_from_slice(&who.to_le_bytes());
-            cache.note(&ask, &denied(1_000_000), SPAN);
-            assert!(cache.find(&ask, 5_000, false).is_some());
-        }
-        assert!(cache.young.len() + cache.old.len() <= 2 * GENERATION);
-    }
-}
+pub(super) mod tests;

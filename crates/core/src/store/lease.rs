@@ -55,16 +55,8 @@ pub struct CacheLookup {
 
 impl WorkerCache {
     pub fn find(&self, charge: &Charge, lookup: CacheLookup) -> Option<(Source, Decision)> {
-        let CacheLookup {
-            now_us,
-            epoch,
-            exact,
-        } = lookup;
-        let mut state = self.lock();
-        if state.epoch != epoch {
-            state.clear();
-            state.epoch = epoch;
-        }
+        let CacheLookup { now_us, exact, .. } = lookup;
+        let mut state = self.lock_in(lookup.epoch);
         if let Some(decision) = state.denied.find(charge, now_us, exact) {
             return Some((Source::Cache, decision));
         }
@@ -72,6 +64,17 @@ impl WorkerCache {
         let is_leased = !exact && charge.iter().any(|item| item.limit.lease_us > 0);
         let decision = is_leased.then(|| state.leases.spend(charge, now_us))??;
         Some((Source::Lease, decision))
+    }
+
+    /// The denial of a request that costs as much as `charge` or more.
+    pub fn find_denial_of_at_least(
+        &self,
+        charge: &Charge,
+        lookup: CacheLookup,
+    ) -> Option<Decision> {
+        let CacheLookup { now_us, exact, .. } = lookup;
+        let denied = &self.lock_in(lookup.epoch).denied;
+        denied.find_of_at_least(charge, now_us, exact)
     }
 
     pub fn note_source(&self, source: Source) {
@@ -94,6 +97,16 @@ impl WorkerCache {
 
     pub fn clear(&self) {
         self.lock().clear();
+    }
+
+    /// Forgets what was noted in an earlier epoch.
+    fn lock_in(&self, epoch: u64) -> MutexGuard<'_, CacheState> {
+        let mut state = self.lock();
+        if state.epoch != epoch {
+            state.clear();
+            state.epoch = epoch;
+        }
+        state
     }
 
     pub fn lock(&self) -> MutexGuard<'_, CacheState> {

@@ -142,6 +142,12 @@ impl Memory {
         self.decide(charge, DecisionMode::Alone)
     }
 
+    /// The denial of a charge. `None` if it would be allowed: then nothing changes.
+    pub fn find_denial(&self, charge: &Charge) -> Option<Decision> {
+        let decision = self.decide(charge, DecisionMode::IfDenied);
+        (!decision.allowed).then_some(decision)
+    }
+
     pub fn overrides(&self) -> &MemoryOverrides {
         &self.overrides
     }
@@ -238,6 +244,9 @@ impl Memory {
         shard.sweep_in_turn(now_us, &self.bounds);
         let check = self.check(&shard, item, mode, &self.check_time(item, now_us));
         let allowed = check.look.retry == Retry::Now;
+        if allowed && mode == DecisionMode::IfDenied {
+            return Decision::allowed_uncharged(now_us);
+        }
         let verdict = shard.settle(&check, allowed, &self.bounds);
         if self.bounds.passed().is_some() {
             self.enforce_bounds(&mut [&mut *shard], charge, now_us);
@@ -268,6 +277,9 @@ impl Memory {
         };
         let checks: SmallVec<[PendingCheck<'_>; 4]> = charge.iter().map(check).collect();
         let allowed = checks.iter().all(|check| check.look.retry == Retry::Now);
+        if allowed && mode == DecisionMode::IfDenied {
+            return Decision::allowed_uncharged(now_us);
+        }
         let settle = |check: &PendingCheck<'_>| {
             let at = self.position_of(&shards, check.id);
             shards[at].1.settle(check, allowed, &self.bounds)

@@ -167,16 +167,19 @@ impl RedisShared {
         charge: &Charge,
         arrived: Instant,
     ) -> Option<(Source, Decision)> {
-        let lookup = CacheLookup {
-            now_us: self.clock.at_us(arrived),
-            epoch: self.overrides.epoch(),
-            exact: self.log.is_some(),
-        };
-        let (source, decision) = cache.find(charge, lookup)?;
+        let (source, decision) = cache.find(charge, self.lookup(arrived))?;
         if let Some(log) = &self.log {
             log.record(source, charge, &decision);
         }
         Some((source, decision))
+    }
+
+    fn lookup(&self, arrived: Instant) -> CacheLookup {
+        CacheLookup {
+            now_us: self.clock.at_us(arrived),
+            epoch: self.overrides.epoch(),
+            exact: self.log.is_some(),
+        }
     }
 
     /// Whether tags of this generation are those that all proxies of the store share.
@@ -326,6 +329,29 @@ impl Redis {
                 Box::pin(cluster::charge(self, view, charge, generation, arrived)).await
             }
         }
+    }
+
+    /// See [`super::Store::find_denial`].
+    pub(super) fn find_denial(
+        &self,
+        charge: &Charge,
+        generation: u64,
+        arrived: Instant,
+    ) -> Option<Decision> {
+        if !self.shared.is_current(generation) {
+            return None;
+        }
+        let lookup = self.shared.lookup(arrived);
+        let decision = self.cache.find_denial_of_at_least(charge, lookup)?;
+        self.cache.note_source(Source::Cache);
+        if let Some(log) = &self.shared.log {
+            log.record(Source::Cache, charge, &decision);
+        }
+        Some(decision)
+    }
+
+    pub(super) fn knows_denials(&self) -> bool {
+        !self.cache.lock().denied.is_empty()
     }
 
     /// Puts a charge into the queue; all its keys lie in one slot of a cluster.

@@ -80,6 +80,14 @@ impl Redis {
         match self.0 {}
     }
 
+    pub(super) fn find_denial(&self, _: &Charge, _: u64, _: Instant) -> Option<Decision> {
+        match self.0 {}
+    }
+
+    pub(super) fn knows_denials(&self) -> bool {
+        match self.0 {}
+    }
+
     pub fn observe(&self, _: &Charge, _: u64) -> Observed {
         match self.0 {}
     }
@@ -130,6 +138,10 @@ impl Redis {
 }
 
 impl GuardedAnswer {
+    pub(super) async fn take(self) -> Result<Decision, StoreError> {
+        match self.0 {}
+    }
+
     pub(super) fn try_take(&mut self) -> Option<Result<Decision, StoreError>> {
         match self.0 {}
     }

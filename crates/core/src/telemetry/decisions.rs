@@ -4,6 +4,10 @@
 //! `{"t":<store's µs>,"items":[["limit","<key hash>",cost]],"allowed":true,
 //!   "limits":{"limit":{"used":0,"remaining":9,"retry_after_us":0,"reset_us":60000000}}}`
 //!
+//! A request to a model server also has its `model`, and in `reserved` the tokens that it reserved.
+//! A settlement has no line, because it is no decision: no request waits for it, and the store
+//! tells no time of it. The access log has the final tokens of each request.
+//!
 //! `retry_after_us` is -1 if no wait helps or it is unknown. Decisions of
 //! this process during an outage of the store have `"source":"local"`. Decisions by units that were
 //! taken in advance have `"lease"`. Decisions of limits in shadow mode have a `"role"`.
@@ -185,6 +189,12 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
         // Writing into a Vec cannot fail.
         let _ = write!(out, ",\"trace_id\":\"{trace}\"");
     }
+    if let Some(tokens) = asker.and_then(|asker| asker.tokens.as_ref()) {
+        out.extend_from_slice(b",\"model\":");
+        json::string(&mut out, &tokens.model);
+        out.extend_from_slice(b",\"reserved\":");
+        json::number(&mut out, tokens.reserved);
+    }
     out.extend_from_slice(b",\"items\":[");
     for (index, check) in charge.iter().enumerate() {
         out.extend_from_slice(if index == 0 { b"[" } else { b",[" });
@@ -286,7 +296,9 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::limit::{Algorithm, Key, KeyHash, Limit, LimitCheck, Rule, Verdict};
+    use crate::limit::{
+        Algorithm, AskedTokens, Asker, Key, KeyHash, Limit, LimitCheck, Rule, Verdict,
+    };
     use crate::telemetry::log_writer::tests::Faulty;
 
     fn charge() -> Charge {
@@ -342,6 +354,23 @@ mod tests {
         );
         assert!(lines[1].starts_with("{\"t\":20,"));
         assert!(lines[2].starts_with("{\"t\":30,\"source\":\"local\","));
+    }
+
+    #[test]
+    fn a_request_to_a_model_has_its_model_and_its_reserve() {
+        let mut charge = charge();
+        let tokens = AskedTokens {
+            model: "gpt-\"5".into(),
+            reserved: 1030,
+        };
+        charge[0].asker = Some(Arc::new(Asker {
+            tokens: Some(Arc::new(tokens)),
+            ..Asker::default()
+        }));
+        let line = encode(Source::Store, &charge, &decision(10));
+        let line = String::from_utf8(line).unwrap();
+        let start = r#"{"t":10,"model":"gpt-\"5","reserved":1030,"items":[["login","#;
+        assert!(line.starts_with(start), "{line}");
     }
 
     #[test]

@@ -15,8 +15,11 @@ pub mod text;
 pub mod usage;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use smallvec::SmallVec;
 
 pub use cells::{
     CODES, Codes, CountedAnswer, DECISION_BOUNDS, Durations, GrpcCells, GrpcSum, Histogram,
@@ -71,6 +74,34 @@ struct WatchedEvents {
     denials: DenialBuffer,
 }
 
+/// The units that one request holds in reserve, for the metrics. A drop takes them back.
+#[derive(Debug, Default)]
+pub struct ReservedUnits(SmallVec<[LimitUnits; 2]>);
+
+#[derive(Debug)]
+struct LimitUnits {
+    cells: Arc<LimitCells>,
+    units: u64,
+}
+
+impl ReservedUnits {
+    pub(super) fn add(&mut self, cells: &Arc<LimitCells>, units: u64) {
+        cells.reserved.fetch_add(units, Ordering::Relaxed);
+        self.0.push(LimitUnits {
+            cells: Arc::clone(cells),
+            units,
+        });
+    }
+}
+
+impl Drop for ReservedUnits {
+    fn drop(&mut self) {
+        for LimitUnits { cells, units } in &self.0 {
+            cells.reserved.fetch_sub(*units, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Cells without a name of the configuration.
 #[derive(Debug, Default)]
 struct MeterTotals {
@@ -107,6 +138,8 @@ pub struct Sum {
     pub routes: BTreeMap<Arc<str>, RouteSum>,
     pub limits: BTreeMap<Arc<str>, LimitSum>,
     pub candidates: BTreeMap<Arc<str>, LimitSum>,
+    /// The units that requests under way hold in reserve, by limit.
+    pub reserved: BTreeMap<Arc<str>, u64>,
     /// Allowed, unlimited, denied, rejected.
     pub outcomes: [u64; 4],
     /// Requests that were answered with 5xx, and calls of gRPC that failed in the same way.
@@ -226,6 +259,13 @@ impl Meter {
         count(&self.limits, limit, verdict, source);
     }
 
+    /// Notes that a request holds these units of a limit in reserve, until `reserved` is dropped.
+    pub fn reserve(&self, limit: usize, units: u64, reserved: &mut ReservedUnits) {
+        if let Some((_, cells)) = self.limits.get(limit) {
+            reserved.add(cells, units);
+        }
+    }
+
     /// Counts a decision in shadow mode: of a limit, or of its candidate rates.
     pub fn count_shadow_decision(&self, role: Role, limit: usize, allowed: bool) {
         let cells = match role {
@@ -260,6 +300,8 @@ impl Meter {
         sum.errors += self.totals.errors.get();
         for (name, cells) in &self.limits {
             cells.add_to(sum.limits.entry(Arc::clone(name)).or_default());
+            *sum.reserved.entry(Arc::clone(name)).or_default() +=
+                cells.reserved.load(Ordering::Relaxed);
         }
         for (name, cells) in &self.candidates {
             cells.add_to(sum.candidates.entry(Arc::clone(name)).or_default());
@@ -340,6 +382,28 @@ mod tests {
         let counts = requests(&[&next]);
         assert_eq!((counts["a"], counts["c"]), (3, 0));
         assert!(!counts.contains_key("b"));
+    }
+
+    #[test]
+    fn reserved_units_are_taken_back_also_after_a_reload() {
+        let (old, other) = (meter(&[], None), meter(&[], None));
+        let reserved = |meters: &[&Meter]| Sum::new(meters.iter().copied()).reserved["login"];
+        let (mut one, mut two) = (ReservedUnits::default(), ReservedUnits::default());
+        old.reserve(0, 30, &mut one);
+        other.reserve(0, 12, &mut two);
+        old.reserve(7, 5, &mut two);
+        assert_eq!(reserved(&[&old, &other]), 42);
+        let new = meter(&["a"], Some(&old));
+        drop(old);
+        assert_eq!(reserved(&[&new, &other]), 42);
+        drop(one);
+        assert_eq!(reserved(&[&new, &other]), 12);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _two = two;
+            std::panic::resume_unwind(Box::new(()));
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(reserved(&[&new, &other]), 0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::request::BodyMembers;
 use super::settings::{MissingUsage, UsageSettings};
-use super::tokens::{MAX_UNITS, ReportedTokens, TokenCounts};
+use super::tokens::{ChargedTokens, MAX_UNITS, ReportedTokens, TokenCounts};
 
 /// The tokens that a request reserves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,32 +31,50 @@ pub fn estimate(
     }
 }
 
-/// The tokens of an answer: those that it reports, and `settings.missing` decides about the others.
+/// The least that [`estimate`] returns for any body of so many bytes, or more.
+pub fn least(settings: &UsageSettings, body_bytes: u64) -> Estimate {
+    Estimate {
+        tokens: TokenCounts {
+            input: tokens_of(settings, body_bytes),
+            // A maximum is 1 or more.
+            output: settings.default_output.min(1),
+            ..TokenCounts::default()
+        },
+        names_maximum: false,
+    }
+}
+
+/// The tokens of an answer. A count that it reports replaces that of the estimate. A count that it
+/// does not report keeps the estimate's, or what `settings.missing` makes of it, which is no more.
+///
+/// So the part that was not reported never lifts a charge above the estimate. The reserve of a
+/// limit may be lower still, and its settlement keeps to that.
+///
 /// `text_bytes` are the bytes of the answer's text.
 pub fn actual(
     settings: &UsageSettings,
     reported: Option<ReportedTokens>,
     estimate: Estimate,
     text_bytes: u64,
-) -> TokenCounts {
+) -> ChargedTokens {
     let missing = match settings.missing {
         MissingUsage::Estimate => estimate.tokens,
         MissingUsage::Prompt => TokenCounts {
             output: 0,
             ..estimate.tokens
         },
-        MissingUsage::Observed => observed(settings, estimate, text_bytes),
+        MissingUsage::Observed => observed(settings, estimate, text_bytes).tokens,
     };
     reported.unwrap_or_default().or(missing)
 }
 
 /// The tokens of an answer by the bytes of its text. They are never above the estimate.
-pub fn observed(settings: &UsageSettings, estimate: Estimate, text_bytes: u64) -> TokenCounts {
+pub fn observed(settings: &UsageSettings, estimate: Estimate, text_bytes: u64) -> ChargedTokens {
     let tokens = estimate.tokens;
-    TokenCounts {
+    ReportedTokens::default().or(TokenCounts {
         output: tokens.output.min(tokens_of(settings, text_bytes)),
         ..tokens
-    }
+    })
 }
 
 fn tokens_of(settings: &UsageSettings, bytes: u64) -> u64 {

@@ -151,6 +151,12 @@ impl PriceTable {
                 None => model == &*row.model,
             })
     }
+
+    /// The units of these tokens of the cheapest model; 0 without models.
+    pub fn least_units(&self, tokens: TokenCounts) -> u64 {
+        let units = self.rows.iter().map(|row| row.price.units(tokens));
+        units.min().unwrap_or(0)
+    }
 }
 
 impl UsageSettings {

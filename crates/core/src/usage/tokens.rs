@@ -19,6 +19,28 @@ impl TokenCounts {
     pub fn total(self) -> u64 {
         self.input.saturating_add(self.output).min(MAX_UNITS)
     }
+
+    /// The same counts, lowered until input and output together are at most `most`. Output goes
+    /// first. No count sinks below the one in `known`.
+    pub fn lowered_to(self, most: u64, known: TokenCounts) -> TokenCounts {
+        let excess = self.total().saturating_sub(most);
+        let of_output = excess.min(self.output.saturating_sub(known.output));
+        let of_input = (excess - of_output).min(self.input.saturating_sub(known.input));
+        TokenCounts {
+            input: self.input - of_input,
+            output: self.output - of_output,
+            ..self
+        }
+    }
+}
+
+/// The tokens that a request is charged for in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChargedTokens {
+    /// All of them, with the estimate's part for each count that the answer does not report.
+    pub tokens: TokenCounts,
+    /// Those that the answer reports, if `tokens` has a part of the estimate; else `None`.
+    pub partly_reported: Option<TokenCounts>,
 }
 
 /// The tokens that an answer tells.
@@ -36,12 +58,17 @@ impl ReportedTokens {
     }
 
     /// The counts, with the estimate where the answer tells none.
-    pub fn or(self, estimate: TokenCounts) -> TokenCounts {
-        TokenCounts {
+    pub fn or(self, estimate: TokenCounts) -> ChargedTokens {
+        let with = |estimate: TokenCounts| TokenCounts {
             input: self.input.unwrap_or(estimate.input),
             cached: self.cached,
             cache_write: self.cache_write,
             output: self.output.unwrap_or(estimate.output),
+        };
+        let is_whole = self.input.is_some() && self.output.is_some();
+        ChargedTokens {
+            tokens: with(estimate),
+            partly_reported: (!is_whole).then(|| with(TokenCounts::default())),
         }
     }
 }

@@ -89,6 +89,11 @@ impl Key {
         names_known || (self.asks_api_key() && facts.any_api_key(known))
     }
 
+    /// Whether it may need the body of a request.
+    pub fn asks_body(&self) -> bool {
+        self.all().any(|part| matches!(part, Part::Body(_)))
+    }
+
     pub fn asks_api_key(&self) -> bool {
         self.all().any(|part| *part == Part::ApiKey)
     }

@@ -87,7 +87,14 @@ fn each_of_several_that_ask_the_same_is_logged_with_its_own_trace() {
     let mut batch = Batch::default();
     for number in 1..4 {
         let trace = Some(TraceId([number; 16]));
-        let (waiting, _) = waiting_for(1, 1, Some(Arc::new(Asker { key: None, trace })));
+        let (waiting, _) = waiting_for(
+            1,
+            1,
+            Some(Arc::new(Asker {
+                trace,
+                ..Asker::default()
+            })),
+        );
         assert!(batch.add(waiting, 64).is_none());
     }
     let mut outcome = GroupOutcome {

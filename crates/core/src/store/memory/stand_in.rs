@@ -15,6 +15,8 @@ use crate::store::store_clock::CheckTime;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DecisionMode {
     Alone,
+    /// The same, if it is a denial. Else nothing changes.
+    IfDenied,
     /// A decision beside that of the shared store, for as long as shares hold.
     Beside,
     /// To count what the shared store has decided.
@@ -26,7 +28,7 @@ impl DecisionMode {
     /// Whether the result decides the request, and so belongs into the log.
     pub(super) fn is_logged(self, decision: &Decision) -> bool {
         match self {
-            DecisionMode::Alone => true,
+            DecisionMode::Alone | DecisionMode::IfDenied => true,
             DecisionMode::Beside => !decision.allowed,
             DecisionMode::Warm | DecisionMode::Usage => false,
         }
@@ -66,15 +68,16 @@ impl Memory {
         mode: DecisionMode,
         time: &CheckTime,
     ) -> PendingCheck<'i> {
-        if self.recovery.is_none() && mode == DecisionMode::Alone {
+        let is_alone = matches!(mode, DecisionMode::Alone | DecisionMode::IfDenied);
+        if self.recovery.is_none() && is_alone {
             return shard.check(item, self.fleet.share(item.window.rule), item.cost, time);
         }
         // To keep warm is not to hold: the worker that admitted the request calls `hold`.
         let is_slots = is_slots(item);
-        let is_free = is_slots && mode != DecisionMode::Alone;
+        let is_free = is_slots && !is_alone;
         let is_bound = !is_free
             && match mode {
-                DecisionMode::Alone | DecisionMode::Usage => true,
+                DecisionMode::Alone | DecisionMode::IfDenied | DecisionMode::Usage => true,
                 DecisionMode::Beside => self.keeps_to_share(item, time.now_us()),
                 DecisionMode::Warm => false,
             };

@@ -130,3 +130,23 @@ fn shards_are_as_many_as_both_bounds_let_keys_in() {
     // 16 GiB hold 133 million at most.
     assert_eq!(shards(1 << 32), 1 << 17);
 }
+
+#[test]
+fn a_denial_is_found_without_a_charge() {
+    let bench = bench(1000);
+    let (one, other) = (bench.charge(1), bench.charge(2));
+    let both: Charge = one.iter().chain(&other).cloned().collect();
+    for _ in 0..3 {
+        assert_eq!(bench.memory.find_denial(&one), None);
+        assert_eq!(bench.memory.find_denial(&both), None);
+        assert!(bench.memory.charge(&one).allowed, "nothing was charged");
+    }
+    for charge in [&one, &both] {
+        let found = bench.memory.find_denial(charge).unwrap();
+        assert_eq!(found, bench.memory.charge(charge));
+    }
+    assert_eq!(bench.memory.find_denial(&other), None);
+    let waited_us = bench.time.load(Ordering::Relaxed) + WINDOW_US;
+    bench.time.store(waited_us, Ordering::Relaxed);
+    assert_eq!(bench.memory.find_denial(&both), None);
+}

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tokio::sync::Notify;
+use tokio::sync::oneshot::error::TryRecvError;
 
 use super::slot_ledger::SlotLedger;
 use crate::clock;
@@ -207,7 +208,7 @@ struct SlotsToFree {
 
 impl GuardedAnswer {
     /// Waits for the answer; the caller owns the slots that it grants.
-    pub(super) async fn take(mut self) -> StoreResult {
+    pub(in crate::store) async fn take(mut self) -> StoreResult {
         let answer = wait_for(&mut self.answer).await;
         self.held = None;
         answer
@@ -215,7 +216,11 @@ impl GuardedAnswer {
 
     /// The answer, once, if it has come.
     pub(crate) fn try_take(&mut self) -> Option<StoreResult> {
-        let answer = self.answer.try_recv().ok()?;
+        let answer = match self.answer.try_recv() {
+            Ok(answer) => answer,
+            Err(TryRecvError::Closed) => Err(StoreError::Lost),
+            Err(TryRecvError::Empty) => return None,
+        };
         self.held = None;
         Some(answer)
     }

@@ -58,7 +58,10 @@ pub struct LoggedUsage {
     pub model: Box<str>,
     /// The model of the request, if it is another one.
     pub requested_model: Option<Box<str>>,
-    pub reserved: Estimate,
+    /// What was reserved, before it was lowered to what a limit holds.
+    pub estimate: Estimate,
+    /// Input and output together, lowered to what a limit of tokens holds.
+    pub reserved: u64,
     pub charged: TokenCounts,
     /// `None` if the request was denied.
     pub outcome: Option<UsageOutcome>,
@@ -140,7 +143,7 @@ pub(super) fn text(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         let _ = write!(out, " would deny {limit}");
     }
     if let Some(usage) = entry.usage {
-        let (charged, reserved) = (usage.charged, usage.reserved.tokens.total());
+        let (charged, reserved) = (usage.charged, usage.reserved);
         let _ = write!(
             out,
             " tokens {}+{} of {reserved} {}",
@@ -253,7 +256,7 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
 }
 
 fn write_usage(out: &mut Vec<u8>, usage: &LoggedUsage) {
-    let (charged, reserved) = (usage.charged, usage.reserved.tokens);
+    let charged = usage.charged;
     out.extend_from_slice(b",\"usage\":{\"model\":");
     json::string(out, &usage.model);
     if let Some(model) = &usage.requested_model {
@@ -268,10 +271,12 @@ fn write_usage(out: &mut Vec<u8>, usage: &LoggedUsage) {
     let _ = write!(
         out,
         ",\"reserved\":{},\"reserved_input\":{},\"named_maximum\":{}",
-        reserved.total(),
-        reserved.input,
-        usage.reserved.names_maximum
+        usage.reserved, usage.estimate.tokens.input, usage.estimate.names_maximum
     );
+    let estimated = usage.estimate.tokens.total();
+    if estimated != usage.reserved {
+        let _ = write!(out, ",\"estimated\":{estimated}");
+    }
     let _ = write!(
         out,
         ",\"charged\":{},\"outcome\":\"{}\"}}",

@@ -61,7 +61,7 @@ fn each_format_keeps_a_request_on_one_line() {
 
 #[test]
 fn a_call_of_a_model_server_has_its_tokens() {
-    let reserved = Estimate {
+    let estimate = Estimate {
         tokens: TokenCounts {
             input: 30,
             output: 1000,
@@ -72,7 +72,8 @@ fn a_call_of_a_model_server_has_its_tokens() {
     let denied = LoggedUsage {
         model: "gpt-5".into(),
         requested_model: None,
-        reserved,
+        estimate,
+        reserved: 1030,
         charged: TokenCounts::default(),
         outcome: None,
     };

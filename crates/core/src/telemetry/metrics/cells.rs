@@ -253,18 +253,22 @@ pub const SOURCES: [&str; 4] = ["store", "local", "cache", "lease"];
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub struct LimitCells([[WorkerCounter; SOURCES.len()]; LimitVerdict::WORDS.len()]);
+pub struct LimitCells {
+    decisions: [[WorkerCounter; SOURCES.len()]; LimitVerdict::WORDS.len()],
+    /// Units that requests under way hold in reserve. A request may end on another thread.
+    pub(super) reserved: AtomicU64,
+}
 
 /// The counters of one limit, of all workers: by verdict, then by source.
 pub type LimitSum = [[u64; SOURCES.len()]; LimitVerdict::WORDS.len()];
 
 impl LimitCells {
     pub fn count(&self, verdict: LimitVerdict, source: usize) {
-        self.0[verdict as usize][source % SOURCES.len()].add(1);
+        self.decisions[verdict as usize][source % SOURCES.len()].add(1);
     }
 
     pub fn add_to(&self, sum: &mut LimitSum) {
-        add_counters(sum.as_flattened_mut(), self.0.as_flattened());
+        add_counters(sum.as_flattened_mut(), self.decisions.as_flattened());
     }
 }
 

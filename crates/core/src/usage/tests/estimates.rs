@@ -80,14 +80,15 @@ fn missing_counts_are_those_of_the_settings() {
         (MissingUsage::Observed, pair(10, 5), pair(12, 5)),
     ] {
         let settings = settings(missing);
-        let actual = |reported| actual(&settings, reported, estimate, 13);
+        let actual = |reported| actual(&settings, reported, estimate, 13).tokens;
         assert_eq!(actual(None), nothing);
         assert_eq!(actual(Some(only_output)), pair(10, 7));
         assert_eq!(actual(Some(only_input)), TokenCounts { cached: 3, ..input });
     }
     let settings = settings(MissingUsage::Observed);
-    assert_eq!(observed(&settings, estimate, 0), pair(10, 0));
-    assert_eq!(observed(&settings, estimate, 1 << 40), pair(10, 100));
+    let observed = |bytes| observed(&settings, estimate, bytes).tokens;
+    assert_eq!(observed(0), pair(10, 0));
+    assert_eq!(observed(1 << 40), pair(10, 100));
 }
 
 #[test]

@@ -1,0 +1,236 @@
+//! Bodies that are read before a decision: whose denial does not need them, and the memory that
+//! they take.
+
+use std::time::{Duration, Instant};
+
+use crate::admin::Looked;
+use crate::house::{Client, PATIENCE, Upstream};
+use crate::reload::Gate;
+use crate::support::RedisServer;
+
+const SAID: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 55\r\n\r\n\
+                    {\"usage\":{\"prompt_tokens\":60,\"completion_tokens\": 40}}\n";
+const BODY: &str = "{\"model\":\"small\",\"max_tokens\":40}";
+
+/// A proxy before a model, with one limit.
+fn model(limit: &str, store: &str) -> (Upstream, Looked) {
+    let upstream = Upstream::saying(SAID);
+    let looked = Looked::start(&format!(
+        "upstream = \"{}\"\n{store}\n[log]\naccess = \"stdout\"\nsample_allowed = 1.0\n\
+         [usage.chat]\nformat = \"openai\"\n[limit.one]\nkey = \"header:x-key\"\n{limit}\n\
+         [[route]]\nname = \"chat\"\npath = \"/*\"\nlimits = [\"one\"]\nusage = \"chat\"\n\
+         headers_down = {{ x-route = \"chat\" }}\n",
+        upstream.url()
+    ));
+    (upstream, looked)
+}
+
+fn head(key: &str, length: usize, more: &str) -> String {
+    format!(
+        "POST / HTTP/1.1\r\nHost: test\r\nX-Key: {key}\r\nContent-Length: {length}\r\n{more}\r\n"
+    )
+}
+
+fn whole(key: &str) -> String {
+    head(key, BODY.len(), "") + BODY
+}
+
+/// The count of decisions with this result and source.
+fn decisions(looked: &Looked, decision: &str, source: &str) -> u64 {
+    let line = format!(
+        "tidegate_decisions_total{{limit=\"one\",decision=\"{decision}\",source=\"{source}\"}} "
+    );
+    let text = looked.get("/metrics").text();
+    let mut counts = text.lines().filter_map(|one| one.strip_prefix(&line));
+    counts.next().map_or(0, |count| count.parse().unwrap())
+}
+
+/// Asks without a body, and returns the first head that comes: `100 Continue`, or an answer.
+fn first_head(client: &mut Client, head: &str) -> String {
+    client.send(head);
+    client.head().unwrap()
+}
+
+const WAITS: &str = "Expect: 100-continue\r\n";
+
+#[test]
+fn a_denial_that_needs_no_body_comes_before_it_without_100_continue() {
+    let (upstream, looked) = model("rate = \"100/h\"\ncounts = \"tokens\"", "");
+    let proxy = &looked.tidegate;
+    assert_eq!(proxy.connect().ask(whole("a")).status, 200);
+    // The answer has used all of it.
+    looked.wait_for_settlement();
+    let usual = proxy.connect().ask(whole("a"));
+    assert_eq!(usual.status, 429);
+    let mut client = proxy.connect();
+    let first = first_head(&mut client, &head("a", 1 << 20, WAITS));
+    assert!(first.starts_with("HTTP/1.1 429 "), "{first}");
+    // A client that sends its body slowly is answered too.
+    let mut slow = proxy.connect();
+    slow.send(head("a", 1 << 20, "") + "{\"model\"");
+    let early = slow.answer();
+    assert_eq!(early.status, 429);
+    for name in [
+        "content-type",
+        "ratelimit-policy",
+        "x-route",
+        "cache-control",
+    ] {
+        assert_eq!(early.header(name), usual.header(name), "{name}");
+    }
+    let seconds: u64 = early.header("retry-after").unwrap().parse().unwrap();
+    assert!((3500..=3700).contains(&seconds), "{seconds}");
+    assert!(early.text().contains("\"violated-policies\":[\"one\"]"));
+    assert_eq!(decisions(&looked, "denied", "store"), 3);
+    assert_eq!(decisions(&looked, "allowed", "store"), 1);
+    assert_eq!(upstream.seen().len(), 1);
+    let lines = looked.wait_for_lines(4);
+    let denied = |line: &&String| line.contains("\"denied_by\":[{\"limit\":\"one\"");
+    assert_eq!(lines.iter().filter(denied).count(), 3, "{lines:#?}");
+    // Another client is asked for its body.
+    let mut client = proxy.connect();
+    let first = first_head(&mut client, &head("b", BODY.len(), WAITS));
+    assert!(first.starts_with("HTTP/1.1 100 "), "{first}");
+    assert_eq!(client.ask(BODY).status, 200);
+    assert_eq!(decisions(&looked, "allowed", "store"), 2);
+}
+
+#[test]
+fn a_call_that_may_fit_has_its_body_read() {
+    let (_upstream, looked) = model("rate = \"150/h\"\ncounts = \"tokens\"", "");
+    let proxy = &looked.tidegate;
+    assert_eq!(proxy.connect().ask(whole("a")).status, 200);
+    // 50 tokens are left. A call of 11 and 40 tokens does not fit, and one of 11 and 1 would.
+    looked.wait_for_settlement();
+    let mut client = proxy.connect();
+    let first = first_head(&mut client, &head("a", BODY.len(), WAITS));
+    assert!(first.starts_with("HTTP/1.1 100 "), "{first}");
+    let answer = client.ask(BODY);
+    assert_eq!(answer.status, 429);
+    // A body of 150 bytes alone has 50 tokens, and its answer one more.
+    let mut client = proxy.connect();
+    let first = first_head(&mut client, &head("a", 150, WAITS));
+    assert!(first.starts_with("HTTP/1.1 429 "), "{first}");
+}
+
+#[test]
+fn a_key_in_the_body_needs_the_body() {
+    let upstream = Upstream::ok();
+    let gate = Gate::before(
+        upstream,
+        "upstream = \"$UPSTREAM\"\n[limit.one]\nrate = \"1/h\"\nkey = \"body:user\"\n\
+         [limit.all]\nrate = \"3/h\"\nkey = \"global\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"one\", \"all\"]\n",
+    );
+    let ask = |user: &str| {
+        let body = format!("{{\"user\":\"{user}\"}}");
+        let mut client = gate.proxy.connect();
+        let first = first_head(&mut client, &head("", body.len(), WAITS));
+        match first.starts_with("HTTP/1.1 100 ") {
+            true => (100, client.ask(body).status),
+            false => (first[9..12].parse().unwrap(), 0),
+        }
+    };
+    assert_eq!(ask("a"), (100, 200));
+    assert_eq!(ask("a"), (100, 429));
+    assert_eq!(["b", "c"].map(ask), [(100, 200); 2]);
+    // Now the limit of all is full, whoever asks.
+    assert_eq!(ask("d"), (429, 0));
+}
+
+#[test]
+fn a_denial_of_redis_is_known_without_a_call_and_without_the_body() {
+    let redis = RedisServer::start();
+    let store = format!(
+        "[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"5s\"",
+        redis.port()
+    );
+    let upstream = Upstream::ok();
+    let looked = Looked::start(&format!(
+        "upstream = \"{}\"\n{store}\n[limit.user]\nrate = \"9/h\"\nkey = \"body:user\"\n\
+         [limit.one]\nrate = \"1/day\"\nkey = \"global\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"user\", \"one\"]\n",
+        upstream.url()
+    ));
+    // One connection stays with one worker.
+    let mut client = looked.tidegate.connect();
+    assert_eq!(client.ask(whole("a")).status, 200);
+    assert_eq!(client.ask(whole("a")).status, 429);
+    redis.freeze();
+    let first = first_head(&mut client, &head("a", 1 << 20, WAITS));
+    redis.thaw();
+    assert!(first.starts_with("HTTP/1.1 429 "), "{first}");
+    assert_eq!(decisions(&looked, "denied", "store"), 1);
+    assert_eq!(decisions(&looked, "denied", "cache"), 1);
+    assert_eq!(upstream.seen().len(), 1);
+}
+
+#[test]
+fn body_memory_is_for_all_workers_and_goes_on_after_a_reload() {
+    const PART: usize = 256 << 10;
+    let config = |memory: &str| {
+        format!(
+            "upstream = \"$UPSTREAM\"\n[server]\nworkers = 4\nbody_memory = \"{memory}\"\n\
+             [limit.one]\nrate = \"1000/h\"\nkey = \"body:user\"\n\
+             [limit.all]\nrate = \"1000/h\"\nkey = \"global\"\n\
+             [[route]]\npath = \"/*\"\nlimits = [\"one\", \"all\"]\nbody_read = \"1MiB\"\n"
+        )
+    };
+    let gate = Gate::start(&config("1MiB"));
+    // `100 Continue` comes when the memory is taken.
+    let ask = || {
+        let mut client = gate.proxy.connect();
+        let first = first_head(&mut client, &head("", PART, WAITS));
+        (client, first[9..12].parse::<u16>().unwrap())
+    };
+    let mut held: Vec<Client> = Vec::new();
+    for _ in 0..4 {
+        let (client, status) = ask();
+        assert_eq!(status, 100);
+        held.push(client);
+    }
+    let refused = |count| (0..count).map(|_| ask().1).collect::<Vec<u16>>();
+    assert_eq!(refused(8), [503; 8]);
+    held.pop();
+    let until = Instant::now() + PATIENCE;
+    let fifth = loop {
+        let (client, status) = ask();
+        if status == 100 {
+            break client;
+        }
+        assert!(Instant::now() < until, "the memory is not returned");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    gate.reload(&config("2MiB"));
+    for _ in 0..4 {
+        let (client, status) = ask();
+        assert_eq!(status, 100);
+        held.push(client);
+    }
+    assert_eq!(refused(8), [503; 8]);
+    gate.reload(&config("1MiB"));
+    assert_eq!(refused(8), [503; 8]);
+    drop((held, fifth));
+}
+
+impl Looked {
+    /// Waits until a call is settled, for which its client does not wait.
+    fn wait_for_settlement(&self) {
+        let line = "tidegate_usage_settlements_total{route=\"chat\",outcome=\"exact\"} 1";
+        self.wait_until("the call is settled", |looked| {
+            looked.get("/metrics").text().contains(line)
+        });
+    }
+
+    fn wait_for_lines(&self, count: usize) -> Vec<String> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let text = self.tidegate.stdout();
+            if text.lines().count() >= count {
+                return text.lines().map(str::to_owned).collect();
+            }
+            assert!(Instant::now() < until, "only: {text}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
