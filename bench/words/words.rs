@@ -320,6 +320,7 @@ fn denial_body() -> Word {
         },
         violated: &["per_client"],
         retry_after: Some(13),
+        resets_at: None,
         docs_url: None,
         request_id: "0123456789abcdef",
     };

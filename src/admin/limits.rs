@@ -13,6 +13,7 @@ use super::request::ApiRequest;
 use super::response::{ApiError, now_s, seconds};
 use super::schema::{described, quantity_words, words};
 use super::state::{AdminState, ServerRecord};
+use crate::clock;
 use crate::config::{Promotion, promoted};
 use crate::limit::{Algorithm, Limit, Tier, Window};
 use crate::proxy::Proxy;
@@ -26,8 +27,9 @@ pub(super) const DEFAULT_BUSIEST: usize = 50;
 /// Lines around a change.
 const CONTEXT: usize = 3;
 /// Settings whose lines may be context.
-const OPEN_SETTINGS: [&str; 10] = [
+const OPEN_SETTINGS: [&str; 11] = [
     "rate",
+    "calendar",
     "candidate",
     "shadow",
     "key",
@@ -47,9 +49,11 @@ described! {
     struct LimitState as "Limit" {
         name: String,
         rates: Vec<String>,
+        /// The rates of `rates` that count by a calendar.
+        calendar: Vec<CalendarReport>,
         tiers: BTreeMap<String, Vec<String>>,
         key: String,
-        algorithm: String = words(&["log", "counter", "slots"]),
+        algorithm: String = words(&["log", "counter", "slots", "calendar"]),
         /// The quantity of its units. Money is in millionths.
         counts: String = quantity_words(),
         mode: String = words(&["enforced", "shadow"]),
@@ -60,6 +64,14 @@ described! {
         per_second: LimitRates,
         headroom: Option<f64> = json!({ "minimum": 0, "maximum": 1 }),
         r#use: LimitUse,
+    }
+
+    struct CalendarReport as "CalendarWindow" {
+        policy: String,
+        unit: String = words(&["day", "week", "month", "year"]),
+        zone: String,
+        /// When the window of now ends, in its zone, for a client with the limit's own anchor.
+        resets_at: String,
     }
 
     struct CandidateReport {
@@ -154,6 +166,7 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
     LimitState {
         name: limit.name.to_string(),
         rates: rates(&limit.windows),
+        calendar: limit.windows.iter().filter_map(calendar).collect(),
         tiers: limit.tiers.iter().map(tier).collect(),
         key: key.join(", "),
         algorithm: algorithm(limit).to_owned(),
@@ -172,6 +185,17 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
         headroom: crowd.headroom(&limit.name, now).map(f64::from),
         r#use: crowd.usage(&limit.name, now),
     }
+}
+
+fn calendar(window: &Arc<Window>) -> Option<CalendarReport> {
+    let calendar = window.calendar.as_ref()?;
+    let end_us = calendar.span(None, clock::unix_us()).end_us;
+    Some(CalendarReport {
+        policy: window.policy.to_string(),
+        unit: calendar.unit().word().to_owned(),
+        zone: calendar.settings().zone.name.to_string(),
+        resets_at: calendar.text(end_us),
+    })
 }
 
 /// The settings of a limit that can be enforced: shadow mode, and a candidate.

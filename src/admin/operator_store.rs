@@ -51,6 +51,8 @@ described! {
         used: u64,
         remaining: u64,
         reset_seconds: f64 = json!({ "minimum": 0 }),
+        /// When a calendar window ends, in its zone. Null for windows that slide.
+        resets_at: Option<String>,
         retry: String = words(&["now", "after", "never", "released"]),
         retry_seconds: Option<f64>,
     }
@@ -212,6 +214,7 @@ impl OperatorStore {
                 used: row.used,
                 remaining: row.remaining,
                 reset_seconds: seconds(row.reset_us),
+                resets_at: row.resets_at,
                 retry: retry.to_owned(),
                 retry_seconds,
             }

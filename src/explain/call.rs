@@ -1,5 +1,7 @@
 //! Explains a descriptor: which rule takes it, which rules fit as well, and what its limits say.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use super::explanation::{CountsSource, KeyPart, LimitExplanation};
@@ -9,7 +11,7 @@ use crate::config::{Config, MAX_ENTRIES};
 use crate::limit::key::{DescriptorEntry, DescriptorFacts, HashSecret, Part};
 use crate::limit::{Charge, Decision, Limit, LimitCheck, Retry, Verdict};
 use tidegate_core::descriptor::{DescriptorRule, ValueRule};
-use tidegate_core::exchange::admit::Admission;
+use tidegate_core::exchange::admit::{Admission, CheckedClient};
 
 /// A call with one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -220,7 +222,8 @@ fn explain_limits(
         };
         let overrides = live.as_ref().and_then(|live| live.overrides.as_ref());
         let raised = overrides.and_then(|overrides| overrides.windows(&limit.name, tag));
-        let windows = raised.unwrap_or(limit.windows_of(None));
+        let own = Cow::Borrowed(limit.windows_of(None));
+        let windows = raised.map_or(own, |set| limit.in_calendar(set));
         let is_exempt = limit.exempt.has_descriptor(client, &limit.key, &facts);
         let state = match (is_exempt, !limit.enforces(tag)) {
             (true, _) => "exempt",
@@ -230,7 +233,8 @@ fn explain_limits(
         let role = if raised.is_some() { "override" } else { state };
         let units = limit.units(explained.call.hits);
         let mut admission = Admission::default();
-        admission.add(limit, windows, tag, units, None);
+        let client = CheckedClient { tag, anchor: None };
+        admission.add(limit, &windows, client, units, None);
         let rates = windows.iter().map(|window| explain_rate(window, role));
         let candidates = limit.candidate.iter();
         let candidates = candidates.map(|window| explain_rate(window, "candidate"));

@@ -174,6 +174,8 @@ pub struct RateExplanation {
     pub retry_seconds: Option<f64>,
     /// Seconds until all units are free again.
     pub reset_seconds: Option<f64>,
+    /// When a calendar window ends, as RFC 3339 in its zone.
+    pub resets_at: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::explanation::{KeyPart, LimitExplanation, RateExplanation};
 use super::secret::Secrets;
 use super::usage::explain_reserve;
+use crate::clock;
 use crate::limit::key::SHOWN;
 use crate::limit::key::{
     ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, PartText,
@@ -63,6 +64,8 @@ pub(super) fn add_decision(limits: &mut [LimitExplanation], charge: &Charge, dec
         rate.remaining = Some(verdict.remaining);
         rate.allows = Some(!verdict.retry.denies());
         rate.reset_seconds = Some(seconds(verdict.reset_us));
+        let unix_us = clock::unix_us();
+        rate.resets_at = (check.window).resets_at(check.anchor, unix_us, verdict.reset_us);
         rate.retry_seconds = match verdict.retry {
             Retry::After(us) => Some(seconds(us)),
             Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => None,
@@ -185,7 +188,12 @@ pub(super) fn explain_rate(window: &Window, role: &str) -> RateExplanation {
         Algorithm::Log => format!("log, to {} ms", (rule.precision_us as f64 / 1e3).max(0.001)),
         Algorithm::Counter => "counter, approximate".to_owned(),
         Algorithm::Slots => "requests at once".to_owned(),
-        Algorithm::Calendar => "calendar window".to_owned(),
+        Algorithm::Calendar => window
+            .calendar
+            .as_ref()
+            .map_or_else(String::new, |calendar| {
+                format!("calendar {}", calendar.name())
+            }),
     };
     RateExplanation {
         policy: window.policy.to_string(),
@@ -197,6 +205,7 @@ pub(super) fn explain_rate(window: &Window, role: &str) -> RateExplanation {
         allows: None,
         retry_seconds: None,
         reset_seconds: None,
+        resets_at: None,
     }
 }
 

@@ -332,6 +332,10 @@ fn rate_line(rate: &RateExplanation) -> String {
         return text;
     };
     let whole = match rate.reset_seconds {
+        _ if rate.resets_at.is_some() => {
+            let at = rate.resets_at.as_deref().unwrap_or_default();
+            format!("; resets at {at}")
+        }
         Some(seconds) if seconds > 0.0 => format!("; all of it free in {}", span(seconds)),
         _ => String::new(),
     };

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::SelectedKey;
+use crate::clock;
 use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck, Retry, Window};
-use crate::store::overrides::{Record, Subject, rate_text};
+use crate::store::overrides::{Record, Subject};
 
 /// One window of a limit, and how much of it a client uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -21,6 +22,8 @@ pub struct WindowStatus {
     pub remaining: u64,
     /// Microseconds until all units are free again.
     pub reset_us: u64,
+    /// When a calendar window ends, as RFC 3339 in its zone.
+    pub resets_at: Option<String>,
     /// When the next request would pass.
     #[serde(skip)]
     pub retry: Retry,
@@ -53,10 +56,11 @@ pub fn client_usage<E>(
             rows.push(WindowStatus {
                 of: set.of.clone(),
                 policy: window.policy.to_string(),
-                rate: rate_text(&window.rule),
+                rate: window.rate_and_zone(),
                 used: verdict.used,
                 remaining: verdict.remaining,
                 reset_us: verdict.reset_us,
+                resets_at: window.resets_at(None, clock::unix_us(), verdict.reset_us),
                 retry: verdict.retry,
             });
         }
@@ -97,7 +101,7 @@ fn sets_in_force(limit: &Limit, tag: KeyHash, records: &[Record]) -> Vec<WindowS
     let subject = Subject::Override(limit.name.to_string(), tag);
     let mut sets = match records.iter().find(|one| one.subject == subject) {
         Some(record) => {
-            let windows = Window::all(&limit.name, &record.terms.rules);
+            let windows = Window::all(&limit.name, &record.terms.rules, &limit.calendar);
             vec![set(Some("override".to_owned()), windows)]
         }
         None => {

@@ -1,7 +1,7 @@
 // Typical mistakes in a proxy.toml. Each has the line that is marked, and the message there.
 
 const LIMIT =
-  '"a key of `[limit.NAME]` (algorithm, candidate, concurrent, cost, counts, enforce, exempt, ' +
+  '"a key of `[limit.NAME]` (algorithm, calendar, candidate, concurrent, cost, counts, enforce, exempt, ' +
   'exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, tiers, values)" was expected';
 const ROUTE =
   '"a key of `[[route]]` (access, add_prefix, body_limit, body_read, case, cost, headers, ' +
@@ -16,7 +16,9 @@ const TOP =
   '"a key of the top (access, admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
   'decide, deny, descriptor, headers, limit, listen, log, prices, proxy_protocol, route, server, ' +
   'status, store, tier, tls, tracing, trusted_proxies, upstream, usage)" was expected';
-const RATE = '"COUNT/WINDOW in ms, s, min, h or d, such as 100/min; or unlimited" was expected';
+const RATE =
+  '"COUNT/WINDOW in ms, s, min, h, d, week, month or year, such as 100/min; or unlimited" was ' +
+  'expected';
 const KEY =
   '"ip, api_key, header:NAME, query:NAME, cookie:NAME, path, path:NAME, method, host, route, global, ' +
   'tier, jwt:NAME, tls:NAME, entry:NAME, body:NAME, mcp:NAME, graphql:NAME, or several with ` or ` ' +
@@ -40,6 +42,8 @@ export const MISTAKES = [
   ['[upstream.a]\nservers = "http://a"\n[upstream.a.health]\npath = "/"\nevry = "1s"', 5,
     '"a key of `[upstream.NAME.health]` (every, healthy, host, path, status, timeout, unhealthy)" ' +
       'was expected'],
+  ['[limit.a]\nrate = "1/month"\n[limit.a.calendar]\nzon = "UTC"', 4,
+    '"a key of `[limit.NAME.calendar]` (anchor, day, week, zone)" was expected'],
   ['[[tls.certificates]]\ncert = "a"\nkey = "b"\nkeyy = "c"', 4,
     '"a key of `[[tls.certificates]]` (cert, key)" was expected'],
   ['[limit."A b"]\nrate = "1/s"', 1,

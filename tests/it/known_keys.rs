@@ -128,7 +128,7 @@ fn a_reload_adds_and_removes_keys_at_once() {
     assert_eq!(ask("k1"), 200, "its count went on");
     assert_eq!(ask("k1"), 429);
     // A file with a mistake changes nothing.
-    keys("k1 acme pro anchor=15\n");
+    keys("k1 acme pro anchor=32\n");
     let said = gate.hang_up();
     assert!(
         said.iter().any(|line| line.contains("nothing was changed")),

@@ -239,3 +239,30 @@ fn each_way_to_fail_has_its_code() {
     std::fs::write(folder.path().join("proxy.toml"), "limit = 3\n").unwrap();
     assert_eq!(code(&[], &[&log]).0, Some(78));
 }
+
+#[test]
+fn a_month_of_a_log_ends_at_midnight_of_the_zone() {
+    let folder = TempDir::new().unwrap();
+    let config = "upstream = \"http://127.0.0.1:9\"\n[limit.default]\nrate = \"2/month\"\n\
+                  calendar = { zone = \"Europe/Berlin\" }\n";
+    std::fs::write(folder.path().join("proxy.toml"), config).unwrap();
+    let line = |at: &str| format!("192.0.2.1 - - [{at}] \"GET / HTTP/1.1\" 200 1\n");
+    // In Berlin, October ends at 23:00 UTC on the 31st, an hour after clocks went back.
+    let log: String = [
+        "30/Sep/2026:22:00:00 +0000",
+        "15/Oct/2026:12:00:00 +0000",
+        "31/Oct/2026:22:59:59 +0000",
+        "31/Oct/2026:23:00:00 +0000",
+        "30/Nov/2026:22:59:59 +0000",
+        "30/Nov/2026:22:59:59 +0000",
+    ]
+    .map(line)
+    .concat();
+    let path = folder.path().join("access.log");
+    std::fs::write(&path, log).unwrap();
+    let found = json(&replay(&folder, &["--json"], &[&path]));
+    let limit = &found["limits"][0];
+    assert_eq!(limit["requests"], 6);
+    let rates = serde_json::json!({ "half": 4, "own": 2, "twice": 0 });
+    assert_eq!(limit["denied"], rates, "{limit}");
+}

@@ -48,6 +48,7 @@ mod upstream;
 mod usage;
 mod values;
 mod warnings;
+mod zones;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -65,7 +66,7 @@ use crate::limit::headers::HeaderSettings;
 use crate::limit::key::ApiKeys;
 use crate::limit::key::jwt::JwtRules;
 use crate::limit::tier::Tiers;
-use crate::limit::{Limit, Tier, Window};
+use crate::limit::{CalendarSettings, Limit, Tier, Window};
 use crate::route::{HeaderChange, Prefix, Route, RouteTable};
 use crate::usage::settings::UsageSettings;
 
@@ -250,6 +251,7 @@ fn own_limit(limit: &Limit) -> Arc<Limit> {
         windows: own_windows(&limit.windows),
         tiers: limit.tiers.iter().map(own_tier).collect(),
         candidate: own_windows(&limit.candidate),
+        calendar: Arc::new(CalendarSettings::clone(&limit.calendar)),
         slot: limit.slot.as_deref().map(Arc::from),
         ..limit.clone()
     })

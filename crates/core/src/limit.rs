@@ -64,8 +64,8 @@ pub struct Rule {
     /// Units per window; at least 1, below 2^32, for a calendar window below 2^48.
     pub units: u64,
     /// The window's length, microseconds; at least 1 ms, at most 366 days. For slots, the time
-    /// after which a silent holder loses its slots. For a calendar window, the longest length of its
-    /// unit.
+    /// after which a silent holder loses its slots. For a calendar window, the longest length of
+    /// its unit.
     pub window_us: u64,
     /// The log's resolution, microseconds; divides the window. 1 for all others.
     pub precision_us: u64,
@@ -111,6 +111,8 @@ pub struct Limit {
     pub name: Arc<str>,
     /// One window for each rate, or the one of `concurrent`.
     pub windows: Vec<Arc<Window>>,
+    /// When its calendar windows begin.
+    pub calendar: Arc<CalendarSettings>,
     /// Other windows for the clients of these tiers.
     pub tiers: Vec<Tier>,
     /// Windows that are counted and never enforced.
@@ -146,7 +148,8 @@ impl Limit {
         Limit {
             number: 0,
             name: name.into(),
-            windows: Window::all(name, rules),
+            windows: Window::all(name, rules, &Arc::default()),
+            calendar: Arc::default(),
             tiers: Vec::new(),
             candidate: Vec::new(),
             shadow: false,
@@ -168,6 +171,11 @@ impl Limit {
     /// Whether it denies the client with this key, and does not only count it.
     pub fn enforces(&self, tag: KeyHash) -> bool {
         !self.shadow && self.enforce.has(&self.name, tag)
+    }
+
+    /// Whether it only counts some clients, or has a candidate.
+    pub fn may_be_tried(&self) -> bool {
+        self.shadow || self.enforce != EnforcedShare::ALL || !self.candidate.is_empty()
     }
 
     /// Whether it counts requests under way.

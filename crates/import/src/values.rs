@@ -82,10 +82,7 @@ impl Refill {
         let exact_us = product.div_ceil(u128::from(self.units));
         let window_us = u64::try_from(exact_us.div_ceil(1000) * 1000).ok()?;
         let fits = (MIN_WINDOW_US..=MAX_WINDOW_US).contains(&window_us);
-        fits.then_some(Rate {
-            units: capacity,
-            window_us,
-        })
+        fits.then_some(Rate::sliding(capacity, window_us))
     }
 }
 

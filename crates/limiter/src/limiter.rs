@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidegate_core::clock;
 use tidegate_core::config::{self, Config, LogFormat, LogTarget, StoreKind};
-use tidegate_core::exchange::admit::Admission;
+use tidegate_core::exchange::admit::{Admission, CheckedClient};
 use tidegate_core::exchange::limiter::StoreHandle;
 use tidegate_core::exchange::shadow::ShadowChecks;
 use tidegate_core::exchange::stages::Stages;
@@ -94,7 +94,8 @@ impl Limiter {
         let tag = custom_hash(key, &secret.key);
         for limit in limits {
             let cost = u64::from(cost).saturating_mul(limit.cost);
-            admission.add(limit, &limit.windows, tag, cost, None);
+            let client = CheckedClient { tag, anchor: None };
+            admission.add(limit, &limit.windows, client, cost, None);
         }
         let shadow = std::mem::take(&mut admission.shadow);
         let shadow = ShadowChecks::start(limiter, shadow, secret.generation);

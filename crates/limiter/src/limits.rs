@@ -262,10 +262,7 @@ impl Rate {
         if !(limit::rate::MIN_WINDOW_US..=limit::rate::MAX_WINDOW_US).contains(&window_us) {
             return Err("a window is from 1 ms to 366 days long");
         }
-        Ok(limit::Rate {
-            units: u64::from(self.units),
-            window_us,
-        })
+        Ok(limit::Rate::sliding(u64::from(self.units), window_us))
     }
 }
 

@@ -352,11 +352,7 @@ fn per(row: &WindowRow) -> String {
     if rule.algorithm == Algorithm::Slots {
         return " at once".to_owned();
     }
-    let rate = Rate {
-        units: 1,
-        window_us: rule.window_us,
-    };
-    rate.to_string().trim_start_matches('1').to_owned()
+    format!("/{}", Rate::of(rule).window_text())
 }
 
 #[cfg(test)]

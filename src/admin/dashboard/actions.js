@@ -328,9 +328,10 @@ export function usageLines(found) {
       number(units, found.counts),
     );
     const left = `${used} used, ${remaining} left`;
+    const end = rate.resets_at ? `; resets at ${plain(rate.resets_at)}` : '';
     const when = rate.retry_seconds ? `; next one in ${span(Math.ceil(rate.retry_seconds))}` : '';
     const of = rate.of ? `${plain(rate.of, 60)} ` : '';
-    return h('li', { text: `${of}${rateText(rate.rate, found.counts)}: ${left}${when}` });
+    return h('li', { text: `${of}${rateText(rate.rate, found.counts)}: ${left}${when}${end}` });
   });
 }
 

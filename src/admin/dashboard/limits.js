@@ -93,6 +93,7 @@ function updateLimit(row, limit) {
   row.element.classList.toggle('chosen', isChosen);
   setAttr(row.choose, 'aria-pressed', isChosen);
   setText(row.rate, ratesText(limit.rates, limit.counts));
+  setAttr(row.rate, 'title', resets(limit));
   const routes = limit.routes.length;
   const where = routes === 0 ? 'on no route' : `on ${count(routes, 'route')}`;
   const counts = COUNTED[limit.counts];
@@ -121,6 +122,14 @@ function updateLimit(row, limit) {
   const width = isKnown ? Math.max(0, Math.min(1, room)) * 100 : 100;
   row.meter.firstChild.style.setProperty('width', `${width.toFixed(1)}%`);
   row.meter.classList.toggle('low', isKnown && room < 0.1);
+}
+
+/** The ends of the calendar windows of a limit, in their zones. */
+function resets(limit) {
+  const ends = (limit.calendar ?? []).map(
+    (one) => `${plain(one.unit)} in ${plain(one.zone)}: resets at ${plain(one.resets_at)}`,
+  );
+  return ends.join('; ');
 }
 
 function showTags(place, limit) {

@@ -10,7 +10,6 @@ use serde::Serialize;
 use crate::admin::operator_store::{KeyUsage, RecordReport, WindowUsage};
 use crate::cli::display::{self, StyledSpan, render_lines, short_hash};
 use crate::limit::{Limit, Tier, Window};
-use crate::store::overrides::rate_text;
 use crate::telemetry::stamp;
 
 /// `3q2-7wAA (ip)`
@@ -123,7 +122,7 @@ impl<'r> RecordEntry<'r> {
 }
 
 fn rates(windows: &[Arc<Window>]) -> Vec<String> {
-    let rates = windows.iter().map(|window| rate_text(&window.rule));
+    let rates = windows.iter().map(|window| window.rate_and_zone());
     rates.collect()
 }
 
@@ -237,6 +236,8 @@ struct WindowEntry<'r> {
     used: u64,
     remaining: u64,
     reset_us: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resets_at: Option<&'r str>,
     retry: &'r str,
     retry_us: Option<u64>,
 }
@@ -250,6 +251,7 @@ impl<'r> WindowEntry<'r> {
             used: usage.used,
             remaining: usage.remaining,
             reset_us: micros(usage.reset_seconds),
+            resets_at: usage.resets_at.as_deref(),
             retry: &usage.retry,
             retry_us: usage.retry_seconds.map(micros),
         }
@@ -264,7 +266,7 @@ impl<'r> WindowEntry<'r> {
             self.rate.to_owned(),
             self.used.to_string(),
             self.remaining.to_string(),
-            wait_text(self.reset_us),
+            (self.resets_at).map_or_else(|| wait_text(self.reset_us), str::to_owned),
             match (self.retry, self.retry_us) {
                 ("released", _) => "when one ends".to_owned(),
                 (_, Some(us)) => wait_text(us),

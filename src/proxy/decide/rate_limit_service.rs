@@ -177,10 +177,10 @@ impl EntryMessage {
 impl LimitOverride {
     /// `None` for an unknown unit.
     fn rate(self) -> Option<Rate> {
-        Some(Rate {
-            units: u64::from(self.requests_per_unit),
-            window_us: self.unit().window_us()?,
-        })
+        Some(Rate::sliding(
+            u64::from(self.requests_per_unit),
+            self.unit().window_us()?,
+        ))
     }
 }
 

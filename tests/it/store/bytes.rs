@@ -61,10 +61,7 @@ fn a_key_takes_no_more_than_is_promised() {
         (1_000, 8_400, 8_400),
         (10_000, 82_500, 8_400),
     ] {
-        let rate = Rate {
-            units,
-            window_us: WINDOW_US,
-        };
+        let rate = Rate::sliding(units, WINDOW_US);
         let counter = Rule {
             algorithm: Algorithm::Counter,
             ..Rule::log(rate, 1)

@@ -7,11 +7,11 @@ use std::sync::{Arc, OnceLock};
 use toml::de::DeValue;
 
 use super::*;
-use crate::limit::Limit;
 use crate::limit::key::{
     ApiKeySource, ApiKeySources, ApiKeys, HashSecret, KeyDigest, KnownKey, KnownKeys, MAX_CHOICES,
     UnknownKey,
 };
+use crate::limit::{AnchorDay, Limit};
 
 /// Keys in all files together, at most: about 60 bytes each.
 const MAX_KEYS: usize = 1_000_000;
@@ -44,17 +44,18 @@ pub(super) struct KeyList {
 /// The form of the lines of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum LineForm {
-    /// `KEY [NAME] [TIER]`
+    /// `KEY [NAME] [TIER] [anchor=DAY]`
     Named,
     /// `KEY TIER`
     Tiers,
 }
 
-/// The name and the tier of one key.
+/// The name, the tier and the anchor of one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct KeyLine {
     name: Option<String>,
     tier: Option<String>,
+    anchor: Option<AnchorDay>,
 }
 
 pub(super) fn read(mut section: Section<'_>) -> RawKeys {
@@ -89,6 +90,7 @@ impl RawKeys {
             let known = KnownKey {
                 name: line.name.as_deref(),
                 tier: line.tier.as_deref(),
+                anchor: line.anchor,
             };
             (*key, known)
         });
@@ -198,6 +200,10 @@ impl KeyList {
         if differs(&before.name, &line.name) {
             return Err("this key has another name on an earlier line");
         }
+        if before.anchor.is_some() && line.anchor.is_some() && before.anchor != line.anchor {
+            return Err("this key has another anchor on an earlier line");
+        }
+        before.anchor = before.anchor.or(line.anchor);
         before.name = before.name.take().or(line.name);
         before.tier = before.tier.take().or(line.tier);
         Ok(())
@@ -215,7 +221,11 @@ fn key_line(line: &str, form: LineForm) -> Result<(KeyDigest, KeyLine), &'static
         LineForm::Tiers => {
             let (key, tier) = key_and_tier(line)?;
             let tier = Some(tier.to_owned());
-            (key, KeyLine { name: None, tier })
+            let line = KeyLine {
+                tier,
+                ..KeyLine::default()
+            };
+            (key, line)
         }
     };
     if key.contains(',') {
@@ -232,7 +242,8 @@ fn key_line(line: &str, form: LineForm) -> Result<(KeyDigest, KeyLine), &'static
 
 const QUOTES: [char; 2] = ['"', '\''];
 
-/// `KEY [NAME] [TIER]`: the key may be in quotes, `-` stands for no name, and a comment may follow.
+/// `KEY [NAME] [TIER] [anchor=DAY]`: the key may be in quotes, `-` stands for no name, and a
+/// comment may follow.
 fn key_and_names(line: &str) -> Result<(&str, KeyLine), &'static str> {
     let (key, rest) = match line.chars().next().filter(|first| QUOTES.contains(first)) {
         Some(quote) => line[1..].split_once(quote).ok_or("a quote is not closed")?,
@@ -242,10 +253,8 @@ fn key_and_names(line: &str) -> Result<(&str, KeyLine), &'static str> {
         return Err("not a key; write `KEY NAME TIER`");
     }
     let words = rest.split_whitespace();
-    let words: Vec<&str> = words.take_while(|word| !word.starts_with('#')).collect();
-    if words.iter().any(|word| word.starts_with("anchor=")) {
-        return Err("`anchor` needs calendar windows, which this version does not have");
-    }
+    let mut words: Vec<&str> = words.take_while(|word| !word.starts_with('#')).collect();
+    let anchor = anchor(&mut words)?;
     let (name, tier) = match words[..] {
         [] => (None, None),
         [name] => (Some(name), None),
@@ -262,8 +271,23 @@ fn key_and_names(line: &str) -> Result<(&str, KeyLine), &'static str> {
     let words = KeyLine {
         name: name.map(str::to_owned),
         tier: tier.map(str::to_owned),
+        anchor,
     };
     Ok((key, words))
+}
+
+/// Takes `anchor=DAY` from the end of a line.
+fn anchor(words: &mut Vec<&str>) -> Result<Option<AnchorDay>, &'static str> {
+    const WRITE: &str = "`anchor=` is followed by a day of the month, 1 to 31, or by a date";
+    let Some(day) = words.last().and_then(|word| word.strip_prefix("anchor=")) else {
+        let is_anchor = |word: &&str| word.starts_with("anchor=");
+        return match words.iter().any(is_anchor) {
+            true => Err("`anchor=` is the last word of a line"),
+            false => Ok(None),
+        };
+    };
+    words.pop();
+    AnchorDay::parse(day).map(Some).ok_or(WRITE)
 }
 
 const NOT_A_TIER: &str = "not a tier: 1 to 64 of `a-z`, `0-9`, `_` and `-`";
@@ -368,8 +392,20 @@ mod tests {
         for line in ["\"k1", "\"\" acme", "k1 a b c", "k1 = pro", "k1 acme Pro"] {
             assert!(named(line).is_err(), "{line}");
         }
-        let anchor = named("k1 acme pro anchor=15").unwrap_err();
-        assert!(anchor.contains("calendar"), "{anchor}");
+        let anchor = |line| key_and_names(line).map(|(_, words)| words.anchor);
+        let day = AnchorDay::of_month(15);
+        assert_eq!(anchor("k1 acme pro anchor=15"), Ok(day));
+        assert_eq!(anchor("k1 anchor=15 # monthly"), Ok(day));
+        let date = AnchorDay::of_date("2026-03-15");
+        assert_eq!(anchor("k1 acme anchor=2026-03-15"), Ok(date));
+        for line in [
+            "k1 anchor=0",
+            "k1 anchor=32",
+            "k1 anchor=",
+            "k1 anchor=1 acme",
+        ] {
+            assert!(anchor(line).unwrap_err().contains("anchor="), "{line}");
+        }
     }
 
     #[test]

@@ -190,6 +190,7 @@ codes! {
     UnknownUsage = "T127",
     UsageNeeded = "T128",
     InventableValues = "T129",
+    BadZone = "T131",
     NeverDenies = "T201",
     TrustsEveryone = "T202",
     ClientChosenKey = "T203",
@@ -214,8 +215,10 @@ codes! {
     UnboundedCalls = "T225",
     InventedValues = "T226",
     LoneFleet = "T230",
+    ForgottenQuota = "T231",
     NothingLimited = "T301",
     LetterCase = "T302",
+    SlidingDay = "T303",
 }
 
 const EXPLANATIONS: &str = include_str!("../../docs/diagnostics.md");

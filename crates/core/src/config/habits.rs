@@ -184,7 +184,7 @@ pub(super) fn advice_for(code: Code, text: &str) -> Option<String> {
     }
 }
 
-/// `100 per minute`, `100r/s`, `10,000/day`, `0.5/s`, `1000/month`, `10/s, 1000/h`, `100`.
+/// `100 per minute`, `100r/s`, `10,000/day`, `0.5/s`, `1000 per month`, `10/s, 1000/h`, `100`.
 fn rate(text: &str) -> Option<String> {
     let parts: Vec<&str> = text.split(',').map(str::trim).collect();
     if parts.len() > 1 && parts.iter().all(|part| Rate::parse(part).is_ok()) {
@@ -215,9 +215,9 @@ fn rate(text: &str) -> Option<String> {
         .into_iter()
         .find(|times| (count * times).fract() == 0.0)?;
     let window = match (window.trim(), times == 1.0) {
-        ("month" | "months" | "mo", true) => "30d".to_owned(),
-        ("week" | "weeks" | "w", true) => "7d".to_owned(),
-        ("year" | "years" | "y", true) => "365d".to_owned(),
+        ("mo", true) => "month".to_owned(),
+        ("w", true) => "week".to_owned(),
+        ("y", true) => "year".to_owned(),
         ("m", true) => "min".to_owned(),
         (window, true) => window.to_owned(),
         (window, false) => format!("{times}{window}"),

@@ -1,5 +1,6 @@
 //! Reads `[limit.NAME]`: each value, the rules between the values of one section, and the limit.
 
+mod calendar;
 mod exempt;
 mod keys;
 mod listed;
@@ -12,10 +13,11 @@ use super::section::{NAME_FORM, SectionsPresent, is_name};
 use super::*;
 use crate::limit::calendar::MAX_COUNT;
 use crate::limit::key::Key;
-use crate::limit::rate::{MAX_UNITS, RateText, nearest_divisors};
+use crate::limit::rate::{DayWord, MAX_UNITS, RateText, nearest_divisors};
 use crate::limit::{Algorithm, EnforcedShare, Limit, Missing, OnError, Rate, Rule, Tier, Window};
 use crate::usage::settings::Quantity;
 
+use calendar::LimitCalendar;
 pub(super) use keys::check_sections;
 
 /// Rates of one limit, at most: the store checks each for every request.
@@ -55,6 +57,8 @@ pub(super) struct DefinedLimit {
     pub(super) counts_span: TextSpan,
     /// The place of `on_error`, or of the limit's name.
     pub(super) on_error_span: TextSpan,
+    /// Whether the section has `calendar`.
+    pub(super) has_calendar: bool,
     pub(super) is_used: bool,
 }
 
@@ -68,26 +72,27 @@ pub(super) fn read(
     if !section.has("concurrent") {
         section.require("rate", "rate = \"100/min\"");
     }
-    let form = RuleForm::read(&mut section);
+    let form = RuleForm::read(&mut section, present);
     section.declare("rate", || ValueKind::Rates);
     section.declare("candidate", || ValueKind::Rate);
     let rates = section.texts("rate");
-    let rates = rates.map_or_else(Vec::new, |texts| parse_rates(&section, "rate", texts));
+    let rates = rates.map_or_else(Vec::new, |texts| {
+        parse_rates(&section, "rate", texts, form.calendar.day)
+    });
     let mut rules = form.rules(&section, &rates);
     rules.extend(concurrent(&mut section));
     let own = bare_rules(&rules);
+    let calendar = &form.calendar.settings;
     let mut tiers = Vec::new();
-    for tier in read_tiers(&mut section, present) {
+    for tier in read_tiers(&mut section, present, form.calendar.day) {
         let tier_rules = form.rules(&section, &tier.rates);
         tiers.push(Tier {
             name: tier.name.as_str().into(),
-            windows: Window::all(&name.value, &bare_rules(&tier_rules)),
+            windows: Window::all(&name.value, &bare_rules(&tier_rules), calendar),
         });
         rules.extend(tier_rules);
     }
-    let candidate = section.parse("candidate", RATE, Rate::parse);
-    let candidate = candidate.map(|rate| section.located("candidate", rate));
-    let candidate = form.rules(&section, candidate.as_slice());
+    let candidate = read_candidate(&mut section, &form);
     let lease_us = microseconds(&mut section, "lease", MS..=SECOND);
     let key = keys::read(&mut section, present);
     let mut key = key.unwrap_or_else(|| Located::new(Key::ip(), &name.span));
@@ -96,26 +101,25 @@ pub(super) fn read(
     let limit = Limit {
         tiers,
         candidate: (candidate.iter())
-            .map(|rule| Arc::new(Window::candidate(&name.value, rule.value)))
+            .map(|rule| Arc::new(Window::candidate(&name.value, rule.value, calendar)))
             .collect(),
         shadow: section.boolean("shadow"),
         enforce: enforce(&mut section),
         missing: section.word("missing", MISSING),
-        on_error: section
-            .optional_word("on_error", ON_ERROR)
-            .unwrap_or(on_error),
+        on_error: (section.optional_word("on_error", ON_ERROR)).unwrap_or(on_error),
         cost: section.integer("cost", 1..=MAX_COUNT),
         each: counts == Quantity::Requests,
         counts,
         exempt: exempt::read(&mut section),
         lease_us: lease_us.unwrap_or(0),
         slot: slot(&mut section),
-        ..Limit::new(&name.value, &own, key.value.clone())
+        windows: Window::all(&name.value, &own, calendar),
+        calendar: Arc::clone(calendar),
+        ..Limit::new(&name.value, &[], key.value.clone())
     };
     check_cost(&section, &rules, limit.cost);
     check_counts(&section, counts, present);
-    check_algorithm(&section, form.algorithm);
-    check_precision(&section, form.precision_us, rules.iter().chain(&candidate));
+    form.check(&section, rules.iter().chain(&candidate));
     check_lease(&section, limit.lease_us, &rules);
     let has_rules = !rules.is_empty() || !limit.candidate.is_empty();
     let defined = DefinedLimit {
@@ -128,10 +132,18 @@ pub(super) fn read(
         key,
         counts_span: section.value_span("counts"),
         on_error_span: section.value_span("on_error"),
+        has_calendar: form.calendar.day == DayWord::Calendar,
         is_used: false,
     };
     section.finish();
     defined
+}
+
+fn read_candidate(section: &mut Section<'_>, form: &RuleForm) -> Vec<Located<Rule>> {
+    let day = form.calendar.day;
+    let rate = section.parse("candidate", RATE, |text| Rate::parse_with(text, day));
+    let rate = rate.map(|rate| section.located("candidate", rate));
+    form.rules(section, rate.as_slice())
 }
 
 /// The place of its `rate` or `concurrent`.
@@ -158,14 +170,16 @@ struct RuleForm {
     /// `None`: the size of the rate decides.
     algorithm: Option<Algorithm>,
     precision_us: Option<u64>,
+    calendar: LimitCalendar,
 }
 
 impl RuleForm {
-    fn read(section: &mut Section<'_>) -> RuleForm {
+    fn read(section: &mut Section<'_>, present: SectionsPresent) -> RuleForm {
         let algorithms = [("log", Algorithm::Log), ("counter", Algorithm::Counter)];
         RuleForm {
             algorithm: section.optional_word("algorithm", &algorithms),
             precision_us: microseconds(section, "precision", MS..=366 * DAY),
+            calendar: calendar::read(section, present),
         }
     }
 
@@ -175,6 +189,7 @@ impl RuleForm {
         let mut rules = Vec::new();
         for rate in rates {
             let rule = match (self.algorithm, self.precision_us) {
+                _ if rate.value.calendar.is_some() => Rule::by_size(rate.value),
                 (None, None) => Rule::by_size(rate.value),
                 (Some(Algorithm::Counter), _) => Rule {
                     algorithm: Algorithm::Counter,
@@ -187,6 +202,17 @@ impl RuleForm {
             rules.push(rule);
         }
         rules
+    }
+
+    /// Reports settings that do not go together with these rules.
+    fn check<'l>(
+        &self,
+        section: &Section<'_>,
+        rules: impl Iterator<Item = &'l Located<Rule>> + Clone,
+    ) {
+        calendar::check(section, self, rules.clone());
+        check_algorithm(section, self.algorithm);
+        check_precision(section, self.precision_us, rules);
     }
 }
 
@@ -235,13 +261,15 @@ fn parse_rates(
     section: &Section<'_>,
     key: &str,
     texts: Vec<Located<String>>,
+    day: DayWord,
 ) -> Vec<Located<Rate>> {
     let count = texts.len();
     if !(1..=MAX_RATES).contains(&count) {
         section.out_of_range(key, &format!("1 to {MAX_RATES} rates"));
     }
     let mut rates: Vec<Located<Rate>> = Vec::new();
-    for read in section.parse_all(key, Some(texts), RATE, RateText::parse) {
+    let read_rate = |text: &str| RateText::parse_with(text, day);
+    for read in section.parse_all(key, Some(texts), RATE, read_rate) {
         let rate = match read.value {
             RateText::Limited(rate) => Located::new(rate, &read.span),
             RateText::Unlimited if count == 1 => continue,
@@ -253,7 +281,8 @@ fn parse_rates(
                 continue;
             }
         };
-        let is_same = |first: &&Located<Rate>| first.value.window_us == rate.value.window_us;
+        let window = |rate: &Rate| (rate.window_us, rate.calendar);
+        let is_same = |first: &&Located<Rate>| window(&first.value) == window(&rate.value);
         if let Some(first) = rates.iter().find(is_same) {
             duplicate("two rates over the same window")
                 .at(&rate.span, "")
@@ -271,7 +300,7 @@ struct RawTier {
     rates: Vec<Located<Rate>>,
 }
 
-fn read_tiers(section: &mut Section<'_>, present: SectionsPresent) -> Vec<RawTier> {
+fn read_tiers(section: &mut Section<'_>, present: SectionsPresent, day: DayWord) -> Vec<RawTier> {
     section.declare("tiers", || ValueKind::Map(Box::new(ValueKind::Rates)));
     let is_given = section.has("tiers");
     let span = section.key_span("tiers");
@@ -287,7 +316,7 @@ fn read_tiers(section: &mut Section<'_>, present: SectionsPresent) -> Vec<RawTie
     for (name, value) in entries.filter(|(name, _)| !name.value.starts_with("x-")) {
         table.check_name(&name, "a tier");
         if let Some(texts) = table.texts_in(&name.value, value) {
-            let rates = parse_rates(&table, &name.value, texts);
+            let rates = parse_rates(&table, &name.value, texts, day);
             let name = name.value;
             tiers.push(RawTier { name, rates });
         }
@@ -322,6 +351,7 @@ fn check_concurrent(section: &Section<'_>) {
         "algorithm",
         "precision",
         "candidate",
+        "calendar",
         "tiers",
         "lease",
     ];
@@ -379,8 +409,9 @@ fn check_algorithm(section: &Section<'_>, algorithm: Option<Algorithm>) {
     }
 }
 
+/// Whether a rule has a window that slides.
 fn is_timed(rule: &&Located<Rule>) -> bool {
-    rule.value.algorithm != Algorithm::Slots
+    !matches!(rule.value.algorithm, Algorithm::Slots | Algorithm::Calendar)
 }
 
 fn check_precision<'l>(
@@ -428,10 +459,7 @@ fn enforce(section: &mut Section<'_>) -> EnforcedShare {
 }
 
 fn length_text(us: u64) -> String {
-    let rate = Rate {
-        units: 1,
-        window_us: us,
-    };
+    let rate = Rate::sliding(1, us);
     let text = rate.to_string();
     let unit = text.trim_start_matches("1/");
     if unit.starts_with(|first: char| first.is_ascii_digit()) {

@@ -112,6 +112,10 @@ pub(super) enum ValueKind {
     /// A decimal number, not negative.
     Decimal,
     IntegerOrText,
+    /// `HH:MM`
+    TimeOfDay,
+    /// A day of the month, a date, or where the anchor of a client is.
+    Anchor,
     Size,
     SizeOrUnlimited,
     Word(Vec<&'static str>),

@@ -169,6 +169,11 @@ impl SchemaWriter {
             ValueKind::Fraction => json!({"type": "number", "minimum": 0, "maximum": 1}),
             ValueKind::Decimal => json!({"type": "number", "minimum": 0}),
             ValueKind::IntegerOrText => also(integer(), "string"),
+            ValueKind::TimeOfDay => text_like(
+                &["([01][0-9]|2[0-3]):[0-5][0-9]"],
+                refused("a time of day, such as 06:30"),
+            ),
+            ValueKind::Anchor => also(anchor_text(), "integer"),
             ValueKind::Size => also(size(&[]), "integer"),
             ValueKind::SizeOrUnlimited => also(size(&["unlimited"]), "integer"),
             ValueKind::Word(words) => word(words),
@@ -360,12 +365,25 @@ fn share_or_duration() -> Value {
 }
 
 fn rate_text(words: &[&str]) -> Value {
-    let units = rate::time_units().join("|");
+    let units = [rate::time_units(), rate::calendar_units()]
+        .concat()
+        .join("|");
     let rate = format!("[0-9_]+\\s*/\\s*[0-9_]*\\s*({units})");
     let patterns = [words, &[rate.as_str()]].concat().join("|");
-    let form = "COUNT/WINDOW in ms, s, min, h or d, such as 100/min";
+    let form = "COUNT/WINDOW in ms, s, min, h, d, week, month or year, such as 100/min";
     let wanted = [&[form], words].concat().join("; or ");
     text_like(&[&format!("\\s*({patterns})\\s*")], refused(&wanted))
+}
+
+fn anchor_text() -> Value {
+    let patterns = [
+        "0?[1-9]|[12][0-9]|3[01]",
+        "[0-9]{4}-[0-9]{2}-[0-9]{2}.*",
+        "keys",
+        "jwt:.+",
+    ];
+    let wanted = "a day from 1 to 31, a date, keys or jwt:CLAIM";
+    text_like(&patterns, refused(wanted))
 }
 
 fn size(words: &[&str]) -> Value {

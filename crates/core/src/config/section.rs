@@ -22,6 +22,8 @@ pub(super) const PLANNED: &[(&str, &str)] = &[("store", "connections")];
 pub(super) struct SectionsPresent {
     pub(super) tier: bool,
     pub(super) jwt: bool,
+    /// `known` of `[api_key]`: a file names clients.
+    pub(super) known_keys: bool,
     /// `client_ca` of `[tls]`: clients show certificates.
     pub(super) client_ca: bool,
     pub(super) prices: bool,
@@ -36,6 +38,7 @@ impl SectionsPresent {
         SectionsPresent {
             tier: top.has("tier"),
             jwt: has("auth", "jwt"),
+            known_keys: has("api_key", "known"),
             client_ca: has("tls", "client_ca"),
             prices: top.has("prices"),
         }

@@ -3,6 +3,7 @@
 
 mod decide;
 mod limits;
+mod quotas;
 mod usage;
 
 use std::net::IpAddr;
@@ -28,6 +29,7 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     check_trusted_proxies(reader, compiled);
     let refused = limits::find(reader, compiled);
     usage::find(reader, compiled, &refused);
+    quotas::find(reader, compiled);
     decide::find(reader, compiled);
     check_tier_header(reader, compiled);
     check_own_upstream(reader, compiled);
@@ -37,7 +39,11 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
 
 /// All notes. They are no warnings: the author may mean these effects.
 pub(super) fn notes(compiled: &Compiled<'_>) -> Vec<Diagnostic> {
-    let notes = [nothing_limited(compiled), letter_case(compiled)];
+    let notes = [
+        nothing_limited(compiled),
+        letter_case(compiled),
+        quotas::sliding_day(compiled),
+    ];
     notes.into_iter().flatten().collect()
 }
 

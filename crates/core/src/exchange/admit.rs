@@ -11,7 +11,8 @@ use super::rejection::{Denial, Rejection};
 use super::reserve::UsageReserve;
 use crate::clock;
 use crate::limit::{
-    AskedTokens, Asker, Charge, Decided, Decision, KeyHash, Limit, LimitCheck, OnError, Window,
+    AnchorDay, AskedTokens, Asker, Charge, Decided, Decision, KeyHash, Limit, LimitCheck, OnError,
+    Window,
 };
 use crate::store::StoreError;
 use crate::telemetry::decisions::Source;
@@ -56,6 +57,14 @@ pub(super) enum Decider {
     Local,
 }
 
+/// The client of a limit's checks.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckedClient {
+    pub tag: KeyHash,
+    /// The day on which its months and years begin. `None` for that of the limit.
+    pub anchor: Option<AnchorDay>,
+}
+
 impl Admission {
     /// Bounds the wait for the store: the caller itself waits for this time from `since`.
     pub fn set_timeout(&mut self, timeout: Duration, since: Instant) {
@@ -67,20 +76,20 @@ impl Admission {
         &mut self,
         limit: &Arc<Limit>,
         windows: &[Arc<Window>],
-        tag: KeyHash,
+        client: CheckedClient,
         cost: u64,
         asker: Option<Arc<Asker>>,
     ) {
         let check = |window: &Arc<Window>| LimitCheck {
             limit: Arc::clone(limit),
             window: Arc::clone(window),
-            tag,
-            anchor: None,
+            tag: client.tag,
+            anchor: client.anchor,
             cost,
             asker: asker.clone(),
         };
         let checks = windows.iter().map(check);
-        if limit.enforces(tag) {
+        if limit.enforces(client.tag) {
             self.charge.extend(checks);
         } else if !windows.is_empty() {
             self.shadow.push(checks.collect());

@@ -1,12 +1,13 @@
 //! The limit checks of each descriptor of a call.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::Exchange;
-use super::admit::Admission;
+use super::admit::{Admission, CheckedClient};
 use super::rate_limit_call::{CallDescriptor, DescriptorStatus, Hits, RateLimitCall};
 use super::rejection::{Blocked, Rejection};
 use super::stages::Stages;
@@ -147,17 +148,18 @@ impl Stages {
             let Some(tag) = limit.key.of_descriptor(&described.facts, &key.key) else {
                 continue;
             };
-            let mut windows = limit.windows_of(None);
+            let mut windows = Cow::Borrowed(limit.windows_of(None));
             if let Some(overrides) = overrides {
                 part.refuse_if_blocked(overrides, Some(tag));
-                windows = overrides.windows(&limit.name, tag).unwrap_or(windows);
+                let set = overrides.windows(&limit.name, tag);
+                windows = set.map_or(windows, |set| limit.in_calendar(set));
             }
             if described.is_exempt(limit) {
                 self.limiter.count_bypassed(std::slice::from_ref(limit));
                 continue;
             }
             let asker = self.descriptor_asker(limit, &described.facts);
-            part.add(limit, windows, tag, described.cost, asker);
+            part.add(limit, &windows, tag, described.cost, asker);
         }
         part
     }
@@ -255,7 +257,9 @@ impl<'r> CallPart<'r> {
         asker: Option<Arc<Asker>>,
     ) {
         let mut admission = Admission::default();
-        admission.add(limit, windows, tag, limit.units(cost), asker);
+        // A descriptor has no anchor: that of the limit counts.
+        let client = CheckedClient { tag, anchor: None };
+        admission.add(limit, windows, client, limit.units(cost), asker);
         let slots =
             |check: &crate::limit::LimitCheck| check.window.rule.algorithm == Algorithm::Slots;
         admission.charge.retain(|check| !slots(check));

@@ -1,9 +1,10 @@
 //! The limit checks of a request: the route's limits, exemptions, and the overrides and blocks of
 //! operators.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::admit::Admission;
+use super::admit::{Admission, CheckedClient};
 use super::rejection::{BLOCK_POLICY, Blocked, Rejection};
 use super::router::affinity;
 use super::stages::{LeastChecks, LimitQuery, Stages};
@@ -50,11 +51,12 @@ impl Stages {
             let exempt = limit.exempt.has(head.client, &limit.key, facts);
             match limit.key.derive(facts, limit.missing, &key.key) {
                 Derived::Hash(tag) => {
-                    let mut windows = limit.windows_of(facts.tier);
+                    let mut windows = Cow::Borrowed(limit.windows_of(facts.tier));
                     if let Some(overrides) = query.overrides {
                         // A block also holds for an exempt client.
                         self.refuse_key(overrides, tag, || limit.key.spell(facts, limit.missing))?;
-                        windows = overrides.windows(&limit.name, tag).unwrap_or(windows);
+                        let set = overrides.windows(&limit.name, tag);
+                        windows = set.map_or(windows, |set| limit.in_calendar(set));
                     }
                     if exempt {
                         limiter.count_bypassed(std::slice::from_ref(limit));
@@ -62,10 +64,13 @@ impl Stages {
                         let asker = self.asker(limit, query);
                         let units = match query.reserve {
                             None => Some(limit.units(cost)),
-                            Some(reserve) => reserve.units(limit, windows),
+                            Some(reserve) => reserve.units(limit, &windows),
                         };
                         let unpriced = || Rejection::Unpriced(limit.name.clone());
-                        admission.add(limit, windows, tag, units.ok_or_else(unpriced)?, asker);
+                        let units = units.ok_or_else(unpriced)?;
+                        let anchor = limit.anchor_of(facts);
+                        let client = CheckedClient { tag, anchor };
+                        admission.add(limit, &windows, client, units, asker);
                     }
                 }
                 Derived::Skip => {}
@@ -103,7 +108,7 @@ impl Stages {
         for limit in &found.route.limits {
             if limit.key.asks_body() || !is_known(limit, query) {
                 // A trial counts every request with its own cost, also one that is denied.
-                if limit.shadow || !limit.candidate.is_empty() {
+                if limit.may_be_tried() {
                     return Ok(LeastChecks::NeedBody);
                 }
                 if limit.key.asks_body() {
@@ -113,14 +118,17 @@ impl Stages {
             let is_exempt = limit.exempt.has(head.client, &limit.key, facts);
             match limit.key.derive(facts, limit.missing, &key.key) {
                 Derived::Hash(tag) => {
-                    let mut windows = limit.windows_of(facts.tier);
+                    let mut windows = Cow::Borrowed(limit.windows_of(facts.tier));
                     if let Some(overrides) = query.overrides {
                         self.refuse_key(overrides, tag, || limit.key.spell(facts, limit.missing))?;
-                        windows = overrides.windows(&limit.name, tag).unwrap_or(windows);
+                        let set = overrides.windows(&limit.name, tag);
+                        windows = set.map_or(windows, |set| limit.in_calendar(set));
                     }
                     if !is_exempt {
-                        let units = least_units(limit, windows, query);
-                        admission.add(limit, windows, tag, units, self.asker(limit, query));
+                        let units = least_units(limit, &windows, query);
+                        let anchor = limit.anchor_of(facts);
+                        let client = CheckedClient { tag, anchor };
+                        admission.add(limit, &windows, client, units, self.asker(limit, query));
                     }
                 }
                 Derived::Skip => {}

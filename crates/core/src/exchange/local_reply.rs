@@ -3,6 +3,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::Write as _;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::header::{
@@ -11,6 +12,8 @@ use http::header::{
     RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
 use http::{Method, Request, Response, StatusCode};
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimePrinter;
 use smallvec::SmallVec;
 
 use super::Exchange;
@@ -27,7 +30,7 @@ use crate::limit::headers::{
     self, HeaderSettings, RateLimitStatus, expose_to_scripts, seconds_up, seconds_value,
     write_appending,
 };
-use crate::limit::{Decision, LimitCheck, Rate, Retry};
+use crate::limit::{Decision, LimitCheck, Retry};
 
 /// The settings of the proxy's own responses, and of rate-limit headers.
 #[derive(Debug)]
@@ -180,6 +183,7 @@ impl LocalReplies {
             .map(|(check, _)| check.window.policy.as_ref())
             .collect();
         let longest = status.longest(charge);
+        let resets_at = status.resets_at(charge);
         let never = match (status.wait, longest) {
             (None, Some(check)) => never_allowed(check),
             _ => String::new(),
@@ -201,6 +205,7 @@ impl LocalReplies {
             },
             violated: &violated,
             retry_after: status.wait,
+            resets_at: resets_at.as_deref(),
             docs_url: self.deny.docs_url.as_deref(),
             request_id: id,
         };
@@ -231,6 +236,7 @@ impl LocalReplies {
             detail: Detail::Text(&detail),
             violated: &[BLOCK_POLICY],
             retry_after: wait,
+            resets_at: None,
             docs_url: self.deny.docs_url.as_deref(),
             request_id: id,
         };
@@ -309,11 +315,7 @@ impl LocalReplies {
 
 /// The sentence for a request that no wait helps.
 fn never_allowed(check: &LimitCheck) -> String {
-    let (rule, policy) = (check.window.rule, &check.window.policy);
-    let rate = Rate {
-        units: rule.units,
-        window_us: rule.window_us,
-    };
+    let (rate, policy) = (check.window.rate(), &check.window.policy);
     format!(
         "this request costs {}, more than \"{policy}\" ever allows at once ({rate})",
         check.cost
@@ -347,6 +349,7 @@ fn problem_response(
         detail: Detail::Text(message.detail),
         violated,
         retry_after: None,
+        resets_at: None,
         docs_url: None,
         request_id: id,
     };
@@ -400,7 +403,7 @@ pub fn unreadable_head(status: u16, has_unknown_coding: bool) -> Bytes {
     for (name, value) in response.headers() {
         put_line(&mut out, name, value.as_bytes());
     }
-    let date = httpdate::fmt_http_date(clock::wall());
+    let date = http_date(clock::wall());
     let length = response.body().len();
     // Writing into a Vec cannot fail.
     let _ = write!(out, "content-length: {length}\r\ndate: {date}\r\n\r\n");
@@ -408,9 +411,16 @@ pub fn unreadable_head(status: u16, has_unknown_coding: bool) -> Bytes {
     out.into()
 }
 
+/// `Thu, 26 Nov 2026 04:12:00 GMT` (RFC 9110 section 5.6.7).
+fn http_date(at: SystemTime) -> String {
+    let at = Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH);
+    let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&at);
+    date.unwrap_or_default()
+}
+
 /// The bytes of a response to a head that did not arrive in time.
 pub fn head_timeout() -> String {
-    let date = httpdate::fmt_http_date(clock::wall());
+    let date = http_date(clock::wall());
     format!(
         "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\
          date: {date}\r\n\r\n"

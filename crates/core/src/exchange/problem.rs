@@ -28,6 +28,8 @@ pub struct Problem<'a> {
     pub violated: &'a [&'a str],
     /// Seconds after which the same request may pass.
     pub retry_after: Option<u64>,
+    /// When the window of a calendar ends, as RFC 3339 in its zone.
+    pub resets_at: Option<&'a str>,
     pub docs_url: Option<&'a str>,
     pub request_id: &'a str,
 }
@@ -174,6 +176,10 @@ fn put_json(out: &mut Vec<u8>, problem: &Problem<'_>) {
         out.extend_from_slice(b",\"retry_after\":");
         json::number(out, seconds);
     }
+    if let Some(at) = problem.resets_at {
+        out.extend_from_slice(b",\"resets_at\":");
+        json::string(out, at);
+    }
     if let Some(url) = problem.docs_url {
         out.extend_from_slice(b",\"docs\":");
         json::string(out, url);
@@ -274,6 +280,7 @@ mod tests {
             },
             violated: &["login"],
             retry_after: Some(13),
+            resets_at: None,
             docs_url: None,
             request_id: "3f9a",
         }
@@ -292,6 +299,17 @@ mod tests {
              \"detail\":\"\\\"login\\\" allows 5/min; retry in 13 s\",\
              \"violated-policies\":[\"login\"],\"retry_after\":13,\"request_id\":\"3f9a\"}\n"
         );
+    }
+
+    #[test]
+    fn a_calendar_window_says_when_it_ends() {
+        let problem = Problem {
+            resets_at: Some("2026-12-01T00:00:00+01:00"),
+            ..problem()
+        };
+        let text = text(&problem, BodyKind::Json, None);
+        let member = ",\"retry_after\":13,\"resets_at\":\"2026-12-01T00:00:00+01:00\",";
+        assert!(text.contains(member), "{text}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod answers;
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +15,7 @@ use http::{Method, Response, StatusCode};
 pub use answers::StatusAnswers;
 
 use super::Exchange;
-use super::admit::Admission;
+use super::admit::{Admission, CheckedClient};
 use super::headers::check_framing;
 use super::rejection::Rejection;
 use super::stages::Stages;
@@ -170,8 +171,13 @@ impl Stages {
                 left_us: block.left_us,
             }));
             let raised = overrides.and_then(|overrides| overrides.windows(&limit.name, tag));
-            let windows = raised.unwrap_or(limit.windows_of(facts.tier));
-            query.admission.add(limit, windows, tag, 0, None);
+            let windows = match raised {
+                Some(raised) => limit.in_calendar(raised),
+                None => Cow::Borrowed(limit.windows_of(facts.tier)),
+            };
+            let anchor = limit.anchor_of(facts);
+            let client = CheckedClient { tag, anchor };
+            query.admission.add(limit, &windows, client, 0, None);
         }
         query.admission.shadow.clear();
         query
@@ -278,7 +284,12 @@ impl<'s> ToldLimit<'s> {
 
     fn new(result: CheckResult<'s>, unix_us: u64) -> ToldLimit<'s> {
         let CheckResult { check, verdict } = result;
-        let reset = seconds_up(unix_us.saturating_add(verdict.reset_us));
+        let end_us = unix_us.saturating_add(verdict.reset_us);
+        let calendar = check.window.calendar.as_deref();
+        let end_us = calendar.map_or(end_us, |calendar| {
+            calendar.span_ending(check.anchor, unix_us, end_us).end_us
+        });
+        let reset = seconds_up(end_us);
         ToldLimit {
             policy: &check.window.policy,
             unit: unit(&check.limit),
@@ -286,7 +297,10 @@ impl<'s> ToldLimit<'s> {
             used: verdict.used,
             remaining: verdict.remaining,
             reset,
-            resets_at: second_text(reset),
+            resets_at: match calendar {
+                Some(calendar) => calendar.text(end_us),
+                None => second_text(reset),
+            },
             retry_after: match verdict.remaining {
                 0 => seconds_up(verdict.next_us).max(1),
                 _ => 0,

@@ -30,10 +30,7 @@ fn logs() -> impl Strategy<Value = Rule> {
     let divisors: Vec<u64> = (1..=WINDOW_US)
         .filter(|piece| WINDOW_US.is_multiple_of(*piece))
         .collect();
-    let rate = |units| Rate {
-        units,
-        window_us: WINDOW_US,
-    };
+    let rate = |units| Rate::sliding(units, WINDOW_US);
     (1_u64..12, prop::sample::select(divisors))
         .prop_map(move |(units, precision_us)| Rule::log(rate(units), precision_us))
 }
@@ -118,7 +115,7 @@ proptest! {
     fn an_exact_log_denies_only_what_would_be_too_much(
         units in 1_u64..12, steps in steps(), start_us in 0..3 * WINDOW_US,
     ) {
-        let rule = Rule::log(Rate { units, window_us: WINDOW_US }, 1);
+        let rule = Rule::log(Rate::sliding(units, WINDOW_US), 1);
         let mut count = Count::new(rule.algorithm);
         let (mut now_us, mut admitted) = (start_us, Vec::new());
         for (gap_us, cost) in steps {

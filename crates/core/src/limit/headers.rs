@@ -13,7 +13,7 @@ use http::header::{
 };
 use smallvec::SmallVec;
 
-use super::{Charge, CheckResult, Decided, Decision, LimitCheck, Retry, Verdict};
+use super::{CalendarSpan, Charge, CheckResult, Decided, Decision, LimitCheck, Retry, Verdict};
 
 /// The units of the tightest limit.
 pub const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -66,6 +66,9 @@ pub struct RateLimitStatus {
     tightest: usize,
     /// The index of the check with the longest wait.
     longest: usize,
+    /// When the window of `longest` ends, microseconds since the Unix epoch, if it is one of a
+    /// calendar.
+    ends_us: Option<u64>,
     states: SmallVec<[LimitStatus; 2]>,
 }
 
@@ -78,6 +81,8 @@ pub struct LimitStatus {
     pub denies: bool,
     /// False where the store did not ask this limit.
     pub known: bool,
+    /// The length of a calendar window, seconds.
+    window: Option<u64>,
 }
 
 impl RateLimitStatus {
@@ -100,22 +105,41 @@ impl RateLimitStatus {
             Retry::After(us) => us.max(1),
             Retry::Never => u64::MAX,
         });
-        let state = |verdict: &Verdict| LimitStatus {
-            remaining: verdict.remaining,
-            next: seconds_up(verdict.next_us),
-            denies: verdict.retry.denies(),
-            known: verdict.retry != Retry::Unasked,
+        let state = |result: CheckResult<'_>| LimitStatus {
+            remaining: result.verdict.remaining,
+            next: seconds_up(result.verdict.next_us),
+            denies: result.verdict.retry.denies(),
+            known: result.verdict.retry != Retry::Unasked,
+            window: calendar_span(result, unix_us)
+                .map(|span| seconds_up(span.end_us.saturating_sub(span.start_us))),
+        };
+        let end_us = |result: CheckResult<'_>| {
+            let span = calendar_span(result, unix_us);
+            span.map(|span| span.end_us)
+        };
+        let whole_us = |result: CheckResult<'_>| {
+            let end_us = end_us(result);
+            end_us.unwrap_or_else(|| unix_us.saturating_add(result.verdict.reset_us))
         };
         RateLimitStatus {
             wait: (!decision.allowed).then(|| retry_after(decision)).flatten(),
             reset: match reset {
-                ResetForm::Epoch => seconds_up(unix_us.saturating_add(first.verdict.reset_us)),
+                ResetForm::Epoch => seconds_up(whole_us(first)),
                 ResetForm::Delta => seconds_up(first.verdict.reset_us),
             },
             tightest,
             longest: longest.map_or(0, |(place, _)| place),
-            states: decision.verdicts.iter().map(state).collect(),
+            ends_us: longest.and_then(|(_, result)| end_us(result)),
+            states: decided.results().map(state).collect(),
         }
+    }
+
+    /// When the limit with the longest wait is whole again, as RFC 3339 in its zone. `None` where
+    /// it has no calendar, and where no wait helps.
+    pub fn resets_at(&self, charge: &Charge) -> Option<String> {
+        let calendar = self.longest(charge)?.window.calendar.as_ref()?;
+        let end_us = self.ends_us.filter(|_| self.wait.is_some())?;
+        Some(calendar.text(end_us))
     }
 
     /// The limit that matters most to the client: one that denies, else the one with the smallest
@@ -134,6 +158,14 @@ impl RateLimitStatus {
     ) -> impl Iterator<Item = (&'c LimitCheck, LimitStatus)> {
         charge.iter().zip(self.states.iter().copied())
     }
+}
+
+/// The calendar window that a result is about.
+fn calendar_span(result: CheckResult<'_>, unix_us: u64) -> Option<CalendarSpan> {
+    let (check, verdict) = (result.check, result.verdict);
+    let calendar = check.window.calendar.as_ref()?;
+    let end_us = unix_us.saturating_add(verdict.reset_us);
+    Some(calendar.span_ending(check.anchor, unix_us, end_us))
 }
 
 pub fn seconds_up(us: u64) -> u64 {
@@ -159,7 +191,7 @@ fn is_tighter(left: CheckResult<'_>, right: CheckResult<'_>) -> bool {
     if denies(left) != denies(right) {
         return denies(left);
     }
-    // Compares remaining / units crosswise. Both stay below 2^32.
+    // Compares remaining / units crosswise. Both stay below 2^48.
     let share = |one: CheckResult<'_>, other: CheckResult<'_>| {
         u128::from(one.verdict.remaining) * u128::from(other.check.window.rule.units)
     };
@@ -209,7 +241,7 @@ pub fn write_appending(
     let trio = ours.then(|| (texts.number(state.remaining), texts.number(status.reset)));
     let pair = settings
         .ietf
-        .then(|| (texts.policies(charge), texts.states(charge, status)));
+        .then(|| (texts.policies(charge, status), texts.states(charge, status)));
     let texts = Bytes::from(texts.0);
     if let Some(wait) = wait {
         headers.insert(RETRY_AFTER, wait.value(&texts));
@@ -269,14 +301,20 @@ impl ValueTexts {
         ValueText::Written(start, self.0.len())
     }
 
-    fn policies(&mut self, charge: &Charge) -> ValueText {
-        if let [only] = charge.as_slice() {
+    fn policies(&mut self, charge: &Charge, status: &RateLimitStatus) -> ValueText {
+        if let [only] = charge.as_slice()
+            && only.window.calendar.is_none()
+        {
             return ValueText::Ready(only.window.texts.policy.clone());
         }
         let start = self.0.len();
-        for item in charge {
+        for (item, state) in status.states(charge) {
             self.0
                 .extend_from_slice(item.window.texts.policy.as_bytes());
+            if let Some(seconds) = state.window {
+                self.0.extend_from_slice(b";w=");
+                write_number(&mut self.0, seconds);
+            }
             self.0.extend_from_slice(b", ");
         }
         self.list_from(start)

@@ -11,9 +11,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::calendar::{CalendarUnit, MAX_COUNT as MAX_CALENDAR_UNITS};
 use super::{Algorithm, Rule};
 
-/// The largest count a rate may have, units.
+/// The largest count of a sliding rate, units.
 pub const MAX_UNITS: u64 = u32::MAX as u64;
 /// The shortest window, microseconds: one millisecond.
 pub const MIN_WINDOW_US: u64 = 1_000;
@@ -22,11 +23,22 @@ pub const MAX_WINDOW_US: u64 = 366 * 86_400_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
-    /// Units per window; 1 to [`MAX_UNITS`].
+    /// Units per window; 1 to [`MAX_UNITS`], per calendar window to [`MAX_CALENDAR_UNITS`].
     pub units: u64,
     /// The window's length, microseconds; whole milliseconds, [`MIN_WINDOW_US`] to
-    /// [`MAX_WINDOW_US`].
+    /// [`MAX_WINDOW_US`]. The longest length of a calendar window.
     pub window_us: u64,
+    /// The unit of a calendar window. `None` for a window that slides.
+    pub calendar: Option<CalendarUnit>,
+}
+
+/// The meaning of `day` in a rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DayWord {
+    /// 24 hours that slide.
+    Sliding,
+    /// A day of the limit's calendar.
+    Calendar,
 }
 
 /// A setting that is a rate or the word `unlimited`.
@@ -71,24 +83,58 @@ const SHORT: [(&str, u64); 5] = [
 impl RateText {
     /// Reads `100/min`, `30/10s`, `10_000/day` or `unlimited`.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
+        Self::parse_with(text, DayWord::Sliding)
+    }
+
+    pub fn parse_with(text: &str, day: DayWord) -> Result<Self, QuantityError> {
         let text = text.trim();
         if text == "unlimited" {
             return Ok(Self::Unlimited);
         }
-        Rate::parse(text).map(Self::Limited)
+        Rate::parse_with(text, day).map(Self::Limited)
     }
 }
 
 impl Rate {
-    pub(super) fn of(rule: Rule) -> Rate {
+    pub fn of(rule: Rule) -> Rate {
         Rate {
             units: rule.units,
             window_us: rule.window_us,
+            calendar: rule.calendar_unit(),
         }
+    }
+
+    /// So many units in any interval of this length, microseconds.
+    pub const fn sliding(units: u64, window_us: u64) -> Rate {
+        Rate {
+            units,
+            window_us,
+            calendar: None,
+        }
+    }
+
+    /// So many units in each window of a calendar.
+    pub const fn per(units: u64, unit: CalendarUnit) -> Rate {
+        Rate {
+            units,
+            window_us: unit.longest_us(),
+            calendar: Some(unit),
+        }
+    }
+
+    /// The window as a rate writes it: `min`, `10s`, `month`.
+    pub fn window_text(&self) -> String {
+        let text = self.to_string();
+        let window = text.split_once('/').map(|(_, window)| window);
+        window.unwrap_or_default().to_owned()
     }
 
     /// Reads a count, `/`, and a window. The window's number may be left out if it is 1.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
+        Self::parse_with(text, DayWord::Sliding)
+    }
+
+    pub fn parse_with(text: &str, day: DayWord) -> Result<Self, QuantityError> {
         let text = text.trim();
         if text.is_empty() {
             return error("a rate is missing; write for example `100/min`");
@@ -101,22 +147,37 @@ impl Rate {
         if !is_digits(count) {
             return error(format!("`{count}` is not a whole number of requests"));
         }
-        let units = whole(count).filter(|units| (1..=MAX_UNITS).contains(units));
-        let Some(units) = units else {
-            return error(format!("the count must be from 1 to {MAX_UNITS}"));
+        let unit = calendar_unit(window, day)?;
+        let most = match unit {
+            Some(_) => MAX_CALENDAR_UNITS,
+            None => MAX_UNITS,
         };
+        let units = whole(count).filter(|units| (1..=most).contains(units));
+        let Some(units) = units else {
+            return error(format!("the count must be from 1 to {most}"));
+        };
+        if let Some(unit) = unit {
+            return Ok(Rate::per(units, unit));
+        }
         let window_us = microseconds(window, Some(1))
             .or_else(|QuantityError(wrong)| error(format!("in the window: {wrong}")))?;
         if !(MIN_WINDOW_US..=MAX_WINDOW_US).contains(&window_us) {
             return error("the window must be from 1 ms to 366 days");
         }
-        Ok(Self { units, window_us })
+        Ok(Rate::sliding(units, window_us))
     }
 }
 
 impl Rule {
-    /// The rule of a rate without a configured algorithm: a log, exact up to 1,000 units.
+    /// The rule of a rate without a configured algorithm: a log, exact up to 1,000 units, or a
+    /// calendar window.
     pub fn by_size(rate: Rate) -> Rule {
+        if rate.calendar.is_some() {
+            return Rule {
+                algorithm: Algorithm::Calendar,
+                ..Rule::log(rate, 1)
+            };
+        }
         // Windows are whole milliseconds, so a thousandth of one is whole microseconds.
         let precision_us = if rate.units <= EXACT_UNITS {
             1
@@ -124,6 +185,14 @@ impl Rule {
             rate.window_us / PIECES
         };
         Rule::log(rate, precision_us)
+    }
+
+    /// The unit of a calendar window. `None` for all other rules.
+    pub fn calendar_unit(&self) -> Option<CalendarUnit> {
+        match self.algorithm {
+            Algorithm::Calendar => CalendarUnit::of_longest(self.window_us),
+            Algorithm::Log | Algorithm::Counter | Algorithm::Slots => None,
+        }
     }
 
     /// So many requests at once. A holder that does not renew its slots loses them after `hold_us`
@@ -173,6 +242,9 @@ pub fn nearest_divisors(window_us: u64, wanted_us: u64) -> (u64, u64) {
 impl fmt::Display for Rate {
     /// The shortest text that reads back as this rate: `100/min`, `30/10s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(unit) = self.calendar {
+            return write!(f, "{}/{}", self.units, unit.word());
+        }
         let longest = SHORT
             .iter()
             .find(|(_, us)| self.window_us.is_multiple_of(*us));
@@ -209,9 +281,62 @@ const UNITS: [(&str, u64); 22] = [
     ("days", 86_400_000_000),
 ];
 
+/// The units that only a calendar has.
+const CALENDAR_UNITS: [(&str, CalendarUnit); 6] = [
+    ("week", CalendarUnit::Week),
+    ("weeks", CalendarUnit::Week),
+    ("month", CalendarUnit::Month),
+    ("months", CalendarUnit::Month),
+    ("year", CalendarUnit::Year),
+    ("years", CalendarUnit::Year),
+];
+
+const DAY_UNITS: [&str; 3] = ["d", "day", "days"];
+
 /// Every spelling of a unit of time.
 pub fn time_units() -> Vec<&'static str> {
     UNITS.iter().map(|(name, _)| *name).collect()
+}
+
+/// Every spelling of a unit that only a calendar has.
+pub fn calendar_units() -> Vec<&'static str> {
+    CALENDAR_UNITS.iter().map(|(name, _)| *name).collect()
+}
+
+/// The unit of a window of a calendar. `None` for a window that slides, or a wrong one.
+fn calendar_unit(window: &str, day: DayWord) -> Result<Option<CalendarUnit>, QuantityError> {
+    let Some((number, word)) = split_number(window.trim()) else {
+        return Ok(None);
+    };
+    let number = match number {
+        "" => 1,
+        digits => whole(digits).unwrap_or(0),
+    };
+    if day == DayWord::Calendar && number == 1 && DAY_UNITS.contains(&word) {
+        return Ok(Some(CalendarUnit::Day));
+    }
+    let mut units = CALENDAR_UNITS.iter();
+    match units.find(|(name, _)| *name == word) {
+        Some((_, unit)) if number == 1 => Ok(Some(*unit)),
+        Some((_, unit)) => error(format!(
+            "a calendar window is one {word}: `{number}{name}` is no window; write `/{word}`, or \
+             days that slide, such as `/{days}d`",
+            word = unit.word(),
+            name = word,
+            days = number.max(1) * sliding_days(*unit),
+        )),
+        None => Ok(None),
+    }
+}
+
+/// About so many days.
+const fn sliding_days(unit: CalendarUnit) -> u64 {
+    match unit {
+        CalendarUnit::Day => 1,
+        CalendarUnit::Week => 7,
+        CalendarUnit::Month => 30,
+        CalendarUnit::Year => 365,
+    }
 }
 
 const SIZES: [(&str, u64); 8] = [
@@ -278,6 +403,9 @@ fn microseconds(text: &str, default: Option<u64>) -> Result<u64, QuantityError> 
     }
     let Some((_, us)) = UNITS.iter().find(|(name, _)| *name == unit) else {
         let nearest = nearest(unit, UNITS.iter().map(|(name, _)| *name));
+        if CALENDAR_UNITS.iter().any(|(name, _)| *name == unit) {
+            return error(format!("`{unit}` has no fixed length; write days: `30d`"));
+        }
         let hint = unit_hint(nearest, "ms s min h d");
         return error(format!("`{unit}` is not a unit of time; {hint}"));
     };

@@ -7,8 +7,9 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::calendar::AnchorSource;
 use super::key::{Alternatives, DescriptorFacts, Facts, Key, Part};
-use super::{Limit, Window};
+use super::{Algorithm, AnchorDay, Limit, Window};
 use crate::client::networks::NetworkSet;
 
 /// `[tier]`
@@ -57,6 +58,27 @@ impl Limit {
 
     pub fn asks_claims(&self) -> bool {
         self.key.all().any(|part| matches!(part, Part::Jwt(_)))
+            || matches!(self.calendar.source, AnchorSource::Claim(_))
+    }
+
+    /// The anchor of a client, from its line in the file of keys or from its token. `None` for that
+    /// of the limit.
+    pub fn anchor_of(&self, facts: &Facts<'_>) -> Option<AnchorDay> {
+        match &self.calendar.source {
+            AnchorSource::Limit => None,
+            AnchorSource::Keys => facts.known_key()?.anchor,
+            AnchorSource::Claim(name) => AnchorDay::parse(&facts.claims?.text(name)?),
+        }
+    }
+
+    /// The windows with the calendar of this limit. The windows of an override have none.
+    pub fn in_calendar<'w>(&self, windows: &'w [Arc<Window>]) -> Cow<'w, [Arc<Window>]> {
+        let is_calendar = |window: &Arc<Window>| window.rule.algorithm == Algorithm::Calendar;
+        if !windows.iter().any(is_calendar) {
+            return Cow::Borrowed(windows);
+        }
+        let rules: Vec<_> = windows.iter().map(|window| window.rule).collect();
+        Cow::Owned(Window::all(&self.name, &rules, &self.calendar))
     }
 }
 

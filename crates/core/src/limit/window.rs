@@ -7,7 +7,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderValue;
 
 use super::headers::seconds_up;
-use super::{Algorithm, Calendar, KeyHash, Rate, Rule};
+use super::{Algorithm, AnchorDay, Calendar, CalendarSettings, KeyHash, Rate, Rule};
 
 /// The version of the stored counts. Another version is another key: counts start anew.
 const LAYOUT: u8 = 2;
@@ -19,8 +19,8 @@ pub struct Window {
     pub policy: Arc<str>,
     pub rule: Rule,
     /// `NAME.FP`: it follows the tag in the store's key. FP is four characters over the layout
-    /// version, algorithm and window. If one of these changes, counts start anew. If only the rate
-    /// or the precision changes, counts stay.
+    /// version, algorithm and window, and the zone, time and weekday of a calendar window. If one
+    /// of these changes, counts start anew. If only the rate or the precision changes, counts stay.
     pub store_suffix: String,
     /// 16 bytes over `store_suffix`. Mixed with a tag, they identify one budget in memory.
     pub identity: u128,
@@ -35,7 +35,8 @@ pub struct Window {
 pub struct WindowTexts {
     /// The units: `5`.
     pub units: HeaderValue,
-    /// The element of `RateLimit-Policy`: `"login";q=5;w=60`.
+    /// The element of `RateLimit-Policy`: `"login";q=5;w=60`. Without `w` for a calendar window,
+    /// whose length changes.
     pub policy: HeaderValue,
     /// For people: `"login" allows 5/min`.
     pub allows: Box<str>,
@@ -50,14 +51,21 @@ pub struct Tier {
 }
 
 impl Window {
+    /// A calendar window of a default calendar, or any other window.
     pub fn new(limit: &str, rule: Rule) -> Window {
-        let store_suffix = store_suffix(limit, rule);
+        Window::with_calendar(limit, rule, &Arc::default())
+    }
+
+    pub fn with_calendar(limit: &str, rule: Rule, settings: &Arc<CalendarSettings>) -> Window {
+        let unit = rule.calendar_unit();
+        let calendar = unit.map(|unit| Arc::new(Calendar::new(unit, Arc::clone(settings))));
+        let store_suffix = store_suffix(limit, rule, calendar.as_deref());
         Window {
             policy: limit.into(),
             rule,
             identity: identity(&store_suffix),
             store_suffix,
-            calendar: None,
+            calendar,
             texts: WindowTexts::new(limit, rule),
         }
     }
@@ -100,12 +108,12 @@ impl Window {
         u128::from_le_bytes(tag.0) ^ identity(store_suffix)
     }
 
-    pub fn all(limit: &str, rules: &[Rule]) -> Vec<Arc<Window>> {
+    /// The windows of a limit with these rules and this calendar.
+    pub fn all(limit: &str, rules: &[Rule], calendar: &Arc<CalendarSettings>) -> Vec<Arc<Window>> {
         let window = |rule: &Rule| {
-            let mut window = Window::new(limit, *rule);
+            let mut window = Window::with_calendar(limit, *rule, calendar);
             if rules.len() > 1 {
-                let rate = Rate::of(*rule).to_string();
-                let (_, length) = rate.split_once('/').unwrap_or_default();
+                let length = Rate::of(*rule).window_text();
                 window.policy = format!("{limit}/{length}").into();
                 window.texts = WindowTexts::new(&window.policy, *rule);
             }
@@ -115,9 +123,30 @@ impl Window {
     }
 
     /// The window in which a candidate rule is counted beside the enforced rule.
-    pub fn candidate(limit: &str, rule: Rule) -> Window {
+    pub fn candidate(limit: &str, rule: Rule, calendar: &Arc<CalendarSettings>) -> Window {
         // No limit's name has a `~`.
-        Window::new(&format!("{limit}~candidate"), rule)
+        Window::with_calendar(&format!("{limit}~candidate"), rule, calendar)
+    }
+
+    /// The rate, and the zone of a calendar window: `1000000/month in Europe/Berlin`.
+    pub fn rate_and_zone(&self) -> String {
+        match &self.calendar {
+            Some(calendar) => format!("{}/{}", self.rule.units, calendar.name()),
+            None => self.rate(),
+        }
+    }
+
+    /// When a calendar window ends, as RFC 3339 in its zone. `left_us` is the time until then as
+    /// the store counts it, `unix_us` the time now.
+    pub fn resets_at(
+        &self,
+        anchor: Option<AnchorDay>,
+        unix_us: u64,
+        left_us: u64,
+    ) -> Option<String> {
+        let calendar = self.calendar.as_ref()?;
+        let span = calendar.span_ending(anchor, unix_us, unix_us.saturating_add(left_us));
+        Some(calendar.text(span.end_us))
     }
 }
 
@@ -129,7 +158,11 @@ impl WindowTexts {
                 format!("\"{policy}\";q={units};qu=\"concurrent-requests\""),
                 format!("\"{policy}\" allows {units} requests at once"),
             ),
-            Algorithm::Log | Algorithm::Counter | Algorithm::Calendar => (
+            Algorithm::Calendar => (
+                format!("\"{policy}\";q={units}"),
+                format!("\"{policy}\" allows {}", Rate::of(rule)),
+            ),
+            Algorithm::Log | Algorithm::Counter => (
                 format!("\"{policy}\";q={units};w={}", seconds_up(rule.window_us)),
                 format!("\"{policy}\" allows {}", Rate::of(rule)),
             ),
@@ -146,7 +179,7 @@ impl WindowTexts {
 }
 
 /// `NAME.FP`, where FP is a hash over everything that makes old counts unusable.
-fn store_suffix(name: &str, rule: Rule) -> String {
+fn store_suffix(name: &str, rule: Rule, calendar: Option<&Calendar>) -> String {
     let mut hasher = blake3::Hasher::new();
     let algorithm = match rule.algorithm {
         Algorithm::Log => 0,
@@ -158,6 +191,9 @@ fn store_suffix(name: &str, rule: Rule) -> String {
     hasher.update(&rule.window_us.to_le_bytes());
     // Older versions hashed the precision here, which was 1 for all but coarse logs.
     hasher.update(&1_u64.to_le_bytes());
+    if let Some(calendar) = calendar {
+        hasher.update(calendar.identity().as_bytes());
+    }
     let mut bytes = [0; 3];
     hasher.finalize_xof().fill(&mut bytes);
     format!("{name}.{}", URL_SAFE_NO_PAD.encode(bytes))
@@ -187,18 +223,18 @@ mod tests {
 
     #[test]
     fn the_suffix_depends_on_all_but_the_rate_and_the_precision() {
-        let base = store_suffix("login", rule(Algorithm::Log, 5, 60_000_000));
-        let same = store_suffix("login", rule(Algorithm::Log, 50, 60_000_000));
+        let base = store_suffix("login", rule(Algorithm::Log, 5, 60_000_000), None);
+        let same = store_suffix("login", rule(Algorithm::Log, 50, 60_000_000), None);
         assert_eq!(base, same);
         let coarse = Rule {
             precision_us: 60_000,
             ..rule(Algorithm::Log, 5000, 60_000_000)
         };
-        assert_eq!(base, store_suffix("login", coarse));
+        assert_eq!(base, store_suffix("login", coarse, None));
         for other in [
-            store_suffix("login", rule(Algorithm::Log, 5, 61_000_000)),
-            store_suffix("login", rule(Algorithm::Counter, 5, 60_000_000)),
-            store_suffix("other", rule(Algorithm::Log, 5, 60_000_000)),
+            store_suffix("login", rule(Algorithm::Log, 5, 61_000_000), None),
+            store_suffix("login", rule(Algorithm::Counter, 5, 60_000_000), None),
+            store_suffix("other", rule(Algorithm::Log, 5, 60_000_000), None),
         ] {
             assert_ne!(base, other);
         }
@@ -209,7 +245,7 @@ mod tests {
     #[test]
     fn the_suffix_never_changes_between_versions() {
         // Counts in Redis outlive this process: a change here forgets all of them.
-        let suffix = store_suffix("login", rule(Algorithm::Log, 5, 60_000_000));
+        let suffix = store_suffix("login", rule(Algorithm::Log, 5, 60_000_000), None);
         assert_eq!(suffix, "login.tV3H");
     }
 
@@ -220,7 +256,7 @@ mod tests {
             rule(Algorithm::Log, 1000, 3_600_000_000),
         ];
         let named = |rules| -> Vec<String> {
-            let windows = Window::all("api", rules);
+            let windows = Window::all("api", rules, &Arc::default());
             windows.iter().map(|one| one.policy.to_string()).collect()
         };
         assert_eq!(named(&rules), ["api/s", "api/h"]);

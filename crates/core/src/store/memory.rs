@@ -7,8 +7,7 @@
 //!
 //! Keys and bytes are bounded. Expired keys go first: one charge of `SWEEP_EVERY` looks at two keys
 //! for each of these charges, and drops those that count nothing any more. So no charge pauses for
-//! a long cleanup.
-//! [`Memory::tidy`] drops expired keys where no charges come.
+//! a long cleanup. [`Memory::tidy`] drops expired keys where no charges come.
 //!
 //! Above a bound, each charge evicts up to `MAX_VICTIMS` keys. Limits share the store. A charge
 //! takes keys of its own limit if that limit holds more than its fair share, else of the limit that
@@ -153,7 +152,7 @@ impl Memory {
     }
 
     pub fn forget(&self, budget: u128) {
-        let id = halves(budget);
+        let id = [budget as u64, (budget >> 64) as u64];
         let mut shard = self.lock(self.shard_of(id));
         if let Some(place) = shard.find(id) {
             shard.remove(place, &self.bounds);
@@ -494,9 +493,6 @@ impl Memory {
 }
 
 fn id(item: &LimitCheck) -> BudgetId {
-    halves(item.id())
-}
-
-fn halves(id: u128) -> BudgetId {
+    let id = item.id();
     [id as u64, (id >> 64) as u64]
 }

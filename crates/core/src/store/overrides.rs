@@ -86,7 +86,7 @@ impl Overrides {
                     let shared = known.entry((limit, rules));
                     let shared = shared.or_insert_with(|| SharedWindows {
                         limit: limit.as_str().into(),
-                        windows: Window::all(limit, rules).into(),
+                        windows: Window::all(limit, rules, &Arc::default()).into(),
                     });
                     table.set_override(&shared.limit, *tag, &shared.windows, until_us);
                 }

@@ -55,7 +55,7 @@ fn rates_in_other_ways_of_writing() {
         ("10,000/day", Some("write `10000/d`")),
         ("10k/day", Some("write `10000/d`")),
         ("0.5/s", Some("write `1/2s`")),
-        ("1000/month", Some("write `1000/30d`")),
+        ("1000 per month", Some("write `1000/month`")),
         ("100/m", Some("write `100/min`")),
         ("min/100", Some("write `100/min`")),
         ("100", Some("add the window: `100/min` or `100/s`")),

@@ -112,7 +112,7 @@ fn mistakes_in_the_files_of_keys() {
     assert_eq!(known("k1\nk1\nk1 acme\nk1 acme pro\n"), [""; 0]);
     assert_eq!(known("k1 acme\nk1 other\n"), ["T108"]);
     assert_eq!(known("k1 acme pro\nk1 acme free\n"), ["T108"]);
-    assert_eq!(known("k1 acme pro anchor=15\n"), ["T108"]);
+    assert_eq!(known("k1 acme pro anchor=32\n"), ["T108"]);
     assert_eq!(known("sha256:12\n"), ["T108"]);
     assert_eq!(known("a b c d\n".repeat(99).as_str()), ["T108"; 5]);
     let words = |line: &str| codes(&format!("{BASE}[api_key]\n{line}\n"));

@@ -147,6 +147,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
         ("tls", "acme"),
         ("tracing", "tls"),
         ("decide", "tls"),
+        ("limit.NAME", "calendar"),
     ];
     let parts = ["servers", "health", "eject", "retries", "tls"];
     let inner = inner
@@ -235,8 +236,15 @@ fn every_key_that_is_commented_out_can_be_used() {
         .map(|line| match line.strip_prefix("# ") {
             Some(section) if section.starts_with('[') && section.ends_with(']') => {
                 within = section;
-                format!("{section}\n")
+                // The other keys of the limit are for windows that slide.
+                let is_excluded = within.ends_with(".calendar]");
+                if is_excluded {
+                    String::new()
+                } else {
+                    format!("{section}\n")
+                }
             }
+            Some(_) if within.ends_with(".calendar]") => String::new(),
             Some(rest)
                 if rest.split_once('=').is_some_and(|(key, _)| {
                     let key = key.trim_end();

@@ -144,10 +144,7 @@ fn check_redundant_rates(reader: &ConfigReader<'_>, defined: &DefinedLimit) {
             let Some((_, tight)) = together.iter().enumerate().find(first) else {
                 continue;
             };
-            let rate = Rate {
-                units: loose.value.units,
-                window_us: loose.value.window_us,
-            };
+            let rate = Rate::of(loose.value);
             let message = format!("`{rate}` of `limit.{}` can never deny", limit.name);
             Diagnostic::new(Code::NeverDenies, message)
                 .at(&loose.span, "")

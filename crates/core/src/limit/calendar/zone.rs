@@ -16,9 +16,12 @@ use jiff::{Timestamp, ToSpan};
 
 const HOUR_US: u64 = 3_600_000_000;
 const DAY_US: u64 = 24 * HOUR_US;
-/// How much longer than its days a window may be, where a zone sets its clocks back. Troll sets them
-/// back by two hours each year, and Casey did by three.
+/// How much longer than its days a window may be, where a zone sets its clocks back. Troll sets
+/// them back by two hours each year, and Casey did by three.
 const SET_BACK_US: u64 = 3 * HOUR_US;
+const SECOND_US: u64 = 1_000_000;
+/// Ends of one window by two clocks differ by less.
+const CLOCKS_US: u64 = 10 * SECOND_US;
 /// Later instants are treated as this one: the year 9000, within the years of a [`Date`].
 const LAST_US: u64 = 221_845_392_000_000_000;
 
@@ -49,6 +52,12 @@ impl CalendarUnit {
         }
     }
 
+    /// The unit whose windows have this longest length, microseconds.
+    pub fn of_longest(us: u64) -> Option<CalendarUnit> {
+        let mut all = CalendarUnit::ALL.into_iter();
+        all.find(|unit| unit.longest_us() == us)
+    }
+
     /// No window of the unit is longer, microseconds. It differs from unit to unit.
     pub const fn longest_us(self) -> u64 {
         let days = match self {
@@ -64,7 +73,7 @@ impl CalendarUnit {
 /// The day on which a client's months and years begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AnchorDay {
-    /// 1 to 12. A month ignores it.
+    /// 1 to 12. A month ignores it. 0 for a day of each month: then years begin on January 1.
     month: u8,
     /// 1 to 31. A shorter month uses its last day.
     day: u8,
@@ -72,14 +81,14 @@ pub struct AnchorDay {
 
 impl AnchorDay {
     /// The first day of a month, and January 1 of a year.
-    pub const FIRST: AnchorDay = AnchorDay { month: 1, day: 1 };
+    pub const FIRST: AnchorDay = AnchorDay { month: 0, day: 1 };
 
     /// A day of each month. `None` if it is not from 1 to 31. Years begin on January 1.
     pub fn of_month(day: u64) -> Option<AnchorDay> {
         let day = u8::try_from(day).ok()?;
         (1..=31)
             .contains(&day)
-            .then_some(AnchorDay { month: 1, day })
+            .then_some(AnchorDay { month: 0, day })
     }
 
     /// The day and month of `2026-02-29`, or of the date of an RFC 3339 time.
@@ -94,12 +103,30 @@ impl AnchorDay {
         .filter(|_| is_date)
     }
 
+    /// Reads a day of the month, 1 to 31, or a date.
+    pub fn parse(text: &str) -> Option<AnchorDay> {
+        let is_number = text.len() <= 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+        match is_number {
+            true => AnchorDay::of_month(text.parse().ok()?),
+            false => AnchorDay::of_date(text),
+        }
+    }
+
     pub fn day(self) -> u8 {
         self.day
     }
 
-    pub fn month(self) -> u8 {
-        self.month
+    /// Whether it has a month too, and so says when years begin.
+    pub fn is_date(self) -> bool {
+        self.month > 0
+    }
+
+    /// The month, 1 to 12, and the day on which years begin.
+    fn of_year(self) -> AnchorDay {
+        match self.is_date() {
+            true => self,
+            false => AnchorDay { month: 1, day: 1 },
+        }
     }
 
     /// This day of a month, or the month's last day. `month` is any date of it.
@@ -128,6 +155,36 @@ pub struct Zone {
     pub zone: TimeZone,
 }
 
+impl Zone {
+    pub fn utc() -> Zone {
+        Zone {
+            name: "UTC".into(),
+            zone: TimeZone::UTC,
+        }
+    }
+
+    /// A zone without changes of its clocks: `+02:00`, `-03:30`. `None` if the text is no offset.
+    pub fn of_offset(text: &str) -> Option<Zone> {
+        let sign = match text.as_bytes().first()? {
+            b'+' => 1,
+            b'-' => -1,
+            _ => return None,
+        };
+        let (hours, minutes) = text[1..].split_once(':')?;
+        let number = |text: &str, most: i32| {
+            let is_plain = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+            let number: i32 = text.parse().ok().filter(|_| is_plain)?;
+            (number <= most).then_some(number)
+        };
+        let seconds = sign * (number(hours, 23)? * 3600 + number(minutes, 59)? * 60);
+        let offset = Offset::from_seconds(seconds).ok()?;
+        Some(Zone {
+            name: text.into(),
+            zone: TimeZone::fixed(offset),
+        })
+    }
+}
+
 /// How a limit cuts time into calendar windows.
 #[derive(Clone, Debug)]
 pub struct CalendarSettings {
@@ -144,12 +201,8 @@ pub struct CalendarSettings {
 impl Default for CalendarSettings {
     /// UTC, midnight, Monday, the first day.
     fn default() -> CalendarSettings {
-        let zone = Zone {
-            name: "UTC".into(),
-            zone: TimeZone::UTC,
-        };
         CalendarSettings {
-            zone,
+            zone: Zone::utc(),
             day: Time::midnight(),
             week: Weekday::Monday,
             anchor: AnchorDay::FIRST,
@@ -203,6 +256,15 @@ impl Calendar {
         &self.settings
     }
 
+    /// Zone, time of day and weekday: counts of another calendar are not these counts. The anchor
+    /// is no part of it, so that a client whose anchor changes keeps its counts.
+    pub fn identity(&self) -> String {
+        let CalendarSettings {
+            zone, day, week, ..
+        } = &*self.settings;
+        format!("{} {} {day} {week:?}", self.unit.word(), zone.name)
+    }
+
     /// No window of this calendar is longer, microseconds.
     pub fn longest_us(&self) -> u64 {
         self.unit.longest_us()
@@ -216,6 +278,7 @@ impl Calendar {
             CalendarUnit::Day | CalendarUnit::Week => 0,
             CalendarUnit::Month => usize::from(anchor.day) - 1,
             CalendarUnit::Year => {
+                let anchor = anchor.of_year();
                 31 * (usize::from(anchor.month) - 1) + usize::from(anchor.day) - 1
             }
         };
@@ -228,6 +291,23 @@ impl Calendar {
         let span = self.find(anchor, at_us);
         last.store(Some(Arc::new(span)));
         span
+    }
+
+    /// The window that ends at `end_us` as the store counts it. `at_us` is now by this process's
+    /// clock, which may differ a little from the store's. Where the store's window is none of this
+    /// calendar, since the anchor has changed, the end is the store's.
+    pub fn span_ending(&self, anchor: Option<AnchorDay>, at_us: u64, end_us: u64) -> CalendarSpan {
+        let span = self.span(anchor, at_us);
+        let is_near = |us: u64| us.abs_diff(end_us) < CLOCKS_US;
+        let anchor = anchor.unwrap_or(self.settings.anchor);
+        if end_us <= at_us || is_near(span.end_us) {
+            span
+        } else if is_near(span.next_end_us) {
+            self.find(anchor, span.end_us)
+        } else {
+            let end_us = (end_us + SECOND_US / 2) / SECOND_US * SECOND_US;
+            CalendarSpan { end_us, ..span }
+        }
     }
 
     /// Computes the window that holds an instant.
@@ -291,6 +371,7 @@ impl Calendar {
             CalendarUnit::Day | CalendarUnit::Week => period,
             CalendarUnit::Month => anchor.within(period),
             CalendarUnit::Year => {
+                let anchor = anchor.of_year();
                 let month = Date::new(period.year(), anchor.month as i8, 1).unwrap_or(period);
                 anchor.within(month)
             }
@@ -304,6 +385,11 @@ impl Calendar {
             return None;
         }
         after_gap(zone, wall, before)
+    }
+
+    /// `month in Europe/Berlin`
+    pub fn name(&self) -> String {
+        format!("{} in {}", self.unit.word(), self.settings.zone.name)
     }
 
     /// The instant as RFC 3339 in the zone, in whole seconds: `2026-12-01T00:00:00+01:00`.
@@ -346,3 +432,6 @@ fn after_gap(zone: &TimeZone, wall: DateTime, before: Offset) -> Option<Timestam
         from = change.timestamp();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ use ring::digest::{SHA256, digest};
 
 use super::value::Carried;
 use super::{ApiKeySource, ApiKeySources, Facts, HashSecret};
+use crate::limit::AnchorDay;
 
 /// `[api_key] unknown`: the meaning of an unknown key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub struct KnownKey<'k> {
     /// The client's name for people.
     pub name: Option<&'k str>,
     pub tier: Option<&'k str>,
+    /// The day on which the client's months begin.
+    pub anchor: Option<AnchorDay>,
 }
 
 pub struct KnownKeys {
@@ -67,6 +70,7 @@ struct KnownEntry {
 pub struct KeyNote {
     name: Option<u32>,
     tier: Option<u32>,
+    anchor: Option<AnchorDay>,
 }
 
 /// The state of a request's API key, looked up once for all limits that count by it.
@@ -193,6 +197,7 @@ impl<'r> Facts<'r> {
         Some(KnownKey {
             name: word(note.name).map(|word| &**word),
             tier: word(note.tier).map(|word| &**word),
+            anchor: note.anchor,
         })
     }
 
@@ -258,6 +263,7 @@ impl KnownKeys {
             let note = KeyNote {
                 name: client.name.map(&mut place),
                 tier: client.tier.map(&mut place),
+                anchor: client.anchor,
             };
             let hash = blake3::keyed_hash(&known.secret.0, &key.0);
             known
@@ -405,6 +411,7 @@ mod tests {
         let said = KnownKey {
             name: Some("acme"),
             tier: Some("pro"),
+            anchor: AnchorDay::of_month(31),
         };
         let nameless = KnownKey {
             tier: Some("acme"),

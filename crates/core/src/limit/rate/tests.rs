@@ -86,8 +86,6 @@ fn unknown_units_come_with_the_nearest_known_one() {
         ("SEC", Some("sec")),
         ("horu", Some("hour")),
         ("us", Some("ms")),
-        ("week", None),
-        ("month", None),
         ("fortnight", None),
     ] {
         let hint = nearest.map_or("there are `ms s min h d`".to_owned(), |near: &str| {
@@ -101,6 +99,39 @@ fn unknown_units_come_with_the_nearest_known_one() {
         text,
         "in the window: `minuts` is not a unit of time; did you mean `minutes`?"
     );
+}
+
+#[test]
+fn weeks_months_and_years_are_those_of_a_calendar() {
+    for (text, unit) in [
+        ("1/week", CalendarUnit::Week),
+        ("1/month", CalendarUnit::Month),
+        ("1/1months", CalendarUnit::Month),
+        ("1/years", CalendarUnit::Year),
+    ] {
+        assert_eq!(Rate::parse(text), Ok(Rate::per(1, unit)), "{text}");
+    }
+    for text in ["1/day", "1/d", "1/1day"] {
+        assert_eq!(Rate::parse(text), Ok(Rate::sliding(1, 86_400_000_000)));
+        let day = Rate::parse_with(text, DayWord::Calendar);
+        assert_eq!(day, Ok(Rate::per(1, CalendarUnit::Day)), "{text}");
+    }
+    for text in ["1/24h", "1/30d", "1/2day"] {
+        let sliding = Rate::parse_with(text, DayWord::Calendar);
+        assert_eq!(sliding, Rate::parse(text), "{text}");
+        assert_eq!(sliding.unwrap().calendar, None, "{text}");
+    }
+    assert!(error("1/3month").contains("write `/month`, or days that slide, such as `/90d`"));
+    assert!(error("1/0week").contains("a calendar window is one week"));
+    let most = format!("{MAX_CALENDAR_UNITS}/month");
+    assert_eq!(Rate::parse(&most).unwrap().to_string(), most);
+    assert!(
+        error(&format!("{}/month", MAX_CALENDAR_UNITS + 1))
+            .contains(&MAX_CALENDAR_UNITS.to_string())
+    );
+    assert!(error("4294967296/h").contains("4294967295"));
+    let wrong = parse_duration("1month").unwrap_err().to_string();
+    assert!(wrong.contains("no fixed length"), "{wrong}");
 }
 
 #[test]
@@ -120,7 +151,7 @@ fn rates_are_shown_in_their_shortest_form() {
 proptest! {
     #[test]
     fn a_rate_reads_back_as_shown(units in 1..=MAX_UNITS, ms in 1..=MAX_WINDOW_US / 1_000) {
-        let rate = Rate { units, window_us: ms * 1_000 };
+        let rate = Rate::sliding(units, ms * 1_000);
         prop_assert_eq!(Rate::parse(&rate.to_string()), Ok(rate));
     }
 
@@ -158,7 +189,7 @@ fn divisors_beside_a_length_are_found() {
 proptest! {
     #[test]
     fn a_precision_divides_its_window(units in 1..=MAX_UNITS, ms in 1..=MAX_WINDOW_US / 1_000) {
-        let rule = Rule::by_size(Rate { units, window_us: ms * 1_000 });
+        let rule = Rule::by_size(Rate::sliding(units, ms * 1_000));
         prop_assert!(rule.window_us.is_multiple_of(rule.precision_us));
         let entries = units.min(rule.window_us / rule.precision_us + 2);
         prop_assert!(entries <= PIECES + 2);

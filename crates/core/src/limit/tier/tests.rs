@@ -61,6 +61,7 @@ fn a_header_is_believed_from_trusted_peers_only() {
 #[test]
 fn an_api_key_has_the_tier_of_its_line() {
     let said = |tier| KnownKey {
+        anchor: None,
         name: None,
         tier: Some(tier),
     };

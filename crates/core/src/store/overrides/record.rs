@@ -7,8 +7,9 @@
 
 use std::fmt;
 
-use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US, RateText};
-use crate::limit::{Algorithm, KeyHash, Limit, Rate, Rule};
+use crate::limit::calendar::MAX_COUNT as MAX_CALENDAR_UNITS;
+use crate::limit::rate::{DayWord, MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US, RateText};
+use crate::limit::{Algorithm, CalendarUnit, KeyHash, Limit, Rate, Rule};
 use crate::telemetry::stamp;
 
 /// The script that makes a change.
@@ -209,18 +210,16 @@ impl RecordTerms {
 pub fn rate_text(rule: &Rule) -> String {
     match rule.algorithm {
         Algorithm::Slots => format!("{} at once", rule.units),
-        Algorithm::Log | Algorithm::Counter | Algorithm::Calendar => {
-            let (units, window_us) = (rule.units, rule.window_us);
-            Rate { units, window_us }.to_string()
-        }
+        _ => Rate::of(*rule).to_string(),
     }
 }
 
 /// The algorithms, as records name them.
-const ALGORITHMS: [(Algorithm, &str); 3] = [
+const ALGORITHMS: [(Algorithm, &str); 4] = [
     (Algorithm::Log, "log"),
     (Algorithm::Counter, "counter"),
     (Algorithm::Slots, "slots"),
+    (Algorithm::Calendar, "calendar"),
 ];
 
 /// One line without control characters, of at most `MAX_NOTE` characters.
@@ -248,6 +247,10 @@ fn parse_rule(text: &str) -> Option<Rule> {
 
 /// Whether the script decides by this rule exactly.
 fn is_sound(rule: &Rule) -> bool {
+    if rule.algorithm == Algorithm::Calendar {
+        let is_whole = rule.calendar_unit().is_some() && rule.precision_us == 1;
+        return is_whole && (1..=MAX_CALENDAR_UNITS).contains(&rule.units);
+    }
     // The counter compares products in doubles.
     let product = u128::from(rule.units) * u128::from(rule.window_us) * 2;
     (1..=MAX_UNITS).contains(&rule.units)
@@ -285,7 +288,9 @@ pub fn rules(text: &str, limit: &Limit) -> Result<Vec<Rule>, RulesError> {
     let mut rules: Vec<Rule> = Vec::new();
     for rate in text.split(',') {
         let rule = rule_of_rate(rate.trim(), limit)?;
-        if rules.iter().any(|one| one.window_us == rule.window_us) {
+        if rules.iter().any(|one| {
+            one.window_us == rule.window_us && one.calendar_unit() == rule.calendar_unit()
+        }) {
             return Err(RulesError::new(format!(
                 "`{text}` has two rates over the same window"
             )));
@@ -327,7 +332,16 @@ fn rule_of_rate(text: &str, limit: &Limit) -> Result<Rule, RulesError> {
         })?;
         return Ok(Rule { units, ..like });
     }
-    let rate = match RateText::parse(text) {
+    // In a limit with calendar days, `day` means such a day.
+    let mut units = limit
+        .windows
+        .iter()
+        .map(|window| window.rule.calendar_unit());
+    let day = match units.any(|unit| unit == Some(CalendarUnit::Day)) {
+        true => DayWord::Calendar,
+        false => DayWord::Sliding,
+    };
+    let rate = match RateText::parse_with(text, day) {
         Ok(RateText::Limited(rate)) => rate,
         Ok(RateText::Unlimited) => return Err(RulesError::new("`unlimited` stands alone")),
         Err(error) => {
@@ -347,7 +361,11 @@ fn rule_of_rate(text: &str, limit: &Limit) -> Result<Rule, RulesError> {
 
 /// The rule that the limit would have at this rate. At the same window, its counts go on.
 fn rule_like(limit: &Limit, rate: Rate) -> Rule {
-    let mut windows = limit.windows.iter().map(|window| window.rule);
+    if rate.calendar.is_some() {
+        return Rule::by_size(rate);
+    }
+    let windows = limit.windows.iter().map(|window| window.rule);
+    let mut windows = windows.filter(|rule| rule.algorithm != Algorithm::Calendar);
     let first = windows.clone().next();
     let same = windows.find(|rule| rule.window_us == rate.window_us);
     let (algorithm, precision_us) = match same.or(first) {
@@ -355,7 +373,7 @@ fn rule_like(limit: &Limit, rate: Rate) -> Rule {
             (like.algorithm, like.precision_us)
         }
         Some(like) => (like.algorithm, 1),
-        None => (Algorithm::Log, 1),
+        None => return Rule::by_size(rate),
     };
     Rule {
         algorithm,

@@ -10,7 +10,7 @@ fn windows(units: u64) -> Arc<[Arc<Window>]> {
         window_us: 60_000_000,
         precision_us: 1,
     };
-    Window::all("login", &[rule]).into()
+    Window::all("login", &[rule], &Default::default()).into()
 }
 
 fn units(table: &Overrides, limit: &str, who: u8, now_us: u64) -> Option<Vec<u64>> {

@@ -348,8 +348,8 @@ impl ServerTask {
         }
     }
 
-    /// Hands out a reply's decisions. Returns the bundles to be asked again. An error means that the
-    /// connection must go.
+    /// Hands out a reply's decisions. Returns the bundles to be asked again. An error means that
+    /// the connection must go.
     fn answer(
         &mut self,
         batch: Batch,

@@ -1,0 +1,69 @@
+//! Warnings and notes about calendar windows.
+
+use crate::config::compile::Compiled;
+use crate::config::limits::DefinedLimit;
+use crate::config::*;
+use crate::limit::{CalendarUnit, Rule};
+
+const DAY_US: u64 = 86_400_000_000;
+
+/// Reports windows of weeks, months or years whose counts end with the process.
+pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    if !matches!(compiled.config.store.kind, StoreKind::Memory) {
+        return;
+    }
+    for defined in &compiled.definitions.limits {
+        let is_long = |rule: &&Located<Rule>| {
+            let unit = rule.value.calendar_unit();
+            unit.is_some_and(|unit| unit != CalendarUnit::Day)
+        };
+        let Some(rule) = defined.rules.iter().find(is_long) else {
+            continue;
+        };
+        let unit = rule.value.calendar_unit().map_or("", CalendarUnit::word);
+        let message = format!(
+            "a restart forgets the {unit} of `limit.{}`",
+            defined.name.value
+        );
+        Diagnostic::new(Code::ForgottenQuota, message)
+            .at(&rule.span, "counted in the memory of this process")
+            .help("count in Redis: `[store]` with `url = \"redis://127.0.0.1:6379\"`")
+            .report_to(reader);
+    }
+}
+
+/// A day that slides beside a month of the calendar: the author may mean days of the calendar.
+pub(super) fn sliding_day(compiled: &Compiled<'_>) -> Option<Diagnostic> {
+    let mut limits = compiled.definitions.limits.iter();
+    let defined = limits.find(|defined| !defined.has_calendar && has_both(defined))?;
+    let day = rule_of(defined, is_sliding_day)?;
+    let month = rule_of(defined, is_month)?;
+    let message = format!(
+        "`day` of `limit.{}` slides, and `month` does not",
+        defined.name.value
+    );
+    let note = Diagnostic::new(Code::SlidingDay, message)
+        .at(&day.span, "any 24 hours")
+        .at(&month.span, "from the first of a month, in UTC")
+        .help(
+            "write `calendar = { zone = \"UTC\" }`, and it is a day of the calendar too; or `24h`, \
+             and it slides on",
+        );
+    Some(note)
+}
+
+fn is_month(rule: &Rule) -> bool {
+    rule.calendar_unit() == Some(CalendarUnit::Month)
+}
+
+fn is_sliding_day(rule: &Rule) -> bool {
+    rule.window_us == DAY_US
+}
+
+fn rule_of(defined: &DefinedLimit, is_it: fn(&Rule) -> bool) -> Option<&Located<Rule>> {
+    defined.rules.iter().find(|rule| is_it(&rule.value))
+}
+
+fn has_both(defined: &DefinedLimit) -> bool {
+    rule_of(defined, is_sliding_day).is_some() && rule_of(defined, is_month).is_some()
+}
