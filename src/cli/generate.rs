@@ -135,6 +135,12 @@ enum ImportFormat {
     Traefik,
     /// YAML of envoyproxy/ratelimit, one file for each domain.
     EnvoyRatelimit,
+    /// Kong's declarative configuration, with its budgets of tokens.
+    Kong,
+    /// APISIX routes, with their budgets of tokens: apisix.yaml, ADC, or JSON of the Admin API.
+    Apisix,
+    /// Resources of Envoy AI gateway, with their budgets of tokens.
+    EnvoyAi,
 }
 
 /// `tidegate import`: writes another program's configuration as a `proxy.toml`, and lists what is
@@ -144,6 +150,9 @@ pub(super) fn import(args: &ImportArgs) -> Result<u8, CommandError> {
         ImportFormat::Nginx => import::SourceProgram::Nginx,
         ImportFormat::Traefik => import::SourceProgram::Traefik,
         ImportFormat::EnvoyRatelimit => import::SourceProgram::EnvoyRatelimit,
+        ImportFormat::Kong => import::SourceProgram::Kong,
+        ImportFormat::Apisix => import::SourceProgram::Apisix,
+        ImportFormat::EnvoyAi => import::SourceProgram::EnvoyAi,
     };
     if args.files.len() > 1 && args.from != ImportFormat::EnvoyRatelimit {
         let message = "only `envoy-ratelimit` takes several files";

@@ -1,6 +1,8 @@
 //! Other programs' configurations: any file is read to its end in bounded time, and what is written
 //! for it is a `proxy.toml` that we read.
 
+mod gateways;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -307,6 +309,45 @@ fn any_file_of_envoy_ratelimit_is_imported_or_refused() {
         .for_each(|input: &[u8]| {
             both(input, ENVOY_RATELIMIT, |text| {
                 check(SourceProgram::EnvoyRatelimit, &path, text)
+            })
+        });
+}
+
+#[test]
+fn any_file_of_kong_is_imported_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kong.yml");
+    bolero::check!(name = "kong")
+        .with_max_len(96)
+        .for_each(|input: &[u8]| {
+            both(input, gateways::KONG, |text| {
+                check(SourceProgram::Kong, &path, text)
+            })
+        });
+}
+
+#[test]
+fn any_file_of_apisix_is_imported_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("apisix.yml");
+    bolero::check!(name = "apisix")
+        .with_max_len(96)
+        .for_each(|input: &[u8]| {
+            both(input, gateways::APISIX, |text| {
+                check(SourceProgram::Apisix, &path, text)
+            })
+        });
+}
+
+#[test]
+fn any_file_of_envoy_ai_is_imported_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("resources.yml");
+    bolero::check!(name = "envoy_ai")
+        .with_max_len(96)
+        .for_each(|input: &[u8]| {
+            both(input, gateways::ENVOY_AI, |text| {
+                check(SourceProgram::EnvoyAi, &path, text)
             })
         });
 }

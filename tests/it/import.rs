@@ -4,6 +4,7 @@
 //! `tests/fixtures/import/nginx/NAME` beside `NAME.out.toml`, and the same for other programs;
 //! `TIDEGATE_ACCEPT=1 cargo test --test it -- import` writes what comes out now.
 
+mod gateways;
 mod guards;
 
 use std::fs;
@@ -40,7 +41,14 @@ fn corpus(program: &str) -> Vec<String> {
 #[test]
 fn every_configuration_becomes_its_text_which_check_takes() {
     let mut wrong = String::new();
-    for program in ["nginx", "traefik", "envoy-ratelimit"] {
+    for program in [
+        "nginx",
+        "traefik",
+        "envoy-ratelimit",
+        "kong",
+        "apisix",
+        "envoy-ai",
+    ] {
         let names = corpus(program);
         assert!(names.len() >= 4, "{names:?}");
         for name in names {
@@ -361,6 +369,9 @@ fn whatever_is_read_what_is_written_can_be_used() {
         ("nginx", SourceProgram::Nginx),
         ("traefik", SourceProgram::Traefik),
         ("envoy-ratelimit", SourceProgram::EnvoyRatelimit),
+        ("kong", SourceProgram::Kong),
+        ("apisix", SourceProgram::Apisix),
+        ("envoy-ai", SourceProgram::EnvoyAi),
     ] {
         for name in corpus(program) {
             let text = fs::read_to_string(self::folder(program).join(&name)).unwrap();

@@ -1,7 +1,6 @@
-//! Where counts live: in this process, or in one Redis that many proxies share.
-//!
-//! [`Store::charge`] decides and charges a whole request in one atomic step. If the store has no
-//! answer within its timeout, this room says why. `proxy/admit.rs` has the policy for that.
+//! Where counts live: in this process, or in one Redis that many proxies share. [`Store::charge`]
+//! decides and charges a whole request in one atomic step. If the store has no answer within its
+//! timeout, this room says why. `proxy/admit.rs` has the policy for that.
 
 pub mod batch;
 pub mod deny_cache;

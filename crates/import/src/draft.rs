@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::Rc;
 
+use super::calls::CallsDraft;
 use super::files::{SourceEntry, SourceLine};
-use super::values::{TomlEntries, TomlEntry, quote, quote_list, quote_one_or_list};
+use super::values::{TomlEntries, TomlEntry};
 use crate::route::{HostPattern, PathPattern, PatternError};
 
 /// How much of a directive is kept.
@@ -82,6 +83,7 @@ pub(super) struct Draft {
     pub(super) request_id: Option<String>,
     pub(super) deny_status: Option<u16>,
     pub(super) limits: Vec<LimitDraft>,
+    pub(super) calls: CallsDraft,
     pub(super) upstreams: Vec<UpstreamDraft>,
     pub(super) routes: Vec<RouteDraft>,
     /// `[decide]`; a draft with it has no clients of its own.
@@ -131,34 +133,6 @@ impl TlsDraft {
             days => self.entries.add_new("hsts", format!("\"{days}d\"")),
         }
         true
-    }
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct KeyDraft {
-    pub(super) parts: Vec<String>,
-    /// `skip` or `shared`.
-    pub(super) missing: Option<&'static str>,
-    /// Networks that the limit does not count.
-    pub(super) exempt: Vec<String>,
-}
-
-impl KeyDraft {
-    pub(super) fn of_part(part: &str) -> KeyDraft {
-        KeyDraft {
-            parts: vec![part.to_owned()],
-            ..KeyDraft::default()
-        }
-    }
-
-    pub(super) fn add_to(&self, entries: &mut TomlEntries) {
-        entries.add("key", quote_one_or_list(&self.parts));
-        if let Some(word) = self.missing {
-            entries.add("missing", quote(word));
-        }
-        if !self.exempt.is_empty() {
-            entries.add("exempt", quote_list(&self.exempt));
-        }
     }
 }
 
@@ -258,6 +232,8 @@ pub(super) struct RouteDraft {
     pub(super) headers: Vec<HeaderDraft>,
     pub(super) target: TargetDraft,
     pub(super) limits: Vec<String>,
+    /// The name of a usage, for a route to a model server.
+    pub(super) usage: Option<String>,
     pub(super) entries: TomlEntries,
 }
 
@@ -279,7 +255,16 @@ impl RouteDraft {
             headers: Vec::new(),
             target,
             limits: Vec::new(),
+            usage: None,
             entries: TomlEntries::default(),
+        }
+    }
+
+    /// Removes the limits and the usage of calls of a route that forwards none.
+    fn close_calls(&mut self) {
+        if self.usage.take().is_some() {
+            self.limits.clear();
+            self.entries.list.retain(|one| one.key != "refund");
         }
     }
 
@@ -398,6 +383,13 @@ impl Draft {
             self.tls.disabled = Some("no certificate is named".to_owned());
         }
         self.protect_tls_only();
+        if self.routes.is_empty() {
+            self.upstreams.clear();
+        }
+        let is_closed = |one: &&mut RouteDraft| !matches!(one.target, TargetDraft::Upstream(_));
+        for route in self.routes.iter_mut().filter(is_closed) {
+            route.close_calls();
+        }
         let mut seen = BTreeSet::new();
         self.tls
             .certificates

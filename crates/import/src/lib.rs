@@ -1,5 +1,5 @@
-//! Import: makes a `proxy.toml` of a configuration of nginx, Traefik or envoyproxy/ratelimit, and
-//! lists each directive that it cannot translate.
+//! Import: makes a `proxy.toml` of a configuration of another proxy or gateway, and lists each
+//! directive that it cannot translate.
 //!
 //! The import never guesses. A route answers 501 until the operator decides if the source guards it
 //! with something that `proxy.toml` has not. Only `files` does IO, and it only reads.
@@ -10,9 +10,17 @@ mod files;
 
 mod values;
 
+mod keys;
+
+mod calls;
+
+mod linear;
+
 mod draft;
 
 mod tree;
+
+mod budgets;
 
 mod nginx;
 
@@ -21,6 +29,14 @@ mod print;
 mod traefik;
 
 mod envoy_ratelimit;
+
+mod providers;
+
+mod kong;
+
+mod apisix;
+
+mod envoy_ai;
 
 use std::path::PathBuf;
 
@@ -40,6 +56,12 @@ pub enum SourceProgram {
     Traefik,
     /// YAML of envoyproxy/ratelimit, one file for each domain.
     EnvoyRatelimit,
+    /// Kong's declarative configuration, YAML or JSON.
+    Kong,
+    /// APISIX routes: `apisix.yaml`, a file of ADC, or JSON of the Admin API.
+    Apisix,
+    /// Kubernetes resources of Envoy AI gateway, YAML.
+    EnvoyAi,
 }
 
 #[derive(Debug)]
@@ -61,8 +83,11 @@ pub fn import(program: SourceProgram, paths: &[PathBuf]) -> Result<Imported, Imp
         (SourceProgram::EnvoyRatelimit, paths) => envoy_ratelimit::read(paths)?,
         (SourceProgram::Nginx, [path]) => nginx::read(path)?,
         (SourceProgram::Traefik, [path]) => traefik::read(path)?,
+        (SourceProgram::Kong, [path]) => kong::read(path)?,
+        (SourceProgram::Apisix, [path]) => apisix::read(path)?,
+        (SourceProgram::EnvoyAi, [path]) => envoy_ai::read(path)?,
         _ => {
-            let what = "nginx and Traefik have one file, with all that it includes";
+            let what = "this program has one file, with all that it includes";
             return Err(ImportError::Unreadable(what.to_owned()));
         }
     };
@@ -77,9 +102,11 @@ fn finish(mut draft: Draft, name: &str) -> Result<Imported, ImportError> {
         line: 1,
     };
     remove_refused_globals(&mut draft, &first_line);
+    remove_refused_calls(&mut draft, &first_line);
     remove_refused_limits(&mut draft);
     remove_refused_upstreams(&mut draft);
     close_refused_routes(&mut draft);
+    remove_refused_budgets(&mut draft);
     if draft.limits.is_empty() && draft.descriptors.is_empty() {
         let why = "the file limits nothing that can be kept, so nothing is limited here: a \
                    `[limit.default]` with a `rate` limits every route that names no other";
@@ -156,8 +183,34 @@ fn remove_refused_globals(draft: &mut Draft, place: &SourceLine) {
     }
 }
 
+/// Removes prices, and settings of keys and tiers, that are refused.
+fn remove_refused_calls(draft: &mut Draft, place: &SourceLine) {
+    let Draft { calls, notes, .. } = draft;
+    let add_price = |part: &mut Draft, one| part.calls.prices.push(one);
+    for (price, why) in take_refused(&mut calls.prices, add_price) {
+        notes.lost(place, &format!("price of {}", price.model), why);
+    }
+    calls.sort_prices();
+    let prices = calls.prices.clone();
+    if let Some(why) = refusal(|part| part.calls.prices = prices) {
+        notes.lost(place, "prices", why);
+        calls.prices.clear();
+    }
+    let keys = calls.api_key.clone();
+    if let Some(why) = refusal(|part| part.calls.api_key = keys) {
+        notes.lost(place, "the places of API keys", why);
+        // Unknown keys stay refused.
+        calls.api_key.list.retain(|one| one.key == "unknown");
+    }
+}
+
 fn remove_refused_limits(draft: &mut Draft) {
-    for (limit, why) in take_refused(&mut draft.limits, |part, one| part.limits.push(one)) {
+    let calls = draft.calls.clone();
+    let add = |part: &mut Draft, one| {
+        part.calls = calls.clone();
+        part.limits.push(one);
+    };
+    for (limit, why) in take_refused(&mut draft.limits, add) {
         let what = format!("limit {}", limit.source.text);
         draft.notes.lost(&limit.source.place, &what, why);
         for route in &mut draft.routes {
@@ -224,11 +277,15 @@ fn remove_refused_upstreams(draft: &mut Draft) {
 /// Closes routes that are refused, and removes their settings that are refused.
 fn close_refused_routes(draft: &mut Draft) {
     let Draft {
-        upstreams, notes, ..
+        upstreams,
+        notes,
+        calls,
+        ..
     } = draft;
     let refusal_of = |route: &RouteDraft| {
         let is_target = |one: &&UpstreamDraft| route.target.is_upstream(&one.name);
         refusal(|part| {
+            part.calls = calls.clone();
             part.upstreams
                 .extend(upstreams.iter().find(is_target).cloned());
             part.routes.push(route.clone());
@@ -259,4 +316,39 @@ fn close_refused_routes(draft: &mut Draft) {
         route.limits = limits;
         true
     });
+}
+
+/// Removes limits from routes with `usage` that are refused together with it. Their units do not
+/// fit the weights or the prices of the calls.
+fn remove_refused_budgets(draft: &mut Draft) {
+    let Draft {
+        upstreams,
+        notes,
+        calls,
+        limits,
+        routes,
+        ..
+    } = draft;
+    for route in routes.iter_mut().filter(|route| route.usage.is_some()) {
+        let names = std::mem::take(&mut route.limits);
+        for name in names {
+            let Some(limit) = limits.iter().find(|one| one.name == name) else {
+                continue;
+            };
+            let is_target = |one: &&UpstreamDraft| route.target.is_upstream(&one.name);
+            let mut alone = route.clone();
+            alone.limits = vec![name.clone()];
+            let why = refusal(|part| {
+                part.calls = calls.clone();
+                part.limits.push(limit.clone());
+                part.upstreams
+                    .extend(upstreams.iter().find(is_target).cloned());
+                part.routes.push(alone);
+            });
+            match why {
+                None => route.limits.push(name),
+                Some(why) => notes.lost(&limit.source.place, &limit.source.text, why),
+            }
+        }
+    }
 }

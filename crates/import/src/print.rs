@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::calls::price_lines;
 use super::draft::{Draft, Grade, RouteDraft, ServerDraft, TargetDraft, TlsDraft, UpstreamDraft};
 use super::values::{TomlEntries, inline_table, quote, quote_list};
 
@@ -26,6 +27,8 @@ pub(super) fn print(draft: &Draft, source: &str) -> String {
     for (name, entries) in [
         ("decide", &draft.decide),
         ("client_ip", &one("header", quoted(&draft.client_ip_header))),
+        ("api_key", &draft.calls.api_key),
+        ("tier", &draft.calls.tier),
         ("server", &draft.server),
         ("headers", &one("request_id", quoted(&draft.request_id))),
         ("deny", &one("status", status)),
@@ -39,6 +42,15 @@ pub(super) fn print(draft: &Draft, source: &str) -> String {
         let _ = writeln!(out, "\n[limit.{}]", limit.name);
         print_comment(&mut out, &limit.source.text);
         print_entries(&limit.entries, &mut out);
+    }
+    for usage in &draft.calls.usages {
+        let _ = writeln!(out, "\n[usage.{}]", usage.name);
+        print_comment(&mut out, &usage.source.text);
+        print_entries(&usage.entries, &mut out);
+    }
+    if !draft.calls.prices.is_empty() {
+        out.push_str("\n[prices]\n");
+        print_entries(&price_lines(&draft.calls.prices), &mut out);
     }
     for upstream in &draft.upstreams {
         print_upstream(upstream, &mut out);
@@ -216,6 +228,9 @@ fn print_route(route: &RouteDraft, out: &mut String) {
         }
     }
     entries.add("limits", quote_list(&route.limits));
+    if let Some(usage) = &route.usage {
+        entries.add("usage", quote(usage));
+    }
     entries.list.extend(route.entries.list.clone());
     print_entries(&entries, out);
 }

@@ -210,20 +210,32 @@ fn toml_item(value: &Spanned<DeValue<'_>>, item: &dyn Fn(usize, TreeNode) -> Tre
 
 /// Reads the first document of a YAML text.
 pub(super) fn read_yaml(text: &str, source: &SourceFile) -> Result<TreeItem, ImportError> {
+    let documents = read_documents(text, source, 1)?;
+    Ok(documents.into_iter().next().unwrap_or_default())
+}
+
+/// Reads the documents of a YAML text, at most `most`.
+pub(super) fn read_documents(
+    text: &str,
+    source: &SourceFile,
+    most: usize,
+) -> Result<Vec<TreeItem>, ImportError> {
     let mut reader = YamlReader {
         parser: Parser::new_from_str(text),
         source,
         anchors: BTreeMap::new(),
         items_left: MAX_ITEMS,
     };
-    loop {
+    let mut documents = Vec::new();
+    while documents.len() < most {
         let (event, span) = reader.next()?;
         match event {
-            Event::StreamStart | Event::DocumentStart(..) => {}
-            Event::StreamEnd | Event::DocumentEnd => return Ok(TreeItem::default()),
-            event => return reader.item(event, span),
+            Event::StreamStart | Event::DocumentStart(..) | Event::DocumentEnd => {}
+            Event::StreamEnd => break,
+            event => documents.push(reader.item(event, span)?),
         }
     }
+    Ok(documents)
 }
 
 struct YamlReader<'t> {

@@ -4,7 +4,7 @@ use ipnet::IpNet;
 
 use super::scope::BlockScope;
 use super::syntax::Directive;
-use crate::draft::KeyDraft;
+use crate::keys::KeyDraft;
 
 /// Maps of maps, at most.
 const MAX_DEPTH: usize = 4;

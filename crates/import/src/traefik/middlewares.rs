@@ -1,8 +1,9 @@
 //! The effect of middlewares on a router's requests, as limits and settings of its routes.
 
 use super::{TraefikFile, local_name};
-use crate::draft::{KeyDraft, LimitDraft, TargetDraft};
+use crate::draft::{LimitDraft, TargetDraft};
 use crate::files::SourceEntry;
+use crate::keys::KeyDraft;
 use crate::patterns;
 use crate::route::{Direction, Prefix};
 use crate::tree::TreeItem;

@@ -2,9 +2,10 @@
 //! of `redis/maintenance.rs` and of `lua/fleet.lua`.
 
 use super::{
-    AWAY_US, Answer, COUNTED_US, Contents, Event, MS, Mishap, Outage, Proxy, TIMEOUT_US, World,
+    AWAY_US, Answer, COUNTED_US, Contents, DAY_US, Event, MS, Mishap, Outage, Proxy, TIMEOUT_US,
+    WINDOW_US, World,
 };
-use crate::limit::{Decision, Retry, Verdict};
+use crate::limit::{Algorithm, Decision, Retry, Verdict};
 use crate::store::recovery::Heartbeat;
 
 impl World {
@@ -77,6 +78,7 @@ impl World {
         let proxy = &self.proxies[who];
         let own = answer.is_fooled.then(|| self.counted_by(proxy));
         let proxy = &mut self.proxies[who];
+        proxy.last_at_us = at_us;
         proxy.last_used = decision.verdicts[0].used + u64::from(decision.allowed);
         match (decision.allowed, beside) {
             (false, Some(beside)) => proxy.local.give_back(charge, &beside),
@@ -218,7 +220,7 @@ impl World {
     pub(super) fn cut_off(&mut self, victim: usize) {
         let for_us = 20 * MS + self.chance(200) * MS;
         self.proxies[victim].cut_off_until_us = self.now_us + for_us;
-        let unknown = self.used().saturating_sub(self.proxies[victim].last_used);
+        let unknown = self.unknown_to(&self.proxies[victim]);
         self.excused += unknown.div_ceil(self.proxies.len() as u64);
     }
 
@@ -250,9 +252,10 @@ impl World {
     /// A proxy that the store has not answered since others asked knows too little of them, and may
     /// admit its part of that.
     pub(super) fn excuse_what_is_not_known(&mut self) {
-        let (used, many) = (self.used(), self.proxies.len() as u64);
-        let unknown = |proxy: &Proxy| used.saturating_sub(proxy.last_used).div_ceil(many);
-        self.excused += self.proxies.iter().map(unknown).sum::<u64>();
+        let many = self.proxies.len() as u64;
+        let unknown = |proxy: &Proxy| self.unknown_to(proxy).div_ceil(many);
+        let unknown: u64 = self.proxies.iter().map(unknown).sum();
+        self.excused += unknown;
     }
 
     pub(super) fn come_back(&mut self) {
@@ -289,5 +292,34 @@ impl World {
             Mishap::Stopped => self.proxies[victim].stopped_until_us = self.now_us + for_us,
             Mishap::None | Mishap::Stalled | Mishap::CutOff => {}
         }
+    }
+
+    /// The day of the store's clock.
+    pub(super) fn day_of(&self, at_us: u64) -> u64 {
+        (at_us + self.ahead_us) / DAY_US
+    }
+
+    pub(super) fn is_by_days(&self) -> bool {
+        self.charge[0].window.rule.algorithm == Algorithm::Calendar
+    }
+
+    /// Units of a proxy that count now.
+    pub(super) fn counted_by(&self, proxy: &Proxy) -> u64 {
+        let counts = |at_us: &&u64| match self.is_by_days() {
+            true => self.is_today(**at_us),
+            false => **at_us + WINDOW_US > self.now_us,
+        };
+        proxy.admitted.iter().filter(counts).count() as u64
+    }
+
+    /// Units that others used since the store last answered a proxy. Of yesterday's it knows none.
+    pub(super) fn unknown_to(&self, proxy: &Proxy) -> u64 {
+        let is_old = self.is_by_days() && !self.is_today(proxy.last_at_us);
+        let known = if is_old { 0 } else { proxy.last_used };
+        self.used().saturating_sub(known)
+    }
+
+    pub(super) fn is_today(&self, at_us: u64) -> bool {
+        self.day_of(at_us) == self.day_of(self.now_us)
     }
 }

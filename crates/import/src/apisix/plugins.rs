@@ -1,0 +1,197 @@
+//! The plugins of a route.
+
+use std::collections::BTreeMap;
+
+use super::{ApisixFile, ApisixRoute};
+use crate::budgets::{Budget, Counted, note_fixed_window, rate_of};
+use crate::keys::KeyDraft;
+use crate::tree::TreeItem;
+
+/// The plugin of token budgets.
+const BUDGETS: &str = "ai-rate-limiting";
+
+/// Plugins that only watch.
+const NEEDLESS: [&str; 12] = [
+    "prometheus",
+    "http-logger",
+    "file-logger",
+    "tcp-logger",
+    "udp-logger",
+    "syslog",
+    "datadog",
+    "kafka-logger",
+    "loki-logger",
+    "zipkin",
+    "opentelemetry",
+    "request-id",
+];
+
+/// Plugins that change requests and guard nothing.
+const LOST: [&str; 6] = [
+    "cors",
+    "proxy-cache",
+    "response-rewrite",
+    "ai-prompt-decorator",
+    "ai-prompt-template",
+    "gzip",
+];
+
+/// What the plugins of a route are.
+#[derive(Default)]
+pub(super) struct RoutePlugins<'d> {
+    pub(super) proxy: Option<&'d TreeItem>,
+    pub(super) budgets: Option<&'d TreeItem>,
+    pub(super) limits: Vec<String>,
+    /// Why the route is closed.
+    pub(super) closed: Option<String>,
+}
+
+pub(super) fn read<'d>(route: &ApisixRoute<'d>, file: &mut ApisixFile<'d>) -> RoutePlugins<'d> {
+    let mut found = RoutePlugins::default();
+    for (name, config) in find_effective(route, file) {
+        match name {
+            "ai-proxy" | "ai-proxy-multi" => found.proxy = Some(config),
+            BUDGETS => found.budgets = Some(config),
+            "limit-count" => add_request_limit(route, config, file, &mut found),
+            name if NEEDLESS.contains(&name) => {
+                config.needless(name, "tidegate has metrics, logs and traces of its own");
+            }
+            name if LOST.contains(&name) => config.lost(name, "tidegate has nothing like it"),
+            name => {
+                let why = "it may guard the route, and tidegate has nothing like it";
+                config.lost(name, format!("{why}; {} is closed", route.what));
+                found.closed = Some(format!("`{name}`: {why}"));
+            }
+        }
+    }
+    found
+}
+
+/// Returns the plugins of a route by name. Those of the route replace those of its plugin config,
+/// of its service, and of the global rules.
+fn find_effective<'d>(
+    route: &ApisixRoute<'d>,
+    file: &ApisixFile<'d>,
+) -> BTreeMap<&'d str, &'d TreeItem> {
+    let rules = file.root.list_at("global_rules").iter();
+    let mut all: Vec<&'d TreeItem> = rules.collect();
+    all.extend(route.service);
+    let id = route.item.get("plugin_config_id");
+    all.extend(id.and_then(|id| file.find("plugin_configs", id)));
+    all.push(route.item);
+    let plugins = all.into_iter().flat_map(|one| one.entries_at("plugins"));
+    plugins
+        .filter(|(_, config)| !config.is_true("_meta.disable"))
+        .map(|(name, config)| (name.as_str(), config))
+        .collect()
+}
+
+/// Translates a combination of variables, such as `$remote_addr $http_x_user`, or the name of one.
+pub(super) fn key_of(text: &str) -> Result<KeyDraft, String> {
+    let mut key = KeyDraft::default();
+    for word in text
+        .split('$')
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+    {
+        let name = word.trim_start_matches('{').trim_end_matches('}');
+        let part = match name {
+            "remote_addr" => "ip".to_owned(),
+            "consumer_name" => "api_key".to_owned(),
+            "host" => "host".to_owned(),
+            "uri" => "path".to_owned(),
+            "request_method" => "method".to_owned(),
+            "route_id" => "route".to_owned(),
+            _ => {
+                let kinds = [
+                    ("http_", "header"),
+                    ("arg_", "query"),
+                    ("cookie_", "cookie"),
+                ];
+                let found = kinds.iter().find_map(|(start, kind)| {
+                    let name = name.strip_prefix(start)?;
+                    let is_name = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+                    let is_plain = !name.is_empty() && name.chars().all(is_name);
+                    let name = match *kind {
+                        "header" => name.replace('_', "-"),
+                        _ => name.to_owned(),
+                    };
+                    is_plain.then(|| format!("{kind}:{name}"))
+                });
+                found.ok_or_else(|| format!("no key is `{name}`"))?
+            }
+        };
+        if !key.parts.contains(&part) {
+            key.parts.push(part);
+        }
+    }
+    match key.parts.is_empty() {
+        true => Err("it has no key".to_owned()),
+        false => Ok(key),
+    }
+}
+
+/// Translates `limit-count`.
+fn add_request_limit(
+    route: &ApisixRoute<'_>,
+    config: &TreeItem,
+    file: &mut ApisixFile<'_>,
+    found: &mut RoutePlugins<'_>,
+) {
+    let known = "count time_window key key_type rejected_code rejected_msg policy group \
+                 allow_degradation show_limit_quota_header redis_host redis_port redis_password \
+                 redis_database redis_timeout _meta";
+    config.note_unknown("limit-count.", known);
+    let count = config.text_at("count").unwrap_or_default();
+    let seconds = config.number_at("time_window").unwrap_or(0);
+    let rate = match rate_of(count, seconds) {
+        Ok(rate) => rate,
+        Err(why) => return config.lost("limit-count", why),
+    };
+    let text = config.text_at("key").unwrap_or("remote_addr");
+    let key = match config.text_at("key_type") {
+        Some("constant") => Ok(KeyDraft::of_part("global")),
+        _ => key_of(text),
+    };
+    let key = key.unwrap_or_else(|why| {
+        config.lost(
+            "limit-count.key",
+            format!("{why}; it counts by the address"),
+        );
+        KeyDraft::of_part("ip")
+    });
+    note_fixed_window(config, "limit-count");
+    let budget = Budget {
+        name: format!("{}-requests", route.what.trim_start_matches("route ")),
+        source: config.entry(format!("limit-count of {}", route.what)),
+        rates: vec![rate],
+        tiers: Vec::new(),
+        counts: Counted::Requests,
+        key,
+    };
+    found.limits.push(budget.add_to(&mut file.draft));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_become_parts_of_keys() {
+        for (text, expected) in [
+            ("remote_addr", Some(vec!["ip"])),
+            (
+                "$http_x_user ${arg_team}",
+                Some(vec!["header:x-user", "query:team"]),
+            ),
+            ("$consumer_name", Some(vec!["api_key"])),
+            ("$geoip_country", None),
+            ("", None),
+            ("$http_", None),
+        ] {
+            let parts = key_of(text).map(|key| key.parts).ok();
+            let expected = expected.map(|list| list.into_iter().map(str::to_owned).collect());
+            assert_eq!(parts, expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Reads Kong's declarative configuration (YAML or JSON, as `deck` writes it): services, routes,
+//! and the plugins that limit requests and tokens.
+
+mod budget_plugin;
+mod budgets;
+mod identifiers;
+mod models;
+mod plugins;
+mod policies;
+mod services;
+
+use std::path::Path;
+
+use super::budgets::RouteCalls;
+use super::draft::{Draft, HeaderDraft, Notes, RouteDraft, TargetDraft};
+use super::files::{self, ImportError, SourceLine};
+use super::patterns::{self, ImportedPath};
+use super::tree::{self, SourceFile, TreeItem};
+use super::values::quote;
+use crate::route::{HostPattern, method_of};
+use models::KongModel;
+use plugins::KongRoutePlugins;
+
+struct KongFile<'d> {
+    root: &'d TreeItem,
+    draft: Draft,
+}
+
+/// Sections that tidegate does not need.
+const NEEDLESS: [(&str, &str); 6] = [
+    ("_format_version", "this is one file"),
+    ("_transform", "this is one file"),
+    ("_info", "this is one file"),
+    ("_konnect", "this is one file"),
+    ("_comment", "this is one file"),
+    ("_workspace", "this is one file"),
+];
+
+pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
+    let text = files::read_text(path)?;
+    let source = SourceFile {
+        name: path.display().to_string().into(),
+        notes: Notes::default(),
+    };
+    let root = tree::read_yaml(&text, &source)?;
+    let mut file = KongFile {
+        root: &root,
+        draft: Draft::default(),
+    };
+    file.draft.notes = source.notes.clone();
+    let mut known = "services routes plugins upstreams consumers consumer_groups".to_owned();
+    for (key, why) in NEEDLESS {
+        if let Some(item) = root.get(key) {
+            item.needless(key, why);
+        }
+        known = format!("{known} {key}");
+    }
+    root.note_unknown("", &known);
+    file.add_services();
+    plugins::note_consumers(&mut file);
+    if file.draft.routes.is_empty() {
+        let why = "there is nothing to serve, so the result has a route to change. The input must \
+                   be a file with `services` and their `routes`";
+        let (file, line) = (source.name, 1);
+        source
+            .notes
+            .lost(&SourceLine { file, line }, "no routes", why);
+    }
+    Ok(file.draft)
+}
+
+/// Whether a name or an id in the file is this entity.
+fn refers_to(reference: &TreeItem, entity: &TreeItem) -> bool {
+    let keys = ["name", "id", "username"];
+    let names: Vec<&str> = match reference.text() {
+        Some(text) => vec![text],
+        None => keys
+            .iter()
+            .filter_map(|key| reference.text_at(key))
+            .collect(),
+    };
+    keys.iter()
+        .filter_map(|key| entity.text_at(key))
+        .any(|own| names.contains(&own))
+}
+
+fn name_of(entity: &TreeItem) -> &str {
+    let keys = ["name", "username", "id"];
+    let mut names = keys.iter().filter_map(|key| entity.text_at(key));
+    names.next().unwrap_or("unnamed")
+}
+
+/// A route with its service.
+struct KongRoute<'d> {
+    /// `route NAME`
+    what: String,
+    item: &'d TreeItem,
+    service: Option<&'d TreeItem>,
+}
+
+impl<'d> KongFile<'d> {
+    fn add_services(&mut self) {
+        let services = self.root.list_at("services");
+        for service in services {
+            for item in service.list_at("routes") {
+                self.add_route(item, Some(service));
+            }
+        }
+        for item in self.root.list_at("routes") {
+            let reference = item.get("service");
+            let service = reference
+                .and_then(|reference| services.iter().find(|one| refers_to(reference, one)));
+            self.add_route(item, service);
+        }
+    }
+
+    fn add_route(&mut self, item: &'d TreeItem, service: Option<&'d TreeItem>) {
+        let route = KongRoute {
+            what: format!("route {}", name_of(item)),
+            item,
+            service,
+        };
+        let known = "name id paths hosts methods headers protocols strip_path preserve_host \
+                     regex_priority tags service plugins https_redirect_status_code \
+                     request_buffering response_buffering path_handling snis sources destinations";
+        item.note_unknown(&format!("{}.", route.what), known);
+        let plugins = plugins::read(&route, self);
+        let model = models::read(&route, &plugins);
+        let target = route.find_target(&plugins, model.as_ref(), self);
+        let calls = model
+            .as_ref()
+            .ok()
+            .and_then(Option::as_ref)
+            .map(|model| budgets::read_calls(&route, &plugins, model, self));
+        if let (Ok(None), Some(budgets)) = (&model, plugins.budgets) {
+            let why = "counted nothing in Kong: the route has no ai-proxy. Here `usage` of the \
+                       route and a limit with `counts` would count";
+            budgets.lost(&format!("{}: ai-rate-limiting-advanced", route.what), why);
+        }
+        let parts = RouteParts {
+            target,
+            plugins: &plugins,
+            model: model.ok().flatten(),
+            calls,
+        };
+        for host in route.hosts() {
+            for path in route.paths() {
+                route.add_one(host.clone(), path, &parts, self);
+            }
+        }
+    }
+}
+
+/// The common parts of the routes of a route of Kong.
+struct RouteParts<'r, 'd> {
+    target: TargetDraft,
+    plugins: &'r KongRoutePlugins<'d>,
+    model: Option<KongModel<'d>>,
+    calls: Option<RouteCalls>,
+}
+
+impl<'d> KongRoute<'d> {
+    fn find_target(
+        &self,
+        plugins: &KongRoutePlugins<'d>,
+        model: Result<&Option<KongModel<'d>>, &String>,
+        file: &mut KongFile<'d>,
+    ) -> TargetDraft {
+        for key in ["snis", "sources", "destinations"] {
+            if let Some(item) = self.item.get(key) {
+                let why = "no route can say this; it is closed";
+                item.lost(&format!("{}.{key}", self.what), why);
+                return TargetDraft::Closed(format!("`{key}`: no route can say this"));
+            }
+        }
+        if let Some(why) = &plugins.closed {
+            return TargetDraft::Closed(why.clone());
+        }
+        let upstream = match model {
+            Err(why) => Err(why.clone()),
+            Ok(Some(model)) => model.add_upstream(self, file),
+            Ok(None) => services::add_upstream(self, file),
+        };
+        match upstream {
+            Ok(name) => TargetDraft::Upstream(name),
+            Err(why) => {
+                self.item.lost(&self.what, format!("{why}; it is closed"));
+                TargetDraft::Closed(why)
+            }
+        }
+    }
+
+    fn hosts(&self) -> Vec<Option<String>> {
+        let hosts = self.item.texts_at("hosts");
+        let mut found = Vec::new();
+        for host in &hosts {
+            match HostPattern::parse(host) {
+                Ok(_) => found.push(Some(host.to_ascii_lowercase())),
+                Err(_) => {
+                    let why = "no route can have this host; it is left out";
+                    self.item.lost(&format!("{}: {host}", self.what), why);
+                }
+            }
+        }
+        if hosts.is_empty() {
+            found.push(None);
+        }
+        found
+    }
+
+    fn paths(&self) -> Vec<ImportedPath> {
+        let paths = self.item.texts_at("paths");
+        let mut found = Vec::new();
+        for path in &paths {
+            let translated = match path.strip_prefix('~') {
+                Some(regex) => patterns::plain_regex_path(&format!("^{regex}"))
+                    .or_else(|_| ImportedPath::parse(format!("regex:^{regex}"))),
+                None => patterns::prefix_path(path).or_else(|_| patterns::text_prefix_path(path)),
+            };
+            match translated {
+                Ok(path) => found.push(path),
+                Err(why) => self.item.lost(
+                    &format!("{}: {path}", self.what),
+                    format!("{why}; it is left out"),
+                ),
+            }
+        }
+        if paths.is_empty() {
+            found.push(ImportedPath::same("/*"));
+        }
+        found
+    }
+
+    fn add_one(
+        &self,
+        host: Option<String>,
+        path: ImportedPath,
+        parts: &RouteParts<'_, 'd>,
+        file: &mut KongFile<'d>,
+    ) {
+        if let Some(why) = path.differs {
+            self.item.differs(&self.what, why);
+        }
+        let source = self.item.entry(self.what.clone());
+        let mut route = RouteDraft::new(source, parts.target.clone());
+        route.host = host;
+        route.path = path.pattern;
+        let methods = self.item.texts_at("methods");
+        route.methods = methods
+            .into_iter()
+            .filter(|one| method_of(one).is_ok())
+            .collect();
+        self.add_headers(&mut route);
+        match &parts.model {
+            Some(model) => model.set_path(&self.what, &mut route),
+            None => self.set_service_path(&mut route),
+        }
+        if matches!(route.target, TargetDraft::Upstream(_)) {
+            route.limits.clone_from(&parts.plugins.limits);
+            route
+                .entries
+                .list
+                .extend(parts.plugins.entries.list.clone());
+        }
+        if let (Some(calls), Some(item)) = (&parts.calls, parts.plugins.first_budget()) {
+            calls.add_to(&mut route, item, &mut file.draft);
+        }
+        if let Some(first) = file.draft.add_route(route) {
+            let why = format!("`{}` takes these requests", first.source.text);
+            self.item.lost(&self.what, why);
+        }
+    }
+
+    /// Adds the headers that a request must have. A route here has one value of each.
+    fn add_headers(&self, route: &mut RouteDraft) {
+        for (name, item) in self.item.entries_at("headers") {
+            let values: Vec<&str> = item.list().iter().filter_map(TreeItem::text).collect();
+            let value = match values[..] {
+                [one] if !one.starts_with("~*") => one.to_owned(),
+                [one] => format!("regex:(?i){}", one.trim_start_matches("~*")),
+                _ => {
+                    let why = "a route has one value of a header; it is closed";
+                    item.lost(&format!("{}.headers.{name}", self.what), why);
+                    route.target = TargetDraft::Closed(format!("several values of `{name}`"));
+                    continue;
+                }
+            };
+            route.headers.push(HeaderDraft {
+                name: name.to_ascii_lowercase(),
+                value: Some(value),
+            });
+        }
+    }
+
+    /// Sets the path that the service sees.
+    fn set_service_path(&self, route: &mut RouteDraft) {
+        if !matches!(route.target, TargetDraft::Upstream(_)) {
+            return;
+        }
+        let is_kept = self.item.text_at("strip_path") == Some("false");
+        let own = route.path.trim_end_matches("/*").to_owned();
+        let is_plain = own.starts_with('/') && !own.contains(['{', '*']);
+        if !is_kept && is_plain {
+            route.entries.add("strip_prefix", quote(&own));
+        } else if !is_kept && !own.is_empty() {
+            let why = "what an expression matches is not taken off the path";
+            self.item.lost(
+                &format!("{}.strip_path", self.what),
+                format!("{why}; it is closed"),
+            );
+            route.target = TargetDraft::Closed(why.to_owned());
+            return;
+        }
+        let prefix = self.service.and_then(services::path_of);
+        if let Some(prefix) = prefix {
+            route.entries.add("add_prefix", quote(&prefix));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Identifiers: what Kong counts by, as keys of limits.
+
+use super::{KongRoute, name_of};
+use crate::keys::KeyDraft;
+use crate::tree::TreeItem;
+
+/// The name of a limit of all routes of a service, or of a route without one.
+pub(super) fn scope_name(route: &KongRoute<'_>) -> String {
+    name_of(route.service.unwrap_or(route.item)).to_owned()
+}
+
+/// Whether a configuration counts by the keys of clients.
+pub(super) fn counts_by_key(config: &TreeItem) -> bool {
+    let of_policies = config.list_at("policies").iter();
+    let mut types = of_policies
+        .flat_map(|one| one.list_at("match"))
+        .filter_map(|one| one.text_at("type"));
+    let identifier = config.text_at("identifier").unwrap_or("consumer");
+    match config.list_at("policies") {
+        [] => matches!(identifier, "consumer" | "credential"),
+        _ => types.any(|one| one == "consumer"),
+    }
+}
+
+/// Translates an identifier. The error says why it has no key here.
+pub(super) fn key_of(by: &str, config: &TreeItem, has_keys: bool) -> Result<KeyDraft, String> {
+    match by {
+        "consumer" | "credential" if !has_keys => {
+            let why = "the route has no key-auth, so Kong has no consumer and counts by the \
+                       address";
+            config.differs(by, why);
+            Ok(KeyDraft::of_part("ip"))
+        }
+        "consumer" | "credential" => {
+            let mut key = KeyDraft::of_part("api_key");
+            key.missing = Some("deny");
+            Ok(key)
+        }
+        "ip" => Ok(KeyDraft::of_part("ip")),
+        "header" => match config.text_at("header_name") {
+            Some(name) => Ok(KeyDraft::of_part(&format!(
+                "header:{}",
+                name.to_ascii_lowercase()
+            ))),
+            None => Err("there is no `header_name`; it counts by the address".to_owned()),
+        },
+        "path" => {
+            let path = config.text_at("path").unwrap_or_default();
+            let why = format!(
+                "each path has a budget of its own; Kong had one for `{path}`, and one for each \
+                 address elsewhere"
+            );
+            config.differs("path", why);
+            Ok(KeyDraft::of_part("path"))
+        }
+        "service" => Ok(KeyDraft::of_part("global")),
+        "consumer-group" => Ok(KeyDraft::of_part("tier")),
+        other => Err(format!("no key is `{other}`; it counts by the address")),
+    }
+}

@@ -1,0 +1,307 @@
+//! The plugins of a route: which of the file's plugins apply, and what those do that are no
+//! budgets of tokens.
+
+use std::collections::BTreeMap;
+
+use super::identifiers::{self, counts_by_key};
+use super::{KongFile, KongRoute, name_of, refers_to};
+use crate::budgets::{
+    Budget, Counted, MONTH_SECONDS, YEAR_SECONDS, add_rate, note_fixed_window, rate_of,
+};
+use crate::draft::clean_name;
+use crate::keys::KeyDraft;
+use crate::tree::TreeItem;
+use crate::values::{TomlEntries, quote, quote_list};
+
+/// The plugin of token budgets.
+pub(super) const BUDGETS: &str = "ai-rate-limiting-advanced";
+
+/// Plugins that only watch.
+const NEEDLESS: [&str; 12] = [
+    "prometheus",
+    "http-log",
+    "file-log",
+    "tcp-log",
+    "udp-log",
+    "syslog",
+    "datadog",
+    "statsd",
+    "loggly",
+    "zipkin",
+    "opentelemetry",
+    "correlation-id",
+];
+
+/// Plugins that change requests and guard nothing.
+const LOST: [&str; 9] = [
+    "cors",
+    "request-transformer",
+    "response-transformer",
+    "proxy-cache",
+    "proxy-cache-advanced",
+    "ai-semantic-cache",
+    "ai-prompt-decorator",
+    "ai-prompt-template",
+    "metering-and-billing",
+];
+
+/// A plugin of budgets for one consumer or group.
+pub(super) struct TierPlugin<'d> {
+    pub(super) tier: String,
+    pub(super) config: &'d TreeItem,
+}
+
+/// What the plugins of a route are.
+#[derive(Default)]
+pub(super) struct KongRoutePlugins<'d> {
+    /// `config` of ai-proxy.
+    pub(super) proxy: Option<&'d TreeItem>,
+    /// `config` of the budgets.
+    pub(super) budgets: Option<&'d TreeItem>,
+    pub(super) tiers: Vec<TierPlugin<'d>>,
+    /// Whether clients must have a key.
+    pub(super) has_keys: bool,
+    pub(super) limits: Vec<String>,
+    pub(super) entries: TomlEntries,
+    /// Why the route is closed.
+    pub(super) closed: Option<String>,
+}
+
+impl<'d> KongRoutePlugins<'d> {
+    pub(super) fn first_budget(&self) -> Option<&'d TreeItem> {
+        let tiers = self.tiers.first().map(|one| one.config);
+        self.budgets.or(tiers)
+    }
+}
+
+/// Returns the configuration of a plugin. A plugin without one has the defaults.
+fn config_of(plugin: &TreeItem) -> &TreeItem {
+    plugin.get("config").unwrap_or(plugin)
+}
+
+fn is_enabled(plugin: &TreeItem) -> bool {
+    plugin.text_at("enabled") != Some("false")
+}
+
+pub(super) fn read<'d>(route: &KongRoute<'d>, file: &mut KongFile<'d>) -> KongRoutePlugins<'d> {
+    let mut found = KongRoutePlugins::default();
+    let effective = find_effective(route, file);
+    found.tiers = find_tiers(route, file);
+    for (name, plugin) in effective {
+        let config = config_of(plugin);
+        match name {
+            "ai-proxy" | "ai-proxy-advanced" => found.proxy = Some(config),
+            BUDGETS => found.budgets = Some(config),
+            "key-auth" => {
+                read_key_auth(config, file);
+                found.has_keys = true;
+            }
+            "rate-limiting" => add_request_limit(route, config, file, &mut found),
+            "request-size-limiting" => {
+                let most = config.number_at("allowed_payload_size").unwrap_or(128);
+                let size = quote(&format!("{most}MB"));
+                found.entries.add("body_limit", size);
+            }
+            name if NEEDLESS.contains(&name) => {
+                plugin.needless(name, "tidegate has metrics, logs and traces of its own");
+            }
+            name if LOST.contains(&name) => plugin.lost(name, "tidegate has nothing like it"),
+            name => {
+                let why = "it may guard the route, and tidegate has nothing like it";
+                plugin.lost(name, format!("{why}; {} is closed", route.what));
+                found.closed = Some(format!("`{name}`: {why}"));
+            }
+        }
+    }
+    found.check_keys(route);
+    found
+}
+
+impl KongRoutePlugins<'_> {
+    /// Closes a route whose keys would not be asked for.
+    fn check_keys(&mut self, route: &KongRoute<'_>) {
+        let counted = self.budgets.iter().copied().any(counts_by_key)
+            || self.tiers.iter().any(|one| counts_by_key(one.config));
+        if self.has_keys && !counted {
+            let why = "no limit counts by key here, and only such a limit asks for a key";
+            route.item.lost(
+                &format!("{}: key-auth", route.what),
+                format!("{why}; the route is closed"),
+            );
+            self.closed = Some(format!("`key-auth`: {why}"));
+        }
+    }
+}
+
+/// Returns the plugins of a route by name. Those of the route replace those of its service, and
+/// these the global ones.
+fn find_effective<'d>(
+    route: &KongRoute<'d>,
+    file: &KongFile<'d>,
+) -> BTreeMap<&'d str, &'d TreeItem> {
+    let of_all = file.root.list_at("plugins").iter();
+    let of_all = of_all.filter(|one| !is_of_consumers(one));
+    let (mut global, mut service, mut own) = (Vec::new(), Vec::new(), Vec::new());
+    for plugin in of_all {
+        match (plugin.get("route"), plugin.get("service")) {
+            (Some(one), _) if refers_to(one, route.item) => own.push(plugin),
+            (None, Some(one)) if route.service.is_some_and(|item| refers_to(one, item)) => {
+                service.push(plugin);
+            }
+            (None, None) => global.push(plugin),
+            _ => {}
+        }
+    }
+    let nested = route.service.map(|item| item.list_at("plugins"));
+    service.extend(nested.unwrap_or_default());
+    own.extend(route.item.list_at("plugins"));
+    let all = global.into_iter().chain(service).chain(own);
+    let enabled = all.filter(|one| is_enabled(one) && !is_of_consumers(one));
+    enabled
+        .filter_map(|plugin| Some((plugin.text_at("name")?, plugin)))
+        .collect()
+}
+
+fn is_of_consumers(plugin: &TreeItem) -> bool {
+    plugin.get("consumer").is_some() || plugin.get("consumer_group").is_some()
+}
+
+/// Returns the budgets of consumers and their groups that hold on a route.
+fn find_tiers<'d>(route: &KongRoute<'d>, file: &KongFile<'d>) -> Vec<TierPlugin<'d>> {
+    let is_budget = |one: &&TreeItem| one.text_at("name") == Some(BUDGETS) && is_enabled(one);
+    let mut found = Vec::new();
+    for section in ["consumers", "consumer_groups"] {
+        for entity in file.root.list_at(section) {
+            for plugin in entity.list_at("plugins").iter().filter(is_budget) {
+                found.push(TierPlugin {
+                    tier: clean_name(name_of(entity)),
+                    config: config_of(plugin),
+                });
+            }
+        }
+    }
+    for plugin in file.root.list_at("plugins").iter().filter(is_budget) {
+        let scope = plugin.get("consumer").or(plugin.get("consumer_group"));
+        let holds = plugin
+            .get("route")
+            .is_none_or(|one| refers_to(one, route.item))
+            && plugin
+                .get("service")
+                .is_none_or(|one| route.service.is_some_and(|service| refers_to(one, service)));
+        if let Some(scope) = scope.filter(|_| holds) {
+            let name = scope.text().unwrap_or_else(|| name_of(scope));
+            found.push(TierPlugin {
+                tier: clean_name(name),
+                config: config_of(plugin),
+            });
+        }
+    }
+    found
+}
+
+/// Translates where clients carry their keys. Unknown keys are refused, as in Kong.
+fn read_key_auth(config: &TreeItem, file: &mut KongFile<'_>) {
+    let known = "key_names key_in_header key_in_query key_in_body hide_credentials anonymous \
+                 run_on_preflight realm name id enabled tags protocols route service";
+    config.note_unknown("key-auth.", known);
+    let mut names = config.texts_at("key_names");
+    if names.is_empty() {
+        names.push("apikey".to_owned());
+    }
+    let mut from = Vec::new();
+    for name in names {
+        if config.text_at("key_in_header") != Some("false") {
+            from.push(format!("header:{}", name.to_ascii_lowercase()));
+        }
+        if config.text_at("key_in_query") != Some("false") {
+            from.push(format!("query:{name}"));
+        }
+    }
+    for key in ["key_in_body", "hide_credentials"] {
+        if config.is_true(key) {
+            config.lost(&format!("key-auth.{key}"), "tidegate has nothing like it");
+        }
+    }
+    let sources = &mut file.draft.calls.api_key;
+    sources.add_new("from", quote_list(&from));
+    sources.add_new("unknown", quote("deny"));
+    let why = "the keys of consumers are not copied: list them in a file with lines `KEY NAME \
+               TIER`, and set `known` of [api_key]. Until then every request is refused";
+    config.lost("key-auth: credentials of consumers", why);
+}
+
+/// Translates the limits of requests of Kong itself.
+fn add_request_limit(
+    route: &KongRoute<'_>,
+    config: &TreeItem,
+    file: &mut KongFile<'_>,
+    found: &mut KongRoutePlugins<'_>,
+) {
+    let known = "second minute hour day month year limit_by header_name path policy \
+                 fault_tolerant hide_client_headers redis error_code error_message sync_rate";
+    config.note_unknown("rate-limiting.", known);
+    let mut rates = Vec::new();
+    for (unit, seconds) in [
+        ("second", 1),
+        ("minute", 60),
+        ("hour", 3_600),
+        ("day", 86_400),
+        ("month", MONTH_SECONDS),
+        ("year", YEAR_SECONDS),
+    ] {
+        let Some(units) = config.text_at(unit) else {
+            continue;
+        };
+        match rate_of(units, seconds) {
+            Ok(rate) => add_rate(&mut rates, rate),
+            Err(why) => config.lost(&format!("rate-limiting.{unit}"), why),
+        }
+        if matches!(unit, "month" | "year") {
+            let why = "Kong keeps a month for 30 days and a year for 365, from the first day of \
+                       the calendar's; here any 30 or 365 days in a row count";
+            config.differs(&format!("rate-limiting.{unit}"), why);
+        }
+    }
+    if rates.is_empty() {
+        return;
+    }
+    note_fixed_window(config, "rate-limiting");
+    let by = config.text_at("limit_by").unwrap_or("consumer");
+    let name = format!("requests-{}", identifiers::scope_name(route));
+    let budget = Budget {
+        source: config.entry(format!("rate-limiting by {by}")),
+        key: identifiers::key_of(by, config, found.has_keys).unwrap_or_else(|why| {
+            config.lost("rate-limiting.limit_by", why);
+            KeyDraft::of_part("ip")
+        }),
+        name,
+        rates,
+        tiers: Vec::new(),
+        counts: Counted::Requests,
+    };
+    found.limits.push(budget.add_to(&mut file.draft));
+}
+
+/// Notes what consumers and groups are here, and writes `[tier]` for their budgets.
+pub(super) fn note_consumers(file: &mut KongFile<'_>) {
+    for section in ["consumers", "consumer_groups"] {
+        for entity in file.root.list_at(section) {
+            let plugins = entity.list_at("plugins").iter();
+            let names = plugins.filter_map(|one| one.text_at("name"));
+            for name in names.filter(|name| *name != BUDGETS) {
+                let what = format!("{name} of {}", name_of(entity));
+                entity.lost(&what, "limits of consumers are `tiers` of a limit");
+            }
+        }
+    }
+    let has_tiers = |one: &crate::draft::LimitDraft| one.entries.has("tiers");
+    if !file.draft.limits.iter().any(has_tiers) {
+        return;
+    }
+    let tier: &mut TomlEntries = &mut file.draft.calls.tier;
+    tier.add_new("from", quote("header:x-consumer-groups"));
+    let why = "its consumers have a tier of this name. Give the tiers in the file of keys, `known` \
+               of [api_key], with lines `KEY NAME TIER`. The header in `from` of [tier] counts \
+               from trusted proxies only";
+    file.root.lost("budgets of consumers and groups", why);
+}
