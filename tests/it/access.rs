@@ -1,6 +1,7 @@
 //! `[access]`, and `access` of a route: clients that are refused before they are counted.
 
 use crate::house::{Answer, Tidegate, Upstream};
+use crate::support::RedisServer;
 
 fn proxy(upstream: &Upstream, access: &str, route: &str) -> Tidegate {
     Tidegate::start(&format!(
@@ -69,4 +70,26 @@ fn files_have_networks_and_an_empty_allow_list_serves_no_client() {
     assert_eq!(ask_as(&from_file, "198.51.100.8", "/").status, 200);
     let closed = proxy(&upstream, "[access]\nallow = []", "");
     assert_eq!(ask_as(&closed, "198.51.100.8", "/").status, 403);
+}
+
+#[test]
+fn a_refused_client_is_not_asked_for_its_body() {
+    let (upstream, redis) = (Upstream::ok(), RedisServer::start());
+    let proxy = Tidegate::start(&format!(
+        "trusted_proxies = \"127.0.0.1\"\n[store]\nurl = \"redis://127.0.0.1:{}\"\n\
+         [access]\ndeny = \"192.0.2.66\"\n\
+         [limit.all]\nrate = \"9/day\"\nkey = \"body:user\"\n\
+         [limit.every]\nrate = \"99/day\"\nkey = \"global\"\n\
+         [upstream.app]\nservers = \"{}\"\n\
+         [[route]]\npath = \"/*\"\nupstream = \"app\"\nlimits = [\"all\", \"every\"]\n",
+        redis.port(),
+        upstream.url()
+    ));
+    let mut client = proxy.connect();
+    let head = "POST / HTTP/1.1\r\nHost: t\r\nX-Forwarded-For: 192.0.2.66\r\n\
+                Content-Length: 20\r\nExpect: 100-continue\r\n\r\n";
+    client.send(head);
+    let answer = client.answer();
+    assert_eq!(answer.status, 403);
+    assert!(upstream.seen().is_empty());
 }

@@ -44,6 +44,10 @@ pub struct AccessList {
 }
 
 impl AccessList {
+    pub fn serves_all(&self) -> bool {
+        self.allow.is_none() && self.deny.is_empty()
+    }
+
     /// Whether a client is served. `deny` wins over `allow`.
     pub fn admits(&self, client: IpAddr) -> bool {
         !self.deny.contains(client) && self.allow.as_ref().is_none_or(|nets| nets.contains(client))

@@ -56,6 +56,8 @@ pub struct Stages {
     max_headers: usize,
     /// Whether a route needs the body of a request for its decision.
     reads_bodies: bool,
+    /// Whether some clients are refused by their address.
+    has_access_lists: bool,
     /// The header with the id of a request, if requests have ids.
     request_id: Option<HeaderName>,
     /// `None` if requests are not traced.
@@ -96,6 +98,8 @@ impl Stages {
     pub fn new(config: Config, store: WorkerStore, log: &Buffer, old: Option<&Meter>) -> Stages {
         let limiter = Limiter::new(&config, store, old);
         let reads_bodies = config.routes.iter().any(|route| route.reads_body.is_some());
+        let lists = config.routes.iter().map(|route| &route.access);
+        let has_access_lists = lists.chain([&config.access]).any(|list| !list.serves_all());
         let secure = Secure::new(config.tls.as_deref(), &config.server);
         let decide = config.decide.as_ref();
         let router = Router {
@@ -123,6 +127,7 @@ impl Stages {
             secure,
             max_headers: config.server.max_headers,
             reads_bodies,
+            has_access_lists,
             request_id: config.request_id,
             tracer: None,
         }
@@ -274,7 +279,8 @@ impl Stages {
         x: &mut Exchange<'c, B, R>,
     ) -> Result<(), Rejection> {
         let overrides = self.limiter.store.overrides();
-        if overrides.is_none() && !self.limiter.store.may_know_denials() {
+        let may_know = overrides.is_some() || self.limiter.store.may_know_denials();
+        if !may_know && !self.has_access_lists {
             return Ok(());
         }
         let phase = CheckPhase::BeforeBody;
