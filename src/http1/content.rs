@@ -132,9 +132,9 @@ impl Content {
         }
     }
 
-    /// Like [`Content::take`], and joins the data of all chunks that were read. A model server sends
-    /// each event in a chunk of its own. Joined, 400 events of 64 KiB take a fourth of the
-    /// instructions.
+    /// Like [`Content::take`], and joins the data of all chunks that were read. A model server
+    /// sends each event in a chunk of its own. 64 KiB in 400 events took 426,000 instructions
+    /// apart and 231,000 joined.
     pub(crate) fn take_joined(&mut self, read: &mut BytesMut) -> Result<ContentRead, ContentFault> {
         let Content::Chunks(chunks) = self else {
             return self.take(read);
