@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_repeated_for_a_second() {
-        let (answers, start) = (StatusAnswers::default(), Instant::now());
+        let (answers, start) = (StatusAnswers::default(), crate::clock::now());
         let after = |ms| start + Duration::from_millis(ms);
         assert!(answers.find(1, start).is_none());
         answers.keep(1, &answer(), start);
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn an_address_has_ten_looks_a_second() {
-        let (answers, start) = (StatusAnswers::default(), Instant::now());
+        let (answers, start) = (StatusAnswers::default(), crate::clock::now());
         let (one, other) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
         assert!((0..10).all(|_| answers.may_ask(one, start)));
         assert!(!answers.may_ask(one, start + Duration::from_millis(999)));
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        let (answers, start) = (StatusAnswers::default(), Instant::now());
+        let (answers, start) = (StatusAnswers::default(), crate::clock::now());
         let answer = answer();
         for number in 0..3 * MOST as u32 {
             answers.keep(number.into(), &answer, start);
