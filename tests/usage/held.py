@@ -4,6 +4,7 @@ decisions come after the answer."""
 import signal
 import threading
 import time
+import urllib.error
 
 from calls import check, on_both_stores, until
 from model import Plan
@@ -80,13 +81,20 @@ class Held(Plan):
 
 def gauge(server):
     """Every end of a call takes its units back once."""
-    name, held = server.name, lambda: server.metrics()[GAUGE]
+    name = server.name
+
+    def held():
+        try:
+            return server.metrics()[GAUGE]
+        except urllib.error.HTTPError as error:
+            # The workers may not have begun.
+            return error.code
 
     def begin(route, plan):
         headers, plan = server.fleet.model.plan(plan)
         return plan, *server.begin(f"/{route}/v1", BODY, {**headers, "x-key": "held"})
 
-    check(f"{name}: no units are reserved at first", 0, held())
+    until(f"{name}: no units are reserved at first", 0, held)
     calls = [begin("tokens", Held()) for _ in range(3)]
     check(f"{name}: three calls reserve theirs, once for both rates", 3 * RESERVE, held())
     server.signal(signal.SIGHUP)
