@@ -211,7 +211,9 @@ impl Store {
     }
 
     /// Charges the cost of each item, even above the limit: the request cost more than was charged.
-    /// It is sent once, and nothing waits for it.
+    /// It is sent once, and nothing waits for it. If that fails, the units of limits that are
+    /// counted locally are owed, as those of admitted requests are. A store that ran the call and
+    /// lost only its answer charges them twice: too little is admitted then, and never too much.
     pub fn settle(&self, charge: &Charge, generation: u64) {
         match self {
             Store::Memory(memory) => memory.charge_more(charge),
@@ -261,11 +263,6 @@ impl Store {
             Store::Memory(memory) => memory.overrides().snapshot(),
             Store::Redis(redis) => redis.shared().overrides(),
         }
-    }
-
-    /// Whether the store is known to be away for these items: a charge would fail at once.
-    pub fn is_away(&self, charge: &Charge) -> bool {
-        self.redis().is_some_and(|redis| redis.is_away(charge))
     }
 
     /// Forgets the cached denials: the limits have changed.

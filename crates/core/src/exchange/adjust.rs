@@ -15,7 +15,7 @@ use super::admit::{Admission, Decider};
 use super::limiter::Limiter;
 use super::reserve::{Adjustment, FinalCost};
 use crate::limit::calendar::MAX_COUNT;
-use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck, OnError};
+use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck};
 use crate::route::Route;
 
 impl Limiter {
@@ -67,21 +67,10 @@ impl Limiter {
     /// Charges the cost of each check, even above the limit, although the decision denied it. It is
     /// for rules that charge always. While the store is away, the units are owed.
     pub fn charge_anyway(&self, charge: &Charge, generation: u64) {
-        self.charge_more_or_owe(charge, generation);
+        self.store.settle(charge, generation);
         if self.is_shared() {
             self.local.charge_more(charge);
         }
-    }
-
-    /// Charges the store. While it is away, the units are owed.
-    fn charge_more_or_owe(&self, charge: &Charge, generation: u64) {
-        if !self.store.is_away(charge) {
-            return self.store.settle(charge, generation);
-        }
-        // As for admitted requests, only limits that are counted locally are owed.
-        let is_local = |check: &&LimitCheck| check.limit.on_error == OnError::Local;
-        let owed: Charge = charge.iter().filter(is_local).cloned().collect();
-        self.store.owe(&owed, generation);
     }
 
     fn adjust_admitted(&self, admission: &Admission, adjustment: Adjustment<'_>) {
@@ -121,7 +110,7 @@ impl Limiter {
             less_of,
         } = Difference::of(decided, costs);
         if !more.is_empty() {
-            self.charge_more_or_owe(&more, generation);
+            self.store.settle(&more, generation);
         }
         if !less.is_empty() {
             self.store.give_back(&less, &less_of, generation);

@@ -3,6 +3,7 @@
 //!
 //! Sans-IO: the connection's task decides what is sent where, and when.
 
+use std::fmt;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
@@ -39,8 +40,26 @@ pub(super) struct StoreRequest {
 #[derive(Debug)]
 pub(super) struct QueuedRequest {
     request: StoreRequest,
-    /// `None` if nothing waits for the answer.
-    answer: Option<oneshot::Sender<StoreResult>>,
+    reply_to: ReplyTo,
+}
+
+enum ReplyTo {
+    Asker(oneshot::Sender<StoreResult>),
+    /// Nothing waits for the answer. This is run if the request fails.
+    OnFailure(OnFailure),
+    Nothing,
+}
+
+pub(super) type OnFailure = Box<dyn FnOnce(&StoreRequest) + Send + Sync>;
+
+impl fmt::Debug for ReplyTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ReplyTo::Asker(_) => "Asker",
+            ReplyTo::OnFailure(_) => "OnFailure",
+            ReplyTo::Nothing => "Nothing",
+        })
+    }
 }
 
 /// The asker's end of a request.
@@ -51,7 +70,7 @@ impl StoreRequest {
         let (sender, answer) = oneshot::channel();
         let queued = QueuedRequest {
             request: self,
-            answer: Some(sender),
+            reply_to: ReplyTo::Asker(sender),
         };
         (queued, answer)
     }
@@ -60,7 +79,15 @@ impl StoreRequest {
     pub(super) fn without_answer(self) -> QueuedRequest {
         QueuedRequest {
             request: self,
-            answer: None,
+            reply_to: ReplyTo::Nothing,
+        }
+    }
+
+    /// A request whose answer nothing waits for. If it fails, `on_failure` gets it.
+    pub(super) fn or_else(self, on_failure: OnFailure) -> QueuedRequest {
+        QueuedRequest {
+            request: self,
+            reply_to: ReplyTo::OnFailure(on_failure),
         }
     }
 }
@@ -68,13 +95,26 @@ impl StoreRequest {
 impl QueuedRequest {
     /// Whether the asker wanted an answer and has gone.
     pub(super) fn is_given_up(&self) -> bool {
-        self.answer.as_ref().is_some_and(oneshot::Sender::is_closed)
+        matches!(&self.reply_to, ReplyTo::Asker(asker) if asker.is_closed())
+    }
+
+    fn wants_answer(&self) -> bool {
+        matches!(self.reply_to, ReplyTo::Asker(_))
     }
 
     /// Returns false if the asker has gone, or never wanted an answer.
     #[inline]
     pub(super) fn answer(self, answer: StoreResult) -> bool {
-        self.answer.is_some_and(|asker| asker.send(answer).is_ok())
+        match self.reply_to {
+            ReplyTo::Asker(asker) => asker.send(answer).is_ok(),
+            ReplyTo::OnFailure(on_failure) => {
+                if answer.is_err() {
+                    on_failure(&self.request);
+                }
+                false
+            }
+            ReplyTo::Nothing => false,
+        }
     }
 
     pub(super) fn fail(self, kind: StoreError) {
@@ -146,7 +186,7 @@ impl Batch {
         let is_late = conditions.now >= request.arrived + conditions.timeout;
         if request.generation != conditions.generation {
             request.fail(StoreError::Away);
-        } else if is_late && request.answer.is_some() {
+        } else if is_late && request.wants_answer() {
             request.fail(StoreError::Timeout);
         } else {
             return self.add(request, MAX_ITEMS);
@@ -194,9 +234,7 @@ impl Batch {
 
     /// The batch of bundles that are sent once more.
     pub(super) fn again(bundles: Vec<Bundle>) -> Batch {
-        let asked = bundles
-            .iter()
-            .filter(|bundle| bundle.first.answer.is_some());
+        let asked = bundles.iter().filter(|bundle| bundle.first.wants_answer());
         Batch {
             items: bundles.iter().map(|bundle| bundle.charge().len()).sum(),
             oldest: asked.map(|bundle| bundle.first.arrived).min(),

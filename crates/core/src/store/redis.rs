@@ -40,7 +40,7 @@ use slot_lease::SlotLease;
 use super::batch::{Operation, SCRIPT};
 use super::deny_cache::CallSpan;
 use super::fleet::Fleet;
-use super::gather::{QueuedRequest, SendConditions, StoreRequest};
+use super::gather::{OnFailure, QueuedRequest, SendConditions, StoreRequest};
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::lease::{CacheLookup, WorkerCache};
@@ -51,7 +51,7 @@ use super::store_clock::StoreInstant;
 use super::{Observed, StoreError, is_slots};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
-use crate::limit::{Charge, Decision};
+use crate::limit::{Charge, Decision, LimitCheck, OnError};
 use crate::telemetry::decisions::{DecisionLog, Source};
 
 /// Charges that may wait in one worker; more are refused as [`StoreError::Overloaded`].
@@ -417,8 +417,8 @@ impl Redis {
         self.notify(Operation::Settle, charge, SmallVec::new(), generation);
     }
 
-    /// Sends an operation once, and waits for nothing. If the store is away, the units expire by
-    /// themselves.
+    /// Sends an operation once, and waits for nothing. If the store is away, units to give back
+    /// expire by themselves, and units to settle are owed.
     fn notify(
         &self,
         operation: Operation,
@@ -444,10 +444,17 @@ impl Redis {
                 arrived: clock::now(),
                 slot,
             };
-            let _ = self.queue.try_send(request.without_answer());
+            let request = match operation {
+                Operation::Settle => request.or_else(self.owing()),
+                _ => request.without_answer(),
+            };
+            if self.is_open() {
+                request.fail(StoreError::Away);
+            } else if let Err(full) = self.queue.try_send(request) {
+                full.into_inner().fail(StoreError::Overloaded);
+            }
         };
         match &self.servers {
-            ServersView::Server(is_open) if is_open.load(Ordering::Relaxed) => {}
             ServersView::Server(_) => send(charge.clone(), extra, 0),
             // The items may lie in several slots: each is sent by itself.
             ServersView::Cluster(_) => {
@@ -459,12 +466,20 @@ impl Redis {
         }
     }
 
-    /// Whether a server that these items need is known to be away.
-    pub(super) fn is_away(&self, charge: &Charge) -> bool {
-        match &self.servers {
-            ServersView::Server(is_open) => is_open.load(Ordering::Relaxed),
-            ServersView::Cluster(view) => view.is_away(charge),
-        }
+    /// Whether the one server is known to be away. A cluster's tasks know that of each node.
+    fn is_open(&self) -> bool {
+        matches!(&self.servers, ServersView::Server(is_open) if is_open.load(Ordering::Relaxed))
+    }
+
+    /// Owes a settlement that has failed. As for admitted requests, only the units of limits that
+    /// are counted locally are owed.
+    fn owing(&self) -> OnFailure {
+        let shared = Arc::clone(&self.shared);
+        Box::new(move |request| {
+            let is_local = |check: &&LimitCheck| check.limit.on_error == OnError::Local;
+            let owed: Charge = request.charge.iter().filter(is_local).cloned().collect();
+            shared.owe(&owed, request.generation);
+        })
     }
 
     pub fn hold(&self, charge: &Charge, generation: u64) {

@@ -104,10 +104,6 @@ impl Redis {
         match self.0 {}
     }
 
-    pub(super) fn is_away(&self, _: &Charge) -> bool {
-        match self.0 {}
-    }
-
     pub fn hold(&self, _: &Charge, _: u64) {
         match self.0 {}
     }

@@ -1,6 +1,7 @@
 //! Both ends of a request, and how requests are gathered.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures_util::FutureExt as _;
 
@@ -156,7 +157,7 @@ fn what_the_task_drops_is_lost_and_not_waited_for() {
 #[test]
 fn whoever_answers_knows_whether_somebody_cared() {
     let (waiting, mut asked) = question().with_answer();
-    assert!(waiting.answer.is_some() && !waiting.is_given_up());
+    assert!(waiting.wants_answer() && !waiting.is_given_up());
     asked.close();
     assert!(asked.try_recv().is_err());
     assert!(!waiting.answer(Ok(Decision::default())), "it has gone");
@@ -164,5 +165,23 @@ fn whoever_answers_knows_whether_somebody_cared() {
     drop(asked);
     assert!(waiting.is_given_up());
     let told = question().without_answer();
-    assert!(told.answer.is_none() && !told.is_given_up());
+    assert!(!told.wants_answer() && !told.is_given_up());
+}
+
+#[test]
+fn a_request_without_an_asker_tells_of_its_failure_once() {
+    let failures = Arc::new(AtomicU32::new(0));
+    let told = || {
+        let failures = Arc::clone(&failures);
+        let count = move |request: &StoreRequest| {
+            assert!(request.charge.is_empty());
+            failures.fetch_add(1, Ordering::Relaxed);
+        };
+        question().or_else(Box::new(count))
+    };
+    assert!(!told().wants_answer() && !told().is_given_up());
+    assert!(!told().answer(Ok(Decision::default())));
+    assert_eq!(failures.load(Ordering::Relaxed), 0);
+    told().fail(StoreError::Away);
+    assert_eq!(failures.load(Ordering::Relaxed), 1);
 }

@@ -192,11 +192,6 @@ impl ClusterView {
         Ok(Reserve::new(charge, slot_of, is_moving, one_by_one))
     }
 
-    /// Whether a node that these items need is away.
-    pub(super) fn is_away(&self, charge: &Charge) -> bool {
-        self.lock().is_away(charge)
-    }
-
     /// A request over several slots has been decided.
     fn learn(&self, charge: &Charge, refused: bool) {
         let mut view = self.lock();
