@@ -192,6 +192,13 @@ impl Store {
         }
     }
 
+    /// Remembers a request that the store admitted at `at_us`, by its clock, and has forgotten.
+    pub fn owe_if_lost(&self, charge: &Charge, at_us: u64, generation: u64) {
+        if let Store::Redis(redis) = self {
+            redis.shared().owe_if_lost(charge, at_us, generation);
+        }
+    }
+
     /// Asks for a decision that nothing waits for: that of a limit on trial.
     pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
         match self {

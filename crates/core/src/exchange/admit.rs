@@ -243,7 +243,11 @@ impl Limiter {
                 let others = self.store.tells_of_others();
                 let lost = self.local.lost_by(charge, decision, others);
                 if !lost.is_empty() {
-                    return self.conclude_doubted(admission, lost);
+                    self.store.suspect(lost);
+                    return self.conclude_doubted(admission);
+                }
+                if self.store.is_returning() {
+                    return self.conclude_doubted(admission);
                 }
                 self.local.keep_warm(charge)
             }
@@ -254,13 +258,15 @@ impl Limiter {
         self.finish(admission, Decider::Store { local })
     }
 
-    /// Keeps to the share, because the store has granted a charge after it lost counts.
+    /// Keeps to the share, because the store has lost counts, or because shares hold since the
+    /// request was sent.
     #[cold]
-    fn conclude_doubted(&self, admission: &mut Admission, lost: Charge) -> Result<(), Rejection> {
-        self.store.suspect(lost);
+    fn conclude_doubted(&self, admission: &mut Admission) -> Result<(), Rejection> {
         let granted = std::mem::take(&mut admission.decision);
         match self.keep_to_share(admission) {
             Ok(_) => {
+                let (charge, generation) = (&admission.charge, admission.generation);
+                self.store.owe_if_lost(charge, granted.at_us, generation);
                 admission.decision = granted;
                 self.finish(admission, Decider::Store { local: None })
             }

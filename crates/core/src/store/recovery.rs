@@ -48,6 +48,8 @@ pub struct Greeting {
     /// When the store's memory began, as this process knows it, store time.
     pub began_us: Option<u64>,
     pub is_clear: bool,
+    /// Some worker is without the store, although another server may answer the greeting.
+    pub is_away: bool,
     /// It asks for proxies that owed nothing at this time or later, store time.
     pub since_us: u64,
 }
@@ -141,12 +143,14 @@ impl Recovery {
         }
     }
 
-    /// The next greeting. `is_clear` means that this process owes nothing.
-    pub fn greeting(&self, is_clear: bool) -> Greeting {
+    /// The next greeting of a process whose workers all have the store, unless it `is_away`. With
+    /// `owes`, this process owes the store something.
+    pub fn greeting(&self, is_away: bool, owes: bool) -> Greeting {
         let state = self.state();
         Greeting {
             began_us: state.began_us,
-            is_clear,
+            is_clear: !is_away && !owes,
+            is_away,
             since_us: state.since_us.unwrap_or(u64::MAX >> 11),
         }
     }
@@ -166,7 +170,7 @@ impl Recovery {
             .filter(|name| *name != own)
             .collect();
         self.stopped.store(false, Ordering::Release);
-        if self.is_on() {
+        if self.is_on() && !greeting.is_away {
             self.hear_of_others(&mut state, greeting, &beat, now_us);
         }
         self.fleet.learn(beat.size, beat.place);
@@ -222,9 +226,19 @@ impl Recovery {
         if !self.is_on() {
             return false;
         }
-        self.longest_us.fetch_max(window_us, Ordering::Relaxed);
+        self.note_window(window_us);
         let back_us = self.back_us.load(Ordering::Acquire);
         back_us == 0 || now_us < back_us + GRACE_US + window_us
+    }
+
+    /// A limit with this window is decided without the store, or beside it.
+    pub fn note_window(&self, window_us: u64) {
+        self.longest_us.fetch_max(window_us, Ordering::Relaxed);
+    }
+
+    /// Whether the store has lost its memory since `at_us`, store time, and this process knows it.
+    pub fn has_lost(&self, at_us: u64) -> bool {
+        self.is_on() && (self.state().began_us).is_some_and(|began_us| at_us < began_us)
     }
 
     /// Whether the other proxies have had time to notice that the store is back, by `at_us`. Units
@@ -286,7 +300,7 @@ mod tests {
     }
 
     fn hear(recovery: &Recovery, is_clear: bool, beat: Heartbeat, now_us: u64) -> bool {
-        let greeting = recovery.greeting(is_clear);
+        let greeting = recovery.greeting(false, !is_clear);
         recovery.heard(greeting, beat, now_us)
     }
 
@@ -305,7 +319,7 @@ mod tests {
             recovery.is_on(),
             "that was said before this process was back"
         );
-        assert_eq!(recovery.greeting(true).since_us, 300);
+        assert_eq!(recovery.greeting(false, false).since_us, 300);
         hear(&recovery, false, beat(400, &[ME, OTHER], &[OTHER]), 400);
         assert!(recovery.is_on(), "this process owes something");
         assert_eq!(recovery.fleet().size(), 2, "the other was not forgotten");
@@ -337,6 +351,44 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_of_another_server_is_no_return() {
+        let recovery = recovery();
+        hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
+        recovery.away(200);
+        let greeting = recovery.greeting(true, false);
+        assert!(!greeting.is_clear);
+        recovery.heard(greeting, beat(300, &[ME, OTHER], &[]), 300);
+        assert_eq!(recovery.greeting(true, false).since_us, u64::MAX >> 11);
+        recovery.back(99_000_000);
+        hear(&recovery, true, beat(400, &[ME], &[OTHER]), 99_000_000);
+        assert!(
+            recovery.is_on(),
+            "the other may have said so during the outage"
+        );
+        hear(
+            &recovery,
+            true,
+            beat(500, &[ME, OTHER], &[OTHER]),
+            99_000_001,
+        );
+        assert!(!recovery.is_on());
+    }
+
+    #[test]
+    fn a_window_that_was_counted_without_the_store_is_waited_for() {
+        let recovery = recovery();
+        hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
+        recovery.away(200);
+        recovery.note_window(60_000_000);
+        hear(&recovery, true, beat(300, &[ME], &[]), 300);
+        let ends_us = 300 + GRACE_US + 60_000_000;
+        hear(&recovery, true, beat(400, &[ME], &[]), ends_us - 1);
+        assert!(recovery.is_on());
+        hear(&recovery, true, beat(500, &[ME], &[]), ends_us);
+        assert!(!recovery.is_on());
+    }
+
+    #[test]
     fn a_store_that_began_anew_has_lost_its_memory() {
         let recovery = recovery();
         assert!(!hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100));
@@ -344,7 +396,7 @@ mod tests {
             began_us: 8,
             ..beat(now_us, &[ME], clear)
         };
-        let greeting = recovery.greeting(true);
+        let greeting = recovery.greeting(false, false);
         assert!(recovery.heard(greeting, anew(200, &[]), 200));
         assert!(recovery.is_on(), "it was clear of the old memory only");
         assert!(!hear(&recovery, true, anew(300, &[OTHER]), 300));

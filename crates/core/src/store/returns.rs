@@ -454,19 +454,12 @@ fn no_window_is_overfull_after_two_outages() {
 #[test]
 fn no_day_is_overfull_after_an_outage_that_it_may_end_in() {
     for outage in OUTAGES {
-        // Where the store's counts are lost while it answers, one unit more was seen in 7 of 900
-        // worlds. The reason is not known.
-        let is_exact = matches!(
-            outage,
-            Outage::KilledAndKeeps | Outage::Frozen | Outage::KilledAndEmpty
-        );
-        let unexplained = u64::from(!is_exact);
         let mut failures = Vec::new();
         for mishap in [Mishap::None, Mishap::Killed, Mishap::Stopped] {
             for (seed, is_even) in (1..=seeds()).flat_map(|seed| [(seed, true), (seed, false)]) {
                 let mut world = World::new(seed, outage, mishap, is_even).by_days();
                 let fullest = world.run();
-                if fullest > UNITS + world.excused + unexplained {
+                if fullest > UNITS + world.excused {
                     failures.push((mishap, seed, fullest, world.excused));
                 }
             }

@@ -62,6 +62,10 @@ impl RedisShared {
         match self.0 {}
     }
 
+    pub(super) fn owe_if_lost(&self, _: &Charge, _: u64, _: u64) {
+        match self.0 {}
+    }
+
     pub(super) fn owe(&self, _: &Charge, _: u64) {
         match self.0 {}
     }

@@ -112,6 +112,9 @@ impl Memory {
     /// nothing is known of it.
     fn max_units_of(&self, item: &LimitCheck, mode: DecisionMode, now_us: u64) -> Option<u64> {
         let recovery = self.recovery.as_ref()?;
+        if mode == DecisionMode::Alone {
+            recovery.note_window(item.window.rule.window_us);
+        }
         // The first call that fails is decided here before anything calls that an outage.
         let begins = (mode == DecisionMode::Alone).then_some(Away {
             since_us: now_us,

@@ -81,7 +81,9 @@ pub(super) async fn beat(
     if now_us < due_us || takes().is_err() {
         return Ok(());
     }
-    let greeting = shared.recovery.greeting(shared.is_clear());
+    let greeting = shared
+        .recovery
+        .greeting(shared.is_troubled(), shared.owes());
     let command = greet(shared, greeting);
     match command.query_async::<GreetingReply>(connection).await {
         Ok(reply) => {

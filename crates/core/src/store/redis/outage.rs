@@ -374,10 +374,23 @@ impl RedisShared {
         }
     }
 
-    /// Whether this process owes the store nothing. Units that the store seems to have lost count
+    /// Whether some worker is without the server, or without a node of the cluster.
+    pub(super) fn is_troubled(&self) -> bool {
+        self.troubled.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether this process owes the store something. Units that the store seems to have lost count
     /// as owed, although they are charged later. Else all proxies would trust the store too early.
-    pub(super) fn is_clear(&self) -> bool {
-        self.troubled.load(Ordering::Acquire) == 0 && self.journal.is_empty()
+    pub(super) fn owes(&self) -> bool {
+        !self.journal.is_empty()
+    }
+
+    /// Owes a charge that the store made before it lost its memory, if this process had heard of
+    /// the loss before the store's answer came.
+    pub fn owe_if_lost(&self, charge: &Charge, at_us: u64, generation: u64) {
+        if self.recovery.has_lost(at_us) {
+            self.owe(charge, generation);
+        }
     }
 
     pub fn owe(&self, charge: &Charge, generation: u64) {

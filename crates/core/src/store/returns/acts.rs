@@ -62,7 +62,7 @@ impl World {
             verdicts: [verdict].into_iter().collect(),
         };
         let back_us = 100 + self.chance(2 * MS);
-        let began_us = self.proxies[who].recovery.greeting(true).began_us;
+        let began_us = self.proxies[who].recovery.greeting(false, false).began_us;
         let answer = Answer {
             decision,
             beside,
@@ -73,7 +73,7 @@ impl World {
 
     pub(super) fn answered(&mut self, who: usize, answer: Answer) {
         let (decision, beside) = (&answer.decision, answer.beside);
-        let (charge, now_us) = (&self.charge, self.now_us);
+        let (charge, now_us, at) = (&self.charge, self.now_us, self.instant());
         let at_us = decision.at_us - self.ahead_us;
         let proxy = &self.proxies[who];
         let own = answer.is_fooled.then(|| self.counted_by(proxy));
@@ -89,7 +89,7 @@ impl World {
             }
             (true, None) => {
                 let lost = proxy.local.lost_by(charge, decision, true);
-                if lost.is_empty() {
+                if lost.is_empty() && (self.is_careless || !proxy.recovery.is_on()) {
                     let warm = proxy.local.keep_warm(charge);
                     proxy.local.note(charge, decision, Some(&warm));
                     proxy.admitted.push(at_us);
@@ -104,10 +104,15 @@ impl World {
                     }
                     return;
                 }
-                proxy.recovery.away(now_us);
+                if !lost.is_empty() {
+                    proxy.recovery.away(now_us);
+                }
                 lost.into_iter()
                     .for_each(|item| proxy.journal.suspect(item, now_us));
                 if proxy.local.charge_beside(charge).allowed {
+                    if proxy.recovery.has_lost(at_us) {
+                        proxy.journal.add(charge, at);
+                    }
                     proxy.admitted.push(at_us);
                 }
             }
@@ -169,8 +174,8 @@ impl World {
     pub(super) fn beat(&mut self, who: usize) {
         let (now_us, at) = (self.now_us, self.instant());
         let (proxy, store) = (&mut self.proxies[who], &mut self.store);
-        let is_clear = !proxy.is_away && proxy.journal.is_empty();
-        let greeting = proxy.recovery.greeting(is_clear);
+        let greeting = (proxy.recovery).greeting(proxy.is_away, !proxy.journal.is_empty());
+        let is_clear = greeting.is_clear;
         store.names.insert(proxy.name, now_us);
         if is_clear && greeting.began_us == Some(store.began_us) {
             store.clear.insert(proxy.name, now_us);
@@ -275,7 +280,15 @@ impl World {
                 let unknown: u64 = dead.map(|proxy| self.counted_by(proxy)).sum();
                 self.excused += unknown;
             }
-            Outage::Failover | Outage::Handover => self.store = self.replica.clone(),
+            Outage::Failover => self.store = self.replica.clone(),
+            Outage::Handover => {
+                let used = self.used();
+                self.store = self.replica.clone();
+                // The day's last units may be admitted before proxies charge again what is lost.
+                if self.is_by_days() {
+                    self.excused += used - self.used();
+                }
+            }
             Outage::MasterLost => self.store.count = self.replica.count.clone(),
         }
     }
