@@ -16,6 +16,8 @@ ENV CARGO_PROFILE_RELEASE_DEBUG=none \
     RUSTFLAGS="-Cprofile-use=/src/bench/release.profdata -Cllvm-args=-no-pgo-warn-mismatch"
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --release --locked --bin tidegate && cp target/release/tidegate /tidegate
+# For a volume with `[store] file`: a new volume has the owner of this folder.
+RUN mkdir /state
 
 FROM gcr.io/distroless/cc-debian12:nonroot
 LABEL org.opencontainers.image.title="tidegate" \
@@ -24,6 +26,7 @@ LABEL org.opencontainers.image.title="tidegate" \
       org.opencontainers.image.source="https://github.com/tidegate/tidegate"
 COPY --from=build /tidegate /usr/local/bin/tidegate
 COPY deploy/docker/proxy.toml /etc/tidegate/proxy.toml
+COPY --from=build --chown=65532:65532 /state /var/lib/tidegate
 WORKDIR /etc/tidegate
 EXPOSE 8080
 # By number, so that Kubernetes sees that it is not root.

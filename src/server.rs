@@ -97,7 +97,7 @@ impl ServerState {
         let state = ServerState {
             exports: Arc::default(),
             access: Arc::new(open_access_log(&config.log)?),
-            counts: Arc::new(StoreHandle::new(config)?),
+            counts: Arc::new(StoreHandle::replacing(config, handles.predecessor)?),
             vitals: Arc::default(),
             status_answers: StatusAnswers::default(),
             body_memory: BodyMemory::default(),
@@ -207,6 +207,8 @@ pub struct ServerHandles {
     pub introspection: Arc<Introspection>,
     pub reload: Reload,
     pub file: Option<PathBuf>,
+    /// The process that this one replaces.
+    pub predecessor: Option<u32>,
     pub shutdown: Shutdown,
 }
 
@@ -231,6 +233,7 @@ impl ServerHandles {
             introspection: Arc::default(),
             reload,
             file,
+            predecessor: None,
             shutdown,
         };
         let controls = ServerControls {
@@ -289,6 +292,7 @@ pub fn run(config: Config, handles: ServerHandles, reloads: Reloads) -> io::Resu
         threads.push(spawn_worker(start, &state)?);
     }
     let exports = Arc::clone(&state.exports);
+    let counts = Arc::clone(&state.counts);
     let introspection = Arc::clone(&handles.introspection);
     let reloader = Reloader::new(config, state, orders, handles);
     let reloading = reloader.spawn(reloads)?;
@@ -298,6 +302,7 @@ pub fn run(config: Config, handles: ServerHandles, reloads: Reloads) -> io::Resu
     });
     // Waits for all workers, even if the first one has failed.
     let ended: Vec<io::Result<()>> = ended.collect();
+    counts.finish();
     exports.finish();
     introspection.close();
     // The reload thread has the last handles of the logs. Their drop writes the last lines.
@@ -368,6 +373,7 @@ async fn serve(mut start: WorkerStart, state: &ServerState) -> io::Result<()> {
             }
         }
     }
+    state.counts.drain();
     let lifecycle = *start.shutdown.borrow();
     acceptors.end(lifecycle).await;
     let deadlines = deadlines(lifecycle, &worker.serving.load().settings);

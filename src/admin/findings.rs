@@ -14,11 +14,13 @@ use usage::UsageIssue;
 use super::crowd::Crowd;
 use super::response::{now, seconds};
 use super::schema::described;
+use crate::clock;
 use crate::config::FINDINGS;
 use crate::limit::Limit;
 use crate::limit::key::Part;
 use crate::proxy::Proxy;
 use crate::server::introspection::Snapshot;
+use crate::store::counts_file::CountsFile;
 use crate::store::memory::Evictions;
 use crate::store::redis::ServerInfo;
 use crate::telemetry::metrics::Meter;
@@ -37,6 +39,7 @@ const REFUSED_CALLERS: &str = FINDINGS[9];
 const NO_USAGE: &str = FINDINGS[10];
 const ENCODED: &str = FINDINGS[11];
 const ABOVE_ESTIMATE: &str = FINDINGS[12];
+const STORE_FILE: &str = FINDINGS[13];
 
 /// How long a finding about a counter holds after the counter last grew, seconds.
 const RECENT: u64 = 600;
@@ -113,6 +116,11 @@ impl Findings {
         }
         if !silent.contains(&FULL) {
             self.check_evictions(&snapshot.counts.in_process().evictions(), now);
+        }
+        if let Some(file) = snapshot.counts.counts_file()
+            && !silent.contains(&STORE_FILE)
+        {
+            self.note(STORE_FILE, unwritten(file));
         }
         if snapshot.config.decide.is_some() {
             self.check_questions(snapshot, now);
@@ -270,6 +278,21 @@ impl Findings {
             self.note(id, text.map(|text| FoundIssue { text, count }));
         }
     }
+}
+
+fn unwritten(file: &CountsFile) -> Option<FoundIssue> {
+    let trouble = file.trouble()?;
+    let lag = clock::now().saturating_duration_since(trouble.since);
+    let text = format!(
+        "`[store] file` {} cannot be written: {}. A restart would lose what calendar windows have \
+         counted since then. Counting goes on, and all of it is written once this is mended",
+        file.path().display(),
+        trouble.reason
+    );
+    Some(FoundIssue {
+        text,
+        count: lag.as_secs().max(1),
+    })
 }
 
 fn clock_offset(info: &ServerInfo) -> Option<String> {

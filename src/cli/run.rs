@@ -159,7 +159,8 @@ fn serve_until_stopped(
         );
     }
     let workers = config.server.workers;
-    let (server, controls) = ServerHandles::new(Arc::new(listeners), workers, options.path);
+    let (mut server, controls) = ServerHandles::new(Arc::new(listeners), workers, options.path);
+    server.predecessor = from;
     signals::spawn(SignalTargets {
         lifecycle: controls.lifecycle,
         server: server.clone(),
@@ -302,7 +303,10 @@ fn report_start(config: &Config, server: &ServerHandles, from: Option<u32>) {
         ));
     }
     match &config.store.kind {
-        StoreKind::Memory => say("store      memory: counts live in this process only"),
+        StoreKind::Memory => say(&match &config.store.file {
+            Some(file) => format!("store      memory, calendar windows in {}", file.display()),
+            None => "store      memory: counts live in this process only".to_owned(),
+        }),
         StoreKind::Redis(redis) => {
             let info = fetch_server_info(redis, PROBE_TIMEOUT);
             if let Some(why) = info.as_ref().ok().and_then(ServerInfo::forgets) {

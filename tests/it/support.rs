@@ -256,6 +256,7 @@ pub fn memory_settings() -> StoreSettings {
         on_error: OnError::Local,
         fleet: tidegate::config::Fleet::Fixed(1),
         hash_key: None,
+        file: None,
         max_keys: 1_000_000,
         max_memory: 1 << 30,
     }

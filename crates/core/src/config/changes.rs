@@ -103,6 +103,14 @@ pub fn restarts(old: &Config, new: &Config) -> Vec<String> {
             "Adding the first `admin` needs a restart",
         ),
         (
+            old.store.file != new.store.file,
+            "Changing `file` of `[store]` needs a restart",
+        ),
+        (
+            old.store.file.is_some() && old.store.hash_key != new.store.hash_key,
+            "Changing `hash_key_file` needs a restart while `[store]` has a `file`",
+        ),
+        (
             old.log.decisions != new.log.decisions,
             "Changing `decisions` of `[log]` needs a restart; still writing to the old file",
         ),
@@ -119,6 +127,10 @@ impl Config {
         self.server.control.clone_from(&running.server.control);
         self.server.pid_file.clone_from(&running.server.pid_file);
         self.log.decisions.clone_from(&running.log.decisions);
+        self.store.file.clone_from(&running.store.file);
+        if running.store.file.is_some() {
+            self.store.hash_key.clone_from(&running.store.hash_key);
+        }
         if running.admin.is_none() {
             self.admin = None;
         }

@@ -216,6 +216,7 @@ codes! {
     InventedValues = "T226",
     LoneFleet = "T230",
     ForgottenQuota = "T231",
+    UnusedCountsFile = "T242",
     NothingLimited = "T301",
     LetterCase = "T302",
     SlidingDay = "T303",

@@ -74,7 +74,7 @@ pub struct LogSettings {
 }
 
 /// The ids of findings about a running proxy.
-pub const FINDINGS: [&str; 13] = [
+pub const FINDINGS: [&str; 14] = [
     "untrusted-forwarded",
     "one-client",
     "store-clock",
@@ -88,6 +88,7 @@ pub const FINDINGS: [&str; 13] = [
     "usage-missing",
     "usage-encoded",
     "usage-above-estimate",
+    "store-file",
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +198,7 @@ fn file_path(text: &str) -> Result<PathBuf, &'static str> {
 
 impl Section<'_> {
     /// The path of a file that the proxy writes.
-    fn file_path(&mut self, key: &'static str) -> Option<PathBuf> {
+    pub(super) fn file_path(&mut self, key: &'static str) -> Option<PathBuf> {
         let path = self.parse(key, TextForm::PATH, file_path)?;
         Some(self.path(path))
     }

@@ -1,5 +1,6 @@
 //! `[store]`: where counts are kept, and what an outage of that place means.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use toml::de::DeValue;
@@ -22,6 +23,8 @@ pub struct StoreSettings {
     /// The secret of `hash_key_file`, with which client keys are hashed. Without it a secret is
     /// made once and kept in Redis, or in this process.
     pub hash_key: Option<Secret<[u8; 32]>>,
+    /// Keeps the calendar windows of the embedded store over restarts; `None` with Redis.
+    pub file: Option<PathBuf>,
     pub max_keys: usize,
     /// Bytes of the embedded store's counts, at most.
     pub max_memory: usize,
@@ -59,11 +62,28 @@ pub(super) fn read(mut section: Section<'_>) -> StoreSettings {
         fleet: fleet(&mut section, is_shared),
         // The file may hold a secret of any form.
         hash_key: secret.map(|secret| Secret(blake3::derive_key(hash_context, &secret))),
+        file: counts_file(&mut section, is_shared),
         max_keys: section.integer("max_keys", 1..=1 << 32),
         max_memory: section.size("max_memory", MIB..=1 << 46),
     };
     section.finish();
     settings
+}
+
+/// The file of counts, which only the embedded store uses.
+fn counts_file(section: &mut Section<'_>, is_shared: bool) -> Option<PathBuf> {
+    let path = section.file_path("file")?;
+    if is_shared {
+        Diagnostic::new(
+            Code::UnusedCountsFile,
+            "`store.file` is for counts in this process, and Redis has them",
+        )
+        .at(&section.value_span("file"), "nothing is written there")
+        .help("leave it out: Redis keeps its counts by itself (`appendonly yes`)")
+        .report_to(section.reader);
+        return None;
+    }
+    Some(path)
 }
 
 fn fleet(section: &mut Section<'_>, is_shared: bool) -> Fleet {

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::clock;
-use crate::config::{Config, StoreSettings};
+use crate::config::{Config, StoreKind, StoreSettings};
 use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, Limit, LimitCheck, OnError};
+use crate::store::counts_file::CountsFile;
 use crate::store::memory::Memory;
 use crate::store::{Backing, CurrentKey, Store, StoreError};
 use crate::telemetry::decisions::{DecisionLog, Source};
@@ -23,20 +24,42 @@ pub struct StoreHandle {
     pub backing: Backing,
     local: Arc<Memory>,
     log: Option<Arc<DecisionLog>>,
+    /// Keeps the calendar windows of the embedded store over restarts.
+    counts_file: Option<CountsFile>,
 }
 
 impl StoreHandle {
-    /// Opens the decision log if `config` wants one. It does not connect to a server.
+    /// Opens the decision log and the file of counts if `config` wants them. It does not connect to
+    /// a server.
     pub fn new(config: &Config) -> io::Result<StoreHandle> {
-        let log = config.log.decisions.as_deref().map(DecisionLog::open);
-        StoreHandle::open_store(&config.store, log.transpose()?.map(Arc::new))
+        StoreHandle::replacing(config, None)
     }
 
+    /// The same for a process that replaces `predecessor`, and shares its file of counts.
+    pub fn replacing(config: &Config, predecessor: Option<u32>) -> io::Result<StoreHandle> {
+        let log = config.log.decisions.as_deref().map(DecisionLog::open);
+        let log = log.transpose()?.map(Arc::new);
+        let counts_file = CountsFile::open(&config.store, log.clone(), predecessor)?;
+        StoreHandle::with_file(&config.store, log, counts_file)
+    }
+
+    /// Opens a store whose counts no file keeps.
     pub fn open_store(
         store: &StoreSettings,
         log: Option<Arc<DecisionLog>>,
     ) -> io::Result<StoreHandle> {
-        let backing = Backing::new(store, log.clone()).map_err(io::Error::other)?;
+        StoreHandle::with_file(store, log, None)
+    }
+
+    fn with_file(
+        store: &StoreSettings,
+        log: Option<Arc<DecisionLog>>,
+        counts_file: Option<CountsFile>,
+    ) -> io::Result<StoreHandle> {
+        let backing = match &counts_file {
+            Some(file) => file.backing(),
+            None => Backing::new(store, log.clone()).map_err(io::Error::other)?,
+        };
         let local = backing.local(store, log.clone());
         let local = Arc::new(local.map_err(io::Error::other)?);
         backing.forgets_in(&local);
@@ -45,6 +68,7 @@ impl StoreHandle {
             backing,
             local,
             log,
+            counts_file,
         })
     }
 
@@ -61,14 +85,36 @@ impl StoreHandle {
             on_error: store.on_error,
             ..self.settings.clone()
         };
-        if bounded == *store {
+        let kinds = [&self.settings, store].map(|settings| &settings.kind);
+        let is_same_memory = kinds == [&StoreKind::Memory; 2]
+            && (&self.settings.hash_key, &self.settings.file) == (&store.hash_key, &store.file);
+        if bounded == *store || is_same_memory {
             self.local.rebound(store);
             if let Backing::Memory(memory) = &self.backing {
                 memory.rebound(store);
             }
             return Ok(Arc::clone(self));
         }
+        // The file of counts belongs to the store of the start.
         StoreHandle::open_store(store, self.log.clone()).map(Arc::new)
+    }
+
+    /// Lets another process use the file of counts, since this one drains.
+    pub fn drain(&self) {
+        if let Some(file) = &self.counts_file {
+            file.drain();
+        }
+    }
+
+    /// Writes the last counts to their file. Later ones are not kept.
+    pub fn finish(&self) {
+        if let Some(file) = &self.counts_file {
+            file.finish();
+        }
+    }
+
+    pub fn counts_file(&self) -> Option<&CountsFile> {
+        self.counts_file.as_ref()
     }
 
     /// Lines that the decision log dropped; `None` without a log.

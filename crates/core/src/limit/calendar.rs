@@ -61,6 +61,25 @@ pub struct CalendarCount {
     previous_units: u64,
 }
 
+/// A change of the units of one window, as a file of counts keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitsChange {
+    pub kind: ChangeKind,
+    pub end_us: u64,
+    /// Units admitted; negative if units were given back.
+    pub units: i64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// To a window that is known.
+    Adds,
+    /// To a window that these units have opened.
+    Opens,
+    /// The window takes the place of one that ended later: the clock had stepped back.
+    Replaces,
+}
+
 /// A calendar window as it stands at one instant.
 #[derive(Clone, Copy, Debug)]
 pub struct AgedCalendar {
@@ -150,6 +169,81 @@ impl CalendarCount {
     pub fn empty_at_us(&self) -> u64 {
         self.end_us
     }
+
+    /// The changes that one operation has made since `before`, in order.
+    pub fn changes_since(&self, before: &CalendarCount) -> [Option<UnitsChange>; 2] {
+        let kind = match self.end_us {
+            end_us if end_us == before.end_us => ChangeKind::Adds,
+            _ if self.previous_end_us == before.end_us => ChangeKind::Opens,
+            _ => ChangeKind::Replaces,
+        };
+        let units_before = if kind == ChangeKind::Adds {
+            before.units
+        } else {
+            0
+        };
+        let last = UnitsChange {
+            kind,
+            end_us: self.end_us,
+            units: difference(self.units, units_before),
+        };
+        let previous = UnitsChange {
+            kind: ChangeKind::Adds,
+            end_us: self.previous_end_us,
+            units: difference(self.previous_units, before.previous_units),
+        };
+        let had_previous = self.previous_end_us == before.previous_end_us;
+        [
+            (had_previous && previous.units != 0).then_some(previous),
+            (last.units != 0 || kind != ChangeKind::Adds).then_some(last),
+        ]
+    }
+
+    /// Makes a change again: one that this count lacks because another process made it, or because
+    /// it was read from a file. A change of a window before the last two is left out.
+    pub fn apply(&mut self, change: &UnitsChange) {
+        let UnitsChange {
+            kind,
+            end_us,
+            units,
+        } = *change;
+        let is_later = end_us > self.end_us;
+        if kind == ChangeKind::Replaces {
+            (self.end_us, self.units) = (end_us, changed(0, units));
+        } else if end_us == self.end_us {
+            self.units = changed(self.units, units);
+        } else if end_us == self.previous_end_us && !(is_later && kind == ChangeKind::Opens) {
+            self.previous_units = changed(self.previous_units, units);
+        } else if is_later {
+            (self.previous_end_us, self.previous_units) = (self.end_us, self.units);
+            (self.end_us, self.units) = (end_us, changed(0, units));
+        } else if end_us > self.previous_end_us {
+            (self.previous_end_us, self.previous_units) = (end_us, changed(0, units));
+        }
+    }
+
+    /// The changes that make this count of an empty one, in order.
+    pub fn as_changes(&self) -> [Option<UnitsChange>; 2] {
+        let opens = |end_us, units| UnitsChange {
+            kind: ChangeKind::Opens,
+            end_us,
+            units: difference(units, 0),
+        };
+        // The previous window ends later only if the clock has stepped back.
+        let has_previous = self.previous_units > 0 && self.previous_end_us < self.end_us;
+        [
+            has_previous.then(|| opens(self.previous_end_us, self.previous_units)),
+            (self.end_us > 0).then(|| opens(self.end_us, self.units)),
+        ]
+    }
+}
+
+fn difference(after: u64, before: u64) -> i64 {
+    after.cast_signed().wrapping_sub(before.cast_signed())
+}
+
+fn changed(units: u64, by: i64) -> u64 {
+    units.saturating_add_signed(by).min(MAX_COUNT)
 }
 
 impl AgedCalendar {
@@ -279,6 +373,37 @@ mod tests {
                     prop_assert_eq!(retry(wait_us), Retry::Now);
                 }
                 count.settle(&rule, step.cost, &look, look.retry == Retry::Now);
+            }
+        }
+    }
+
+    proptest! {
+        /// Charges, denials, refunds and steps of the clock, in windows of several calendars.
+        #[test]
+        fn changes_make_the_same_count_elsewhere(
+            units in 1_u64..12, steps in steps(), backs in prop::collection::vec(0_u64..9_000, 200),
+        ) {
+            let (rule, mut count) = (rule(units), CalendarCount::default());
+            let (mut copy, mut now_us) = (CalendarCount::default(), 1_000_000_u64);
+            let mut stamp = 0;
+            for (step, back) in steps.into_iter().zip(backs) {
+                // Now and then by more than a window.
+                now_us = now_us + step.gap_us - if back % 20 == 0 { back } else { 0 };
+                let at = step.at(now_us, 0);
+                let before = count;
+                let aged = count.look(&rule, &at);
+                match back % 4 {
+                    0 => count.give_back(step.cost, stamp),
+                    1 if aged.stepped => count.keep_ages(&aged),
+                    1 => count.give_back_oldest(&aged, step.cost),
+                    _ => stamp = count.charge(&aged, step.cost).stamp(),
+                }
+                let changes = count.changes_since(&before);
+                changes.iter().flatten().for_each(|change| copy.apply(change));
+                prop_assert_eq!((copy.end_us, copy.units), (count.end_us, count.units));
+                let mut made = CalendarCount::default();
+                count.as_changes().iter().flatten().for_each(|change| made.apply(change));
+                prop_assert_eq!((made.end_us, made.units), (count.end_us, count.units));
             }
         }
     }

@@ -58,6 +58,20 @@ impl KeyRing {
         })
     }
 
+    /// The configured key, or the one that a file has kept.
+    pub fn kept(settings: &StoreSettings, kept: [u8; 32]) -> KeyRing {
+        let configured = settings.hash_key.as_ref();
+        let generation = PROVISIONAL + 1;
+        KeyRing {
+            current: ArcSwap::from_pointee(KeyInForce {
+                key: HashSecret::from_bytes(configured.map_or(kept, |secret| secret.0)),
+                generation,
+            }),
+            generation: AtomicU64::new(generation),
+            configured: configured.is_some(),
+        }
+    }
+
     pub fn current(&self) -> CurrentKey {
         self.current.load()
     }

@@ -18,10 +18,14 @@
 //! requests under way.
 
 mod bounds;
+mod changes;
+mod entry_row;
+mod file_counts;
 mod shard;
 mod stand_in;
 #[cfg(test)]
 mod tests;
+mod unwritten;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,19 +34,19 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing};
-use super::is_slots;
 use super::overrides::MemoryOverrides;
 use super::recovery::Recovery;
 use super::store_clock::{CheckTime, StoreInstant};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
 use crate::limit::calendar::Moment;
-use crate::limit::decide::Count;
 use crate::limit::key::KeyHashPrefix;
-use crate::limit::{Charge, Decision, KeyHash, LimitCheck, Retry, Rule, Window};
+use crate::limit::{Charge, Decision, KeyHash, LimitCheck, Retry, Window};
 use crate::telemetry::decisions::{DecisionLog, Source};
 pub use bounds::Evictions;
 use bounds::{EvictionClass, EvictionList, LimitNumber, MemoryBounds};
+pub(super) use bounds::{WindowDescription, WindowNumber};
+pub(super) use file_counts::{CalendarCopy, UnwrittenBudgets};
 use shard::{KEY_BYTES, PendingCheck, Shard};
 use stand_in::DecisionMode;
 
@@ -59,6 +63,8 @@ const MAX_VICTIMS: usize = 16;
 const OTHER_SHARDS: usize = 8;
 /// The same for a store so small that most shards are empty.
 const OTHER_SHARDS_IF_SMALL: usize = 64;
+/// How long a calendar window is kept after its end, microseconds.
+pub(super) const CALENDAR_KEPT_US: u64 = 86_400_000_000;
 /// Clients that [`Memory::find_key_hashes`] returns, about.
 const MAX_FOUND: usize = 100;
 
@@ -152,10 +158,13 @@ impl Memory {
     }
 
     pub fn forget(&self, budget: u128) {
-        let id = [budget as u64, (budget >> 64) as u64];
+        let id = halves(budget);
         let mut shard = self.lock(self.shard_of(id));
         if let Some(place) = shard.find(id) {
             shard.remove(place, &self.bounds);
+        }
+        if let Some(unwritten) = &mut shard.unwritten {
+            unwritten.note_reset(id);
         }
         drop(shard);
         if let Some(recovery) = &self.recovery {
@@ -211,8 +220,7 @@ impl Memory {
         let identities: Vec<u128> = windows.map(|window| window.identity).collect();
         let mut found = Vec::new();
         for number in 0..self.shards.len() {
-            for [low, high] in self.lock(number).ids() {
-                let budget = u128::from(high) << 64 | u128::from(low);
+            for budget in self.lock(number).ids().map(joined) {
                 // The budget of another window gives a hash that no client has.
                 let hashes = identities
                     .iter()
@@ -409,90 +417,14 @@ impl Memory {
     }
 }
 
-/// Changes of counts after a decision. Each item is changed by itself.
-impl Memory {
-    /// Frees the slots that an admitted `charge` holds; its other items do not change.
-    pub fn release(&self, charge: &Charge) {
-        for item in charge.iter().filter(|item| is_slots(item)) {
-            self.change(item, false, |count, rule, at| {
-                count.give_back(rule, item.cost, 0, at);
-            });
-        }
-    }
-
-    /// Counts the slots that another store granted to `charge`, even above the limit.
-    pub fn hold(&self, charge: &Charge) {
-        for item in charge.iter().filter(|item| is_slots(item) && item.cost > 0) {
-            self.change(item, true, |count, rule, at| {
-                let look = count.look(rule, item.cost, at);
-                count.settle(rule, item.cost, &look, true);
-            });
-        }
-    }
-
-    /// Takes back what `decision` has charged: the cost of each item, which may be less by now.
-    /// Slots are freed by [`Memory::release`] instead.
-    pub fn give_back(&self, charge: &Charge, decision: &Decision) {
-        let charged = charge.iter().zip(&decision.verdicts);
-        for (item, verdict) in charged.filter(|(item, _)| !is_slots(item) && item.cost > 0) {
-            self.change(item, false, |count, rule, at| {
-                count.give_back(rule, item.cost, verdict.stamp, at);
-            });
-        }
-    }
-
-    /// Takes back units of each item, oldest first: its cost, and no more than counts. Slots do not
-    /// change.
-    pub fn give_back_oldest(&self, charge: &Charge) {
-        for item in charge
-            .iter()
-            .filter(|item| !is_slots(item) && item.cost > 0)
-        {
-            self.change(item, false, |count, rule, at| {
-                count.give_back_oldest(rule, item.cost, at);
-            });
-        }
-    }
-
-    /// Charges the cost of each item, even above the limit: the request cost more than was charged.
-    pub fn charge_more(&self, charge: &Charge) {
-        for item in charge
-            .iter()
-            .filter(|item| !is_slots(item) && item.cost > 0)
-        {
-            self.change(item, true, |count, rule, at| {
-                count.charge_more(rule, item.cost, at);
-            });
-        }
-    }
-
-    /// Changes an item's count. Where nothing is counted yet, `inserts` makes a count first; else
-    /// nothing changes.
-    fn change(
-        &self,
-        item: &LimitCheck,
-        inserts: bool,
-        change: impl FnOnce(&mut Count, &Rule, Moment),
-    ) {
-        let id = id(item);
-        let mut shard = self.lock(self.shard_of(id));
-        let rule = self.fleet.share(item.window.rule);
-        let place = match shard.find(id) {
-            Some(place) => place,
-            None if inserts => shard.insert(item, &rule, &self.bounds),
-            None => return,
-        };
-        let CheckTime { moment, ahead_us } = self.check_time(item, self.clock.now_us());
-        shard.change(place, &self.bounds, |entry| {
-            change(&mut entry.count, &rule, moment);
-            entry.set_empty_at(&rule, ahead_us);
-            let is_full = entry.count.used(&rule, moment) >= rule.units;
-            ((), is_full)
-        });
-    }
+fn id(item: &LimitCheck) -> BudgetId {
+    halves(item.id())
 }
 
-fn id(item: &LimitCheck) -> BudgetId {
-    let id = item.id();
-    [id as u64, (id >> 64) as u64]
+fn halves(budget: u128) -> BudgetId {
+    [budget as u64, (budget >> 64) as u64]
+}
+
+fn joined([low, high]: BudgetId) -> u128 {
+    u128::from(high) << 64 | u128::from(low)
 }

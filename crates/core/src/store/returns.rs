@@ -174,6 +174,7 @@ fn settings() -> StoreSettings {
         on_error: OnError::Local,
         fleet: config::Fleet::Auto,
         hash_key: None,
+        file: None,
         max_keys: 10_000,
         max_memory: 1 << 30,
     }

@@ -212,3 +212,15 @@ fn what_takes_a_restart_is_said() {
     );
     assert_eq!(restarts(&old, &old), [""; 0]);
 }
+
+#[test]
+fn a_file_of_counts_stays_until_a_restart() {
+    let with = |store: &str| accept(&format!("upstream = \"http://a\"\n[store]\n{store}")).0;
+    let (old, mut new) = (with("file = \"one\""), with("file = \"two\""));
+    assert_eq!(
+        restarts(&old, &new),
+        ["Changing `file` of `[store]` needs a restart"]
+    );
+    new.keep_until_restart(&old);
+    assert_eq!(new.store.file, old.store.file);
+}

@@ -246,6 +246,19 @@ fn every_example_of_the_page_is_fine() {
         let (outcome, _) = read_text("store.md", &text, &around);
         let (config, warnings) = outcome.unwrap_or_else(|found| panic!("{found}"));
         assert!(warnings.is_empty(), "{warnings}");
-        assert_ne!(config.store.kind, StoreKind::Memory, "{example}");
+        let is_embedded = config.store.kind == StoreKind::Memory;
+        assert_eq!(is_embedded, config.store.file.is_some(), "{example}");
     }
+}
+
+#[test]
+fn a_file_of_counts_is_for_the_embedded_store() {
+    let text =
+        format!("{LIMITED}[limit.default]\nrate = \"9/month\"\n[store]\nfile = \"counts\"\n");
+    assert!(fine(&text).store.file.unwrap().ends_with("counts"));
+    let redis = format!("{text}url = \"redis://127.0.0.1\"\n");
+    assert_eq!(codes(&redis), ["T242"]);
+    assert_eq!(codes(&text.replace("\"counts\"", "\"\"")).len(), 1);
+    let without = text.replace("file = \"counts\"\n", "");
+    assert_eq!(codes(&without), ["T231"], "a restart forgets the month");
 }

@@ -9,7 +9,8 @@ const DAY_US: u64 = 86_400_000_000;
 
 /// Reports windows of weeks, months or years whose counts end with the process.
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
-    if !matches!(compiled.config.store.kind, StoreKind::Memory) {
+    let store = &compiled.config.store;
+    if store.kind != StoreKind::Memory || store.file.is_some() {
         return;
     }
     for defined in &compiled.definitions.limits {
@@ -27,7 +28,10 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
         );
         Diagnostic::new(Code::ForgottenQuota, message)
             .at(&rule.span, "counted in the memory of this process")
-            .help("count in Redis: `[store]` with `url = \"redis://127.0.0.1:6379\"`")
+            .help(
+                "keep it in a file: `[store]` with `file = \"/var/lib/tidegate/counts\"`; or count \
+                 in Redis: `url = \"redis://127.0.0.1:6379\"`",
+            )
             .report_to(reader);
     }
 }

@@ -20,8 +20,24 @@ const MAX_NUMBERS: usize = 1024;
 /// The number that all further limits or windows share.
 const OTHERS: u16 = MAX_NUMBERS as u16 - 1;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WindowNumber(u16);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::store) struct WindowNumber(u16);
+
+impl Default for WindowNumber {
+    /// The number of windows without one of their own.
+    fn default() -> WindowNumber {
+        WindowNumber(OTHERS)
+    }
+}
+
+/// A window as the file of counts describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::store) struct WindowDescription {
+    pub(in crate::store) identity: u128,
+    pub(in crate::store) rule: Rule,
+    /// The name of its limit.
+    pub(in crate::store) limit: Arc<str>,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LimitNumber(u16);
@@ -94,6 +110,7 @@ pub struct Evictions {
 
 #[derive(Clone, Copy, Debug)]
 struct NumberedWindow {
+    identity: u128,
     limit: LimitNumber,
     rule: Rule,
 }
@@ -173,18 +190,46 @@ impl MemoryBounds {
             return *number;
         }
         drop(numbers);
+        self.number_window(&WindowDescription {
+            identity,
+            rule: *rule,
+            limit: Arc::clone(&item.limit.name),
+        })
+    }
+
+    pub(super) fn number_window(&self, window: &WindowDescription) -> WindowNumber {
+        let WindowDescription {
+            identity,
+            rule,
+            limit,
+        } = window;
         let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(number) = numbers.windows.get(&identity) {
+        if let Some(number) = numbers.windows.get(identity) {
             return *number;
         }
-        let limit = self.number_of(&mut numbers, &item.limit.name);
+        let limit = self.number_of(&mut numbers, limit);
         let number = next_number(numbers.windows.len());
         if number < OTHERS {
-            let window = NumberedWindow { limit, rule: *rule };
+            let window = NumberedWindow {
+                identity: *identity,
+                limit,
+                rule: *rule,
+            };
             let _ = self.windows[usize::from(number)].set(window);
-            numbers.windows.insert(identity, WindowNumber(number));
+            numbers.windows.insert(*identity, WindowNumber(number));
         }
         WindowNumber(number)
+    }
+
+    /// The window with a number of its own.
+    pub(super) fn describe(&self, number: WindowNumber) -> Option<WindowDescription> {
+        let window = self.windows[usize::from(number.0)].get()?;
+        let name = self.holding(window.limit).name.get();
+        Some(WindowDescription {
+            identity: window.identity,
+            rule: window.rule,
+            limit: name.cloned().unwrap_or_default(),
+        })
     }
 
     fn number_of(&self, numbers: &mut Numbers, name: &Arc<str>) -> LimitNumber {

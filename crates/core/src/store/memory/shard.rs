@@ -9,12 +9,14 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::ops::{Index, IndexMut};
 
 use hashbrown::HashTable;
 
 use super::bounds::{EvictionClass, EvictionList, MemoryBounds, WindowNumber};
-use super::{BudgetId, SHARD_KEYS, id};
+use super::entry_row::{EntryRow, PIECE};
+use super::unwritten::UnwrittenCounts;
+use super::{BudgetId, CALENDAR_KEPT_US, SHARD_KEYS, id};
+use crate::limit::calendar::CalendarCount;
 use crate::limit::decide::{Count, FirstPass};
 use crate::limit::{LimitCheck, Retry, Rule, Verdict};
 use crate::store::guard::xorshift;
@@ -25,12 +27,8 @@ use crate::store::store_clock::CheckTime;
 const SWEEP_EVERY: usize = 8;
 /// Keys among which a victim is chosen.
 const SAMPLE: usize = 8;
-/// How long a calendar window is kept after its end, microseconds.
-const CALENDAR_KEPT_US: u64 = 86_400_000_000;
 /// An index with room for more keys than this shrinks when most of it is unused.
 const SHRINK: usize = 16;
-/// Entries in a piece of a row; half a piece is unused in each shard, on average.
-const PIECE: usize = 32;
 /// Bytes of a key whose ring is inside it: the entry, its part of the unused end of the row, and
 /// its places in the index and in a list.
 pub(super) const KEY_BYTES: usize =
@@ -48,17 +46,26 @@ pub(super) struct Shard {
     unswept: usize,
     /// The state of a random number generator: clients cannot see it, let alone steer it.
     random: u64,
+    /// Changes of calendar windows for the file of counts; `None` without such a file.
+    pub(super) unwritten: Option<Box<UnwrittenCounts>>,
 }
 
 #[derive(Debug)]
 pub(super) struct CountEntry {
-    id: BudgetId,
+    pub(super) id: BudgetId,
     pub(super) count: Count,
     /// From this time on nothing counts, microseconds.
     pub(super) empty_at_us: u64,
     position: u32,
-    window: WindowNumber,
+    pub(super) window: WindowNumber,
     class: EvictionClass,
+}
+
+/// One budget of a calendar window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WindowKey {
+    pub(super) id: BudgetId,
+    pub(super) window: WindowNumber,
 }
 
 /// One item between the two passes of a decision.
@@ -189,7 +196,10 @@ impl Shard {
     ) -> T {
         let entry = &mut self.entries[place];
         let before = entry.count.heap_bytes();
-        let (result, is_full) = change(entry);
+        let (result, is_full) = match &mut self.unwritten {
+            None => change(entry),
+            Some(unwritten) => unwritten.note(entry, change),
+        };
         let after = entry.count.heap_bytes();
         let window = entry.window;
         let class = match is_full {
@@ -211,10 +221,19 @@ impl Shard {
         bounds: &MemoryBounds,
     ) -> usize {
         let window = bounds.window_of(item, rule);
-        let id = id(item);
+        self.insert_count(id(item), Count::new(rule.algorithm), window, bounds)
+    }
+
+    fn insert_count(
+        &mut self,
+        id: BudgetId,
+        count: Count,
+        window: WindowNumber,
+        bounds: &MemoryBounds,
+    ) -> usize {
         let place = self.entries.push(CountEntry {
             id,
-            count: Count::new(rule.algorithm),
+            count,
             empty_at_us: 0,
             position: 0,
             window,
@@ -254,6 +273,32 @@ impl Shard {
             let entries = &self.entries;
             self.index
                 .shrink_to(entries.len() * 2, |at| entries[*at as usize].id[0]);
+        }
+    }
+
+    /// Sets the units of a calendar window to what `change` makes of them. The file of counts has
+    /// them already. The clock of the count is `ahead_us` ahead.
+    pub(super) fn set_calendar(
+        &mut self,
+        key: WindowKey,
+        ahead_us: u64,
+        bounds: &MemoryBounds,
+        change: impl FnOnce(&mut CalendarCount),
+    ) {
+        let place = match self.find(key.id) {
+            Some(place) => place,
+            None => {
+                let empty = Count::Calendar(CalendarCount::default());
+                self.insert_count(key.id, empty, key.window, bounds)
+            }
+        };
+        let entry = &mut self.entries[place];
+        if let Count::Calendar(count) = &mut entry.count {
+            change(count);
+            entry.empty_at_us = count.empty_at_us().wrapping_sub(ahead_us);
+        }
+        if entry.class == EvictionClass::Held {
+            self.set_class(place, EvictionClass::Open, bounds);
         }
     }
 
@@ -429,68 +474,5 @@ impl CountEntry {
             },
             units,
         }
-    }
-}
-
-/// The keys of a shard, in pieces of one size. Growing moves no key, and leaves no holes of other
-/// sizes in memory. All pieces but the last one are full, and the last is not empty.
-#[derive(Debug, Default)]
-pub(super) struct EntryRow {
-    pieces: Vec<Vec<CountEntry>>,
-}
-
-impl EntryRow {
-    pub(super) fn len(&self) -> usize {
-        let last = self.pieces.last().map_or(PIECE, Vec::len);
-        (self.pieces.len() * PIECE + last).saturating_sub(PIECE)
-    }
-
-    fn push(&mut self, entry: CountEntry) -> usize {
-        let place = self.len();
-        if place.is_multiple_of(PIECE) {
-            // The first piece grows slowly: a store of few keys has a few in each shard.
-            let capacity = if place == 0 { 0 } else { PIECE };
-            self.pieces.push(Vec::with_capacity(capacity));
-        }
-        if let Some(last) = self.pieces.last_mut() {
-            last.push(entry);
-        }
-        place
-    }
-
-    /// Takes an entry out; the last one moves to its place. There must be one at `place`.
-    fn swap_remove(&mut self, place: usize) -> CountEntry {
-        let tail = self.pieces.last_mut().and_then(Vec::pop);
-        let tail = tail.expect("a row with an entry has a last one");
-        if self.pieces.last().is_some_and(Vec::is_empty) {
-            self.pieces.pop();
-        }
-        if self.pieces.is_empty() {
-            self.pieces = Vec::new();
-        }
-        if place == self.len() {
-            return tail;
-        }
-        std::mem::replace(&mut self[place], tail)
-    }
-
-    /// Keys that there is memory for.
-    #[cfg(test)]
-    pub(super) fn capacity(&self) -> usize {
-        self.pieces.iter().map(Vec::capacity).sum()
-    }
-}
-
-impl Index<usize> for EntryRow {
-    type Output = CountEntry;
-
-    fn index(&self, place: usize) -> &CountEntry {
-        &self.pieces[place / PIECE][place % PIECE]
-    }
-}
-
-impl IndexMut<usize> for EntryRow {
-    fn index_mut(&mut self, place: usize) -> &mut CountEntry {
-        &mut self.pieces[place / PIECE][place % PIECE]
     }
 }

@@ -27,6 +27,7 @@ fn bench(max_keys: usize) -> Bench {
         on_error: OnError::Local,
         fleet: Fleet::Fixed(1),
         hash_key: None,
+        file: None,
         max_keys,
         max_memory: 1 << 34,
     };

@@ -86,6 +86,7 @@ fn backing(topology: RedisTopology, prefix: &str) -> Backing {
         on_error: OnError::Local,
         fleet: Fleet::Fixed(1),
         hash_key: None,
+        file: None,
         max_keys: 1000,
         max_memory: 1 << 20,
     };
