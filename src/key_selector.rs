@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::client::ClientIp;
 use crate::limit::key::{Alternatives, ApiKeys, Given, HashSecret, Part};
 use crate::limit::key::{KeyHashPrefix, SHORTEST, SHOWN};
-use crate::limit::{KeyHash, Limit, Missing};
+use crate::limit::{AnchorDay, KeyHash, Limit, Missing};
 use crate::path::{CanonicalPath, Case, fold};
 use crate::route::host_of;
 use crate::store::overrides::Record;
@@ -29,6 +29,10 @@ pub struct SelectedKey {
     pub tag: KeyHash,
     /// The names of the key's parts, without values; empty if they are not known.
     pub parts: String,
+    /// The day on which the client's months begin, if its line in the file of keys says it.
+    pub anchor: Option<AnchorDay>,
+    /// Whether the operator wrote an API key that the file of keys has.
+    pub is_listed: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,6 +182,8 @@ impl KeySelector<'_> {
         SelectedKey {
             tag,
             parts: known.map_or_else(String::new, |one| one.terms.key.clone()),
+            anchor: None,
+            is_listed: false,
         }
     }
 
@@ -215,6 +221,8 @@ impl KeySelector<'_> {
         SelectedKey {
             tag: Given::tag(given, self.hash_key),
             parts: parts.join(", "),
+            anchor: None,
+            is_listed: false,
         }
     }
 
@@ -234,24 +242,33 @@ impl KeySelector<'_> {
     /// Takes one word for each part of the limit's key.
     fn assemble(&self, words: &[KeyWord<'_>], limit: &Limit) -> SelectionResult {
         let mut left: Vec<&KeyWord<'_>> = words.iter().collect();
-        let mut given = Vec::new();
+        let (mut given, mut api_key) = (Vec::new(), None);
         for part in &limit.key.parts {
             // Plain words stand in the order of the parts; named words may stand anywhere.
             let place = left.iter().position(|word| fits(word, part, limit.missing));
             let place = place.ok_or_else(|| wrong_key(limit))?;
-            given.push(match left.remove(place) {
-                KeyWord::Named(part, value) => self.part_value(part, value, limit.case)?,
-                KeyWord::Plain(text) => {
-                    self.part_value(part_of_plain(part, text), text, limit.case)?
+            let (part, value) = match left.remove(place) {
+                KeyWord::Named(part, value) => (part, *value),
+                KeyWord::Plain(text) => (part_of_plain(part, text), *text),
+                KeyWord::Missing | KeyWord::Hash(_) => {
+                    given.push(Given::missing());
+                    continue;
                 }
-                KeyWord::Missing | KeyWord::Hash(_) => Given::missing(),
-            });
+            };
+            given.push(self.part_value(part, value, limit.case)?);
+            if *part == Part::ApiKey {
+                api_key = Some(value.trim().as_bytes());
+            }
         }
         for one in &mut given {
             *one = limit.key.counted_given(one.clone());
         }
         match left.is_empty() {
-            true => Ok(self.hash(&given)),
+            true => Ok(SelectedKey {
+                anchor: api_key.and_then(|key| self.api_key.anchor_of(key)),
+                is_listed: api_key.is_some_and(|key| self.api_key.is_listed(key)),
+                ..self.hash(&given)
+            }),
             false => Err(wrong_key(limit)),
         }
     }

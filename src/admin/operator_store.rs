@@ -5,6 +5,7 @@ use std::slice::from_ref;
 use std::sync::Arc;
 
 use serde_json::json;
+use tidegate_core::exchange::admit::CheckedClient;
 
 use super::response::seconds;
 use super::schema::{described, quantity_words, words};
@@ -297,7 +298,8 @@ impl OperatorStore {
                 Ok(None)
             }
             OperatorStore::Redis(client) => {
-                let checks: Vec<LimitCheck> = limit_checks(limit, windows, tag).collect();
+                let counted = CheckedClient { tag, anchor: None };
+                let checks: Vec<LimitCheck> = limit_checks(limit, windows, counted).collect();
                 client.forget(&checks).map(Some)
             }
         }

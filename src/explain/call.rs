@@ -221,16 +221,16 @@ fn explain_limits(
             continue;
         };
         let overrides = live.as_ref().and_then(|live| live.overrides.as_ref());
-        let raised = overrides.and_then(|overrides| overrides.windows(&limit.name, tag));
-        let own = Cow::Borrowed(limit.windows_of(None));
-        let windows = raised.map_or(own, |set| limit.in_calendar(set));
+        let raised = overrides.and_then(|overrides| overrides.windows(limit, tag));
+        let is_raised = raised.is_some();
+        let windows = raised.unwrap_or(Cow::Borrowed(limit.windows_of(None)));
         let is_exempt = limit.exempt.has_descriptor(client, &limit.key, &facts);
         let state = match (is_exempt, !limit.enforces(tag)) {
             (true, _) => "exempt",
             (_, true) => "shadow",
             _ => "enforced",
         };
-        let role = if raised.is_some() { "override" } else { state };
+        let role = if is_raised { "override" } else { state };
         let units = limit.units(explained.call.hits);
         let mut admission = Admission::default();
         let client = CheckedClient { tag, anchor: None };

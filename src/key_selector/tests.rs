@@ -140,6 +140,8 @@ fn a_hash_may_be_shortened_where_it_is_known() {
     let expected = SelectedKey {
         tag,
         parts: "ip".to_owned(),
+        anchor: None,
+        is_listed: false,
     };
     assert_eq!(find("AQEBAQEB"), Ok(expected.clone()));
     assert_eq!(find(&tag.to_string()), Ok(expected));

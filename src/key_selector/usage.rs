@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use tidegate_core::exchange::admit::CheckedClient;
 
 use super::SelectedKey;
 use crate::clock;
+use crate::limit::calendar::AnchorSource;
 use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck, Retry, Window};
 use crate::store::overrides::{Record, Subject};
 
@@ -46,21 +48,37 @@ pub fn client_usage<E>(
     mut peek: impl FnMut(&Charge) -> Result<Decision, E>,
 ) -> Result<Vec<WindowStatus>, E> {
     let mut rows = Vec::new();
+    let anchor = match limit.calendar.source {
+        AnchorSource::Keys => key.anchor,
+        AnchorSource::Limit | AnchorSource::Claim(_) => None,
+    };
+    let has_anchor = match limit.calendar.source {
+        AnchorSource::Limit => true,
+        AnchorSource::Keys => key.is_listed,
+        AnchorSource::Claim(_) => false,
+    };
+    let client = CheckedClient {
+        tag: key.tag,
+        anchor,
+    };
     for set in sets_in_force(limit, key.tag, records) {
-        let charge: Charge = limit_checks(limit, &set.windows, key.tag).collect();
+        let charge: Charge = limit_checks(limit, &set.windows, client).collect();
         if charge.is_empty() {
             continue;
         }
         let decision = peek(&charge)?;
         for (window, verdict) in set.windows.iter().zip(&decision.verdicts) {
+            let resets_at = window.resets_at(anchor, clock::unix_us(), verdict.reset_us);
+            // Before the first unit only the client's anchor tells the end, and it may not be known.
+            let is_known = verdict.used > 0 || has_anchor || !window.asks_anchor();
             rows.push(WindowStatus {
                 of: set.of.clone(),
                 policy: window.policy.to_string(),
                 rate: window.rate_and_zone(),
                 used: verdict.used,
                 remaining: verdict.remaining,
-                reset_us: verdict.reset_us,
-                resets_at: window.resets_at(None, clock::unix_us(), verdict.reset_us),
+                reset_us: if is_known { verdict.reset_us } else { 0 },
+                resets_at: resets_at.filter(|_| is_known),
                 retry: verdict.retry,
             });
         }
@@ -83,13 +101,13 @@ pub fn windows_of_key(limit: &Limit, tag: KeyHash, records: &[Record]) -> Vec<Ar
 pub fn limit_checks(
     limit: &Arc<Limit>,
     windows: &[Arc<Window>],
-    tag: KeyHash,
+    client: CheckedClient,
 ) -> impl Iterator<Item = LimitCheck> {
     windows.iter().map(move |window| LimitCheck {
         limit: Arc::clone(limit),
         window: Arc::clone(window),
-        tag,
-        anchor: None,
+        tag: client.tag,
+        anchor: client.anchor,
         cost: limit.cost,
         asker: None,
     })

@@ -8,7 +8,7 @@ use tidegate::limit::calendar::Zone;
 use tidegate::limit::{AnchorDay, Calendar, CalendarSettings, CalendarUnit};
 
 use crate::house::{Answer, Tidegate, Upstream};
-use crate::support::RedisServer;
+use crate::support::{RedisServer, free_port, mortal};
 
 const RULES: &str = "[api_key]\nknown = \"keys.txt\"\n\n[limit.default]\n\
                      rate = [\"3/month\", \"100/s\"]\nkey = \"api_key\"\n\
@@ -100,4 +100,51 @@ fn a_cost_above_a_quota_has_no_time_to_retry() {
         !text.contains("resets_at") && text.contains("3/month"),
         "{text}"
     );
+}
+
+/// The month of a client, as `tidegate limits show` has it.
+fn shown_month(proxy: &Tidegate, key: &str) -> Value {
+    let output = mortal(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["limits", "--json", "show", "default", key])
+        .current_dir(proxy.directory.path())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    report["windows"][0].clone()
+}
+
+#[test]
+fn operators_see_the_month_of_the_client_that_they_name() {
+    let settings = CalendarSettings {
+        zone: Zone::of_offset("+05:30").unwrap(),
+        ..CalendarSettings::default()
+    };
+    let month = Calendar::new(CalendarUnit::Month, Arc::new(settings));
+    let upstream = Upstream::ok();
+    let redis = RedisServer::start();
+    let shared = format!("redis://127.0.0.1:{}", redis.port());
+    for store in ["memory:", &shared] {
+        let directory = tempfile::tempdir().unwrap();
+        let keys = "k1 acme anchor=31\nk2 globex\n";
+        std::fs::write(directory.path().join("keys.txt"), keys).unwrap();
+        let config = format!(
+            "upstream = \"{}\"\nadmin = \"127.0.0.1:{}\"\n[store]\nurl = \"{store}\"\n{RULES}",
+            upstream.url(),
+            free_port()
+        );
+        let proxy = Tidegate::start_in(directory, &config, &[]);
+        for (key, anchor) in [("k1", AnchorDay::of_month(31)), ("k2", None)] {
+            let end = month.text(month.span(anchor, unix_us()).end_us);
+            let name = format!("api_key={key}");
+            let fresh = shown_month(&proxy, &name);
+            assert_eq!(fresh["resets_at"], end, "{store} {fresh}");
+            assert_eq!(ask(&proxy, key).status, 200);
+            let used = shown_month(&proxy, &name);
+            assert_eq!(
+                (used["resets_at"].as_str(), used["used"].as_u64()),
+                (Some(&*end), Some(1))
+            );
+        }
+    }
 }

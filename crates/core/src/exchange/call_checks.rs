@@ -151,8 +151,8 @@ impl Stages {
             let mut windows = Cow::Borrowed(limit.windows_of(None));
             if let Some(overrides) = overrides {
                 part.refuse_if_blocked(overrides, Some(tag));
-                let set = overrides.windows(&limit.name, tag);
-                windows = set.map_or(windows, |set| limit.in_calendar(set));
+                let set = overrides.windows(limit, tag);
+                windows = set.unwrap_or(windows);
             }
             if described.is_exempt(limit) {
                 self.limiter.count_bypassed(std::slice::from_ref(limit));

@@ -55,8 +55,8 @@ impl Stages {
                     if let Some(overrides) = query.overrides {
                         // A block also holds for an exempt client.
                         self.refuse_key(overrides, tag, || limit.key.spell(facts, limit.missing))?;
-                        let set = overrides.windows(&limit.name, tag);
-                        windows = set.map_or(windows, |set| limit.in_calendar(set));
+                        let set = overrides.windows(limit, tag);
+                        windows = set.unwrap_or(windows);
                     }
                     if exempt {
                         limiter.count_bypassed(std::slice::from_ref(limit));
@@ -121,8 +121,8 @@ impl Stages {
                     let mut windows = Cow::Borrowed(limit.windows_of(facts.tier));
                     if let Some(overrides) = query.overrides {
                         self.refuse_key(overrides, tag, || limit.key.spell(facts, limit.missing))?;
-                        let set = overrides.windows(&limit.name, tag);
-                        windows = set.map_or(windows, |set| limit.in_calendar(set));
+                        let set = overrides.windows(limit, tag);
+                        windows = set.unwrap_or(windows);
                     }
                     if !is_exempt {
                         let units = least_units(limit, &windows, query);

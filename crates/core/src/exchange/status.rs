@@ -170,11 +170,9 @@ impl Stages {
             query.block = query.block.or(block.map(|block| Block {
                 left_us: block.left_us,
             }));
-            let raised = overrides.and_then(|overrides| overrides.windows(&limit.name, tag));
-            let windows = match raised {
-                Some(raised) => limit.in_calendar(raised),
-                None => Cow::Borrowed(limit.windows_of(facts.tier)),
-            };
+            let raised = overrides.and_then(|overrides| overrides.windows(limit, tag));
+            let own = || Cow::Borrowed(limit.windows_of(facts.tier));
+            let windows = raised.unwrap_or_else(own);
             let anchor = limit.anchor_of(facts);
             let client = CheckedClient { tag, anchor };
             query.admission.add(limit, &windows, client, 0, None);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::calendar::AnchorSource;
 use super::key::{Alternatives, DescriptorFacts, Facts, Key, Part};
-use super::{Algorithm, AnchorDay, Limit, Window};
+use super::{AnchorDay, Limit, Window};
 use crate::client::networks::NetworkSet;
 
 /// `[tier]`
@@ -69,16 +69,6 @@ impl Limit {
             AnchorSource::Keys => facts.known_key()?.anchor,
             AnchorSource::Claim(name) => AnchorDay::parse(&facts.claims?.text(name)?),
         }
-    }
-
-    /// The windows with the calendar of this limit. The windows of an override have none.
-    pub fn in_calendar<'w>(&self, windows: &'w [Arc<Window>]) -> Cow<'w, [Arc<Window>]> {
-        let is_calendar = |window: &Arc<Window>| window.rule.algorithm == Algorithm::Calendar;
-        if !windows.iter().any(is_calendar) {
-            return Cow::Borrowed(windows);
-        }
-        let rules: Vec<_> = windows.iter().map(|window| window.rule).collect();
-        Cow::Owned(Window::all(&self.name, &rules, &self.calendar))
     }
 }
 

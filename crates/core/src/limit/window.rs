@@ -7,7 +7,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderValue;
 
 use super::headers::seconds_up;
-use super::{Algorithm, AnchorDay, Calendar, CalendarSettings, KeyHash, Rate, Rule};
+use super::{Algorithm, AnchorDay, Calendar, CalendarSettings, CalendarUnit, KeyHash, Rate, Rule};
 
 /// The version of the stored counts. Another version is another key: counts start anew.
 const LAYOUT: u8 = 2;
@@ -134,6 +134,12 @@ impl Window {
             Some(calendar) => format!("{}/{}", self.rule.units, calendar.name()),
             None => self.rate(),
         }
+    }
+
+    /// Whether the ends of the window depend on the anchor.
+    pub fn asks_anchor(&self) -> bool {
+        let unit = self.rule.calendar_unit();
+        matches!(unit, Some(CalendarUnit::Month | CalendarUnit::Year))
     }
 
     /// When a calendar window ends, as RFC 3339 in its zone. `left_us` is the time until then as

@@ -5,10 +5,12 @@
 //! is stored. The embedded store keeps its records in [`MemoryOverrides`]. Redis keeps them in a
 //! hash that `store/redis/overrides.rs` reads, and only `lua/overrides.lua` writes it.
 
+mod override_windows;
 mod record;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +24,8 @@ pub use record::{
 };
 
 use crate::clock::MonotonicClock;
-use crate::limit::{KeyHash, Rule, Window};
+use crate::limit::{KeyHash, Limit, Rule, Window};
+use override_windows::OverrideWindows;
 
 /// The end of what holds until an operator removes it.
 const NEVER: u64 = u64::MAX;
@@ -30,7 +33,7 @@ const NEVER: u64 = u64::MAX;
 #[derive(Clone, Debug)]
 struct Override {
     limit: Arc<str>,
-    windows: Arc<[Arc<Window>]>,
+    windows: Arc<OverrideWindows>,
     /// Exclusive, microseconds.
     until_us: u64,
 }
@@ -65,7 +68,7 @@ impl ClockPair {
 /// The parts of an override that many keys share.
 struct SharedWindows {
     limit: Arc<str>,
-    windows: Arc<[Arc<Window>]>,
+    windows: Arc<OverrideWindows>,
 }
 
 impl Overrides {
@@ -86,7 +89,7 @@ impl Overrides {
                     let shared = known.entry((limit, rules));
                     let shared = shared.or_insert_with(|| SharedWindows {
                         limit: limit.as_str().into(),
-                        windows: Window::all(limit, rules, &Arc::default()).into(),
+                        windows: Arc::new(OverrideWindows::new(limit, rules)),
                     });
                     table.set_override(&shared.limit, *tag, &shared.windows, until_us);
                 }
@@ -102,7 +105,7 @@ impl Overrides {
         &mut self,
         limit: &Arc<str>,
         tag: KeyHash,
-        windows: &Arc<[Arc<Window>]>,
+        windows: &Arc<OverrideWindows>,
         until_us: u64,
     ) {
         self.note_end(until_us);
@@ -133,10 +136,15 @@ impl Overrides {
     }
 
     /// The windows that one key of `limit` has instead of the limit's own.
-    pub fn windows(&self, limit: &str, tag: KeyHash, now_us: u64) -> Option<&[Arc<Window>]> {
+    pub fn windows(
+        &self,
+        limit: &Limit,
+        tag: KeyHash,
+        now_us: u64,
+    ) -> Option<Cow<'_, [Arc<Window>]>> {
         let mut of_tag = self.overrides.get(&tag)?.iter();
-        let found = of_tag.find(|one| *one.limit == *limit && one.until_us > now_us)?;
-        Some(&found.windows)
+        let found = of_tag.find(|one| one.limit == limit.name && one.until_us > now_us)?;
+        Some(found.windows.of(limit))
     }
 
     /// The block of a key; `None` if it is not blocked.
@@ -245,7 +253,8 @@ impl OverrideSnapshot {
         self.table.block_of(tag, self.now_us)
     }
 
-    pub fn windows(&self, limit: &str, tag: KeyHash) -> Option<&[Arc<Window>]> {
+    /// The windows that one key of `limit` has instead of the limit's own.
+    pub fn windows(&self, limit: &Limit, tag: KeyHash) -> Option<Cow<'_, [Arc<Window>]>> {
         self.table.windows(limit, tag, self.now_us)
     }
 }

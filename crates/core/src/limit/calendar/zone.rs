@@ -149,7 +149,7 @@ pub enum AnchorSource {
 }
 
 /// A time zone and the name by which the configuration knows it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zone {
     pub name: Box<str>,
     pub zone: TimeZone,
@@ -186,7 +186,7 @@ impl Zone {
 }
 
 /// How a limit cuts time into calendar windows.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CalendarSettings {
     pub zone: Zone,
     /// The time of day at which every window begins.

@@ -113,6 +113,11 @@ impl ApiKeys {
         self.listed(key).is_some()
     }
 
+    /// The anchor that the file of keys gives this key.
+    pub fn anchor_of(&self, key: &[u8]) -> Option<AnchorDay> {
+        self.listed(key)?.anchor
+    }
+
     /// Whether requests with this key may be counted by it. A token may be: only a request shows
     /// whether it is verified.
     pub fn may_count(&self, key: &[u8]) -> bool {

@@ -1,20 +1,26 @@
 //! The table that requests are checked against.
 
 use super::*;
-use crate::limit::{Algorithm, Rule};
+use crate::limit::calendar::{CalendarSettings, CalendarUnit, Zone};
+use crate::limit::{Algorithm, Key, Rule};
 
-fn windows(units: u64) -> Arc<[Arc<Window>]> {
+fn limit(name: &str) -> Limit {
+    Limit::new(name, &[], Key::all_of([]))
+}
+
+fn set_of(units: u64) -> Arc<OverrideWindows> {
     let rule = Rule {
         algorithm: Algorithm::Log,
         units,
         window_us: 60_000_000,
         precision_us: 1,
     };
-    Window::all("login", &[rule], &Default::default()).into()
+    Arc::new(OverrideWindows::new("login", &[rule]))
 }
 
-fn units(table: &Overrides, limit: &str, who: u8, now_us: u64) -> Option<Vec<u64>> {
-    let windows = table.windows(limit, KeyHash([who; 16]), now_us)?;
+fn units(table: &Overrides, name: &str, who: u8, now_us: u64) -> Option<Vec<u64>> {
+    let limit = limit(name);
+    let windows = table.windows(&limit, KeyHash([who; 16]), now_us)?;
     Some(windows.iter().map(|one| one.rule.units).collect())
 }
 
@@ -22,9 +28,14 @@ fn units(table: &Overrides, limit: &str, who: u8, now_us: u64) -> Option<Vec<u64
 fn an_override_is_for_one_key_of_one_limit_until_its_end() {
     let mut table = Overrides::default();
     assert!(table.is_empty());
-    table.set_override(&"login".into(), KeyHash([1; 16]), &windows(7), 100);
-    table.set_override(&"login".into(), KeyHash([2; 16]), &Arc::from([]), NEVER);
-    table.set_override(&"search".into(), KeyHash([1; 16]), &windows(9), NEVER);
+    table.set_override(&"login".into(), KeyHash([1; 16]), &set_of(7), 100);
+    table.set_override(
+        &"login".into(),
+        KeyHash([2; 16]),
+        &Arc::new(OverrideWindows::new("login", &[])),
+        NEVER,
+    );
+    table.set_override(&"search".into(), KeyHash([1; 16]), &set_of(9), NEVER);
     assert!(!table.is_empty() && !table.has_blocks());
     assert_eq!(units(&table, "login", 1, 99), Some(vec![7]));
     assert_eq!(units(&table, "login", 1, 100), None);
@@ -32,7 +43,7 @@ fn an_override_is_for_one_key_of_one_limit_until_its_end() {
     assert_eq!(units(&table, "search", 1, 1000), Some(vec![9]));
     assert_eq!(units(&table, "search", 2, 0), None);
     assert_eq!(units(&table, "other", 1, 0), None);
-    table.set_override(&"login".into(), KeyHash([1; 16]), &windows(8), 200);
+    table.set_override(&"login".into(), KeyHash([1; 16]), &set_of(8), 200);
     assert_eq!(units(&table, "login", 1, 150), Some(vec![8]));
 }
 
@@ -56,8 +67,8 @@ fn a_block_holds_until_its_end_and_says_how_long() {
 fn what_has_ended_is_noticed_once_and_taken_out() {
     let mut table = Overrides::default();
     table.block(KeyHash([1; 16]), 100);
-    table.set_override(&"login".into(), KeyHash([1; 16]), &windows(7), 50);
-    table.set_override(&"search".into(), KeyHash([1; 16]), &windows(7), NEVER);
+    table.set_override(&"login".into(), KeyHash([1; 16]), &set_of(7), 50);
+    table.set_override(&"search".into(), KeyHash([1; 16]), &set_of(7), NEVER);
     assert!(!table.has_ended(49));
     assert!(table.has_ended(50));
     let ended = |now_us| table.ended(now_us).map(|(limit, _)| limit);
@@ -102,10 +113,11 @@ fn what_is_said_holds_until_it_is_taken_back() {
     else {
         panic!("it is made");
     };
+    let login = limit("login");
     let now = overrides.snapshot().unwrap();
     assert!(until_us > now.now_us && now.block_of(one).is_some());
-    assert_eq!(now.windows("login", other).unwrap().len(), 0);
-    assert!(now.table.windows("login", other, until_us).is_none());
+    assert_eq!(now.windows(&login, other).unwrap().len(), 0);
+    assert!(now.table.windows(&login, other, until_us).is_none());
     assert_eq!(overrides.list().records.len(), 2);
     assert_eq!(
         overrides.change(change(block(), ChangeKind::Remove, 0)),
@@ -147,4 +159,37 @@ fn what_was_changed_is_kept_up_to_a_number() {
         (MAX_CHANGES, "reset")
     );
     assert!(overrides.list().records.is_empty());
+}
+
+#[test]
+fn calendar_windows_of_an_override_are_made_once_for_each_calendar() {
+    let month = Rule {
+        algorithm: Algorithm::Calendar,
+        units: 10,
+        window_us: CalendarUnit::Month.longest_us(),
+        precision_us: 1,
+    };
+    let windows = OverrideWindows::new("plan", &[month]);
+    let in_zone = |name: &str| {
+        let mut limit = limit("plan");
+        limit.calendar = Arc::new(CalendarSettings {
+            zone: Zone::of_offset(name).unwrap(),
+            ..CalendarSettings::default()
+        });
+        limit
+    };
+    let zone = |windows: &[Arc<Window>]| {
+        let calendar = windows[0].calendar.as_ref().unwrap();
+        calendar.settings().zone.name.to_string()
+    };
+    let (india, copy, nepal) = (in_zone("+05:30"), in_zone("+05:30"), in_zone("+05:45"));
+    let first = windows.of(&india);
+    assert_eq!(zone(&first), "+05:30");
+    assert!(
+        Arc::ptr_eq(&first[0], &windows.of(&copy)[0]),
+        "of another worker"
+    );
+    assert_eq!(zone(&windows.of(&nepal)), "+05:45");
+    let plain = OverrideWindows::new("plan", &[]);
+    assert!(matches!(plain.of(&india), Cow::Borrowed([])));
 }
