@@ -113,7 +113,7 @@ pub(super) struct ImportArgs {
     #[arg(value_enum)]
     from: ImportFormat,
     /// The file, with all that it includes; `-` is standard input. `envoy-ratelimit` takes several
-    /// files or folders.
+    /// files or folders, `tyk` several files.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     /// The proxy.toml to write; the default is standard output.
@@ -141,6 +141,8 @@ enum ImportFormat {
     Apisix,
     /// Resources of Envoy AI gateway, with their budgets of tokens.
     EnvoyAi,
+    /// API definitions and policies of Tyk, with their rates and quotas.
+    Tyk,
 }
 
 /// `tidegate import`: writes another program's configuration as a `proxy.toml`, and lists what is
@@ -153,9 +155,11 @@ pub(super) fn import(args: &ImportArgs) -> Result<u8, CommandError> {
         ImportFormat::Kong => import::SourceProgram::Kong,
         ImportFormat::Apisix => import::SourceProgram::Apisix,
         ImportFormat::EnvoyAi => import::SourceProgram::EnvoyAi,
+        ImportFormat::Tyk => import::SourceProgram::Tyk,
     };
-    if args.files.len() > 1 && args.from != ImportFormat::EnvoyRatelimit {
-        let message = "only `envoy-ratelimit` takes several files";
+    let takes_several = [ImportFormat::EnvoyRatelimit, ImportFormat::Tyk];
+    if args.files.len() > 1 && !takes_several.contains(&args.from) {
+        let message = "only `envoy-ratelimit` and `tyk` take several files";
         return Err(CommandError::wrong_use(message));
     }
     let imported = import::import(from, &args.files).map_err(|error| {

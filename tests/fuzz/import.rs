@@ -352,6 +352,19 @@ fn any_file_of_envoy_ai_is_imported_or_refused() {
         });
 }
 
+#[test]
+fn any_file_of_tyk_is_imported_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tyk.json");
+    bolero::check!(name = "tyk")
+        .with_max_len(96)
+        .for_each(|input: &[u8]| {
+            both(input, gateways::TYK, |text| {
+                check(SourceProgram::Tyk, &path, text)
+            })
+        });
+}
+
 fn check(from: SourceProgram, path: &Path, text: &[u8]) {
     // A file that is written over is put on the disk at once; a new one is not.
     let _ = std::fs::remove_file(path);

@@ -48,6 +48,7 @@ fn every_configuration_becomes_its_text_which_check_takes() {
         "kong",
         "apisix",
         "envoy-ai",
+        "tyk",
     ] {
         let names = corpus(program);
         assert!(names.len() >= 4, "{names:?}");

@@ -14,6 +14,7 @@ use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US};
 
 /// The largest weight of a token.
 const MAX_WEIGHT: f64 = 1e6;
+
 /// Months and years of gateways, seconds.
 pub(super) const MONTH_SECONDS: u64 = 30 * 86_400;
 pub(super) const YEAR_SECONDS: u64 = 365 * 86_400;
@@ -90,6 +91,15 @@ impl Budget {
         let tiers = tiers.map(|one| format!("{} = {}", quote(&one.tier), rates_text(&one.rates)));
         entries.add_table("tiers", &tiers.collect::<Vec<_>>());
         self.key.add_to(&mut entries);
+        let tier_rates = self.tiers.iter().flat_map(|one| &one.rates);
+        if self
+            .rates
+            .iter()
+            .chain(tier_rates)
+            .any(|rate| rate.calendar.is_some())
+        {
+            entries.add("calendar", "{ zone = \"UTC\" }");
+        }
         entries.add("counts", quote(self.counts.word()));
         draft.add_limit(LimitDraft {
             name: self.name.clone(),

@@ -38,6 +38,8 @@ mod apisix;
 
 mod envoy_ai;
 
+mod tyk;
+
 use std::path::PathBuf;
 
 use draft::{Draft, RouteDraft, ServerDraft, TargetDraft, UpstreamDraft};
@@ -62,6 +64,8 @@ pub enum SourceProgram {
     Apisix,
     /// Kubernetes resources of Envoy AI gateway, YAML.
     EnvoyAi,
+    /// API definitions and policies of Tyk, JSON.
+    Tyk,
 }
 
 #[derive(Debug)]
@@ -73,7 +77,7 @@ pub struct Imported {
 }
 
 /// Reads the files at `paths`, `-` for standard input, and writes them as a `proxy.toml`. Only
-/// envoyproxy/ratelimit has several.
+/// envoyproxy/ratelimit and Tyk have several.
 pub fn import(program: SourceProgram, paths: &[PathBuf]) -> Result<Imported, ImportError> {
     let names: Vec<String> = paths
         .iter()
@@ -81,6 +85,7 @@ pub fn import(program: SourceProgram, paths: &[PathBuf]) -> Result<Imported, Imp
         .collect();
     let draft = match (program, paths) {
         (SourceProgram::EnvoyRatelimit, paths) => envoy_ratelimit::read(paths)?,
+        (SourceProgram::Tyk, paths) => tyk::read(paths)?,
         (SourceProgram::Nginx, [path]) => nginx::read(path)?,
         (SourceProgram::Traefik, [path]) => traefik::read(path)?,
         (SourceProgram::Kong, [path]) => kong::read(path)?,
@@ -308,7 +313,8 @@ fn close_refused_routes(draft: &mut Draft) {
                 route.entries.list.pop();
                 notes.lost(&place, &entry.line(), why.clone());
                 // Without the prefix, the upstream would get another path than the source meant.
-                if entry.key == "strip_prefix" {
+                // Without the list, the route would be open.
+                if matches!(entry.key.as_str(), "strip_prefix" | "access") {
                     route.target = TargetDraft::Closed(why);
                 }
             }

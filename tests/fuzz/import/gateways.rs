@@ -75,3 +75,24 @@ pub const ENVOY_AI: &[&str] = &[
     "clientSelectors: [{headers: [{name: x-ai-eg-model, value: ''}]}]},\n",
     "]}}}\n",
 ];
+
+pub const TYK: &[&str] = &[
+    "\n",
+    "apis:\n",
+    "policies:\n",
+    "- {name: a, api_id: a, use_keyless: true, proxy: {listen_path: /a/, target_url: 'http://b'}}\n",
+    "- {name: 'b \"', api_id: b, proxy: {listen_path: '/{b}', target_url: 'http://127.0.0.1:1/x'},\n",
+    "  global_rate_limit: {rate: 5, per: 60}, domain: 'x y', enable_ip_whitelisting: true,\n",
+    "  allowed_ips: [10.0.0.0/8, x], auth: {auth_header_name: 'a b', use_param: true},\n",
+    "  version_data: {versions: {v: {extended_paths: {rate_limit: [\n",
+    "{path: '/c/{d}', method: get, rate: 1, per: 1}, {path: x, rate: 1e9, per: 0.5}]}}}}}\n",
+    "- {proxy: {listen_path: a, enable_load_balancing: true, target_list: [http://a, b]}}\n",
+    "- {openapi: 3, paths: {/p: {get: {operationId: o}}}, x-tyk-api-gateway: {info: {name: o},\n",
+    "  upstream: {url: 'http://c/', rateLimit: {enabled: true, rate: 5, per: 10s}},\n",
+    "  server: {listenPath: {value: /o/, strip: true}},\n",
+    "  middleware: {operations: {o: {rateLimit: {enabled: true, rate: 5, per: 1m}}}}}}\n",
+    "- {id: p, name: 'gold \"', rate: 5, per: 60, quota_max: 100, quota_renewal_rate: 2592000,\n",
+    "- {id: p, rate: -1, per: 0, quota_max: 99999999999, quota_renewal_rate: 99999999999,\n",
+    "  access_rights: {a: {api_id: a}, b: {api_id: b, limit: {rate: 1, per: 1}}}}\n",
+    "  access_rights: {}}\n",
+];

@@ -189,3 +189,22 @@ fn costs_of_envoy_ai_gateway_are_counted_for_each_user() {
     envoy.uses_up("X-User-Id: ann\r\n", 100);
     assert_eq!(envoy.call("X-User-Id: bob\r\n", 4), 200);
 }
+
+#[test]
+fn quotas_of_tyk_are_counted_by_key() {
+    let model = model("/v2/things");
+    let changes = [
+        change("http://127.0.0.1:3000", model.url()),
+        change("\n[api_key]\n", "\n[api_key]\nknown = \"keys.txt\"\n"),
+        // The tiers of the tests' keys.
+        change("\"free\" =", "\"gold\" ="),
+        change("\"gold-plan\" =", "\"ann\" ="),
+    ];
+    let tyk = Gateway::start("tyk", "orders.json", "/orders/things", &changes);
+    assert_eq!(tyk.call("Authorization: unknown\r\n", 1), 401);
+    for key in ["k-bob", "Bearer k-bob", "k-bob"] {
+        assert_eq!(tyk.call(&format!("Authorization: {key}\r\n"), 1), 200);
+    }
+    assert_eq!(tyk.call("Authorization: k-bob\r\n", 1), 429);
+    assert_eq!(tyk.call("Authorization: k-ann\r\n", 1), 200);
+}

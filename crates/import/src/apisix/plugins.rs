@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{ApisixFile, ApisixRoute};
-use crate::budgets::{Budget, Counted, note_fixed_window, rate_of};
+use crate::budgets::{Budget, Counted, rate_of};
 use crate::keys::KeyDraft;
 use crate::tree::TreeItem;
 
@@ -131,47 +131,104 @@ pub(super) fn key_of(text: &str) -> Result<KeyDraft, String> {
     }
 }
 
-/// Translates `limit-count`.
+/// Translates `limit-count`: its own count, or `rules` with several.
 fn add_request_limit(
     route: &ApisixRoute<'_>,
     config: &TreeItem,
     file: &mut ApisixFile<'_>,
     found: &mut RoutePlugins<'_>,
 ) {
-    let known = "count time_window key key_type rejected_code rejected_msg policy group \
-                 allow_degradation show_limit_quota_header redis_host redis_port redis_password \
-                 redis_database redis_timeout _meta";
+    let known = "count time_window window_type key key_type rules rejected_code rejected_msg policy \
+                 group allow_degradation show_limit_quota_header redis_host redis_port \
+                 redis_password redis_database redis_timeout sync_interval _meta";
     config.note_unknown("limit-count.", known);
-    let count = config.text_at("count").unwrap_or_default();
-    let seconds = config.number_at("time_window").unwrap_or(0);
+    note_window(config);
+    if config.is_true("allow_degradation") {
+        let why = "without its store APISIX lets requests pass; `on_error = \"allow\"` of the \
+                   limit does the same";
+        config.lost("limit-count.allow_degradation", why);
+    }
+    let rules = config.list_at("rules");
+    for rule in rules {
+        rule.note_unknown("limit-count.rules.", "count time_window key header_prefix");
+        found.limits.extend(add_count(route, rule, config, file));
+    }
+    if rules.is_empty() {
+        found.limits.extend(add_count(route, config, config, file));
+    }
+}
+
+/// Adds the limit of one count. Routes of a `group` share it.
+fn add_count(
+    route: &ApisixRoute<'_>,
+    rule: &TreeItem,
+    config: &TreeItem,
+    file: &mut ApisixFile<'_>,
+) -> Option<String> {
+    let count = rule.text_at("count").unwrap_or_default();
+    let seconds = rule.number_at("time_window").unwrap_or(0);
     let rate = match rate_of(count, seconds) {
         Ok(rate) => rate,
-        Err(why) => return config.lost("limit-count", why),
+        Err(why) => {
+            rule.lost("limit-count", why);
+            return None;
+        }
     };
-    let text = config.text_at("key").unwrap_or("remote_addr");
+    let text = rule.text_at("key").unwrap_or("remote_addr");
     let key = match config.text_at("key_type") {
         Some("constant") => Ok(KeyDraft::of_part("global")),
         _ => key_of(text),
     };
-    let key = key.unwrap_or_else(|why| {
-        config.lost(
+    let mut key = key.unwrap_or_else(|why| {
+        rule.lost(
             "limit-count.key",
             format!("{why}; it counts by the address"),
         );
         KeyDraft::of_part("ip")
     });
-    note_fixed_window(config, "limit-count");
+    if config.get("rules").is_some() {
+        // A rule is not for requests without its key.
+        key.missing = Some("skip");
+    }
+    let scope = match config.text_at("group") {
+        Some(group) => format!("group {group}"),
+        None => route.what.clone(),
+    };
+    let name = scope
+        .trim_start_matches("route ")
+        .trim_start_matches("group ");
     let budget = Budget {
-        name: format!("{}-requests", route.what.trim_start_matches("route ")),
-        source: config.entry(format!("limit-count of {}", route.what)),
+        name: format!("{name}-requests"),
+        source: rule.entry(format!("limit-count of {scope}")),
         rates: vec![rate],
         tiers: Vec::new(),
         counts: Counted::Requests,
         key,
     };
-    found.limits.push(budget.add_to(&mut file.draft));
+    Some(budget.add_to(&mut file.draft))
 }
 
+/// Says how the windows of APISIX and tidegate differ.
+fn note_window(config: &TreeItem) {
+    match config.text_at("window_type") {
+        Some("sliding") => {
+            let why = "APISIX estimates a window that slides from two fixed ones; here it is exact";
+            config.differs("limit-count.window_type", why);
+        }
+        None | Some("fixed") => {
+            let why = "a fixed window of APISIX begins with the first request of a key and ends \
+                       `time_window` seconds later, so up to twice the count may pass around its \
+                       end; here no window of this length ever holds more, wherever it begins. For \
+                       a quota that begins anew at a date write `day`, `week` or `month`, with \
+                       `calendar`";
+            config.differs("limit-count.window_type", why);
+        }
+        Some(other) => {
+            let why = format!("no window is `{other}`; here windows of this length slide");
+            config.lost("limit-count.window_type", why);
+        }
+    }
+}
 #[cfg(test)]
 mod tests {
     use super::*;

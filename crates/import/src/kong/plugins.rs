@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 
 use super::identifiers::{self, counts_by_key};
 use super::{KongFile, KongRoute, name_of, refers_to};
-use crate::budgets::{
-    Budget, Counted, MONTH_SECONDS, YEAR_SECONDS, add_rate, note_fixed_window, rate_of,
-};
+use crate::budgets::{Budget, Counted, add_rate, note_fixed_window, rate_of};
 use crate::draft::clean_name;
 use crate::keys::KeyDraft;
+use crate::limit::{CalendarUnit, Rate};
 use crate::tree::TreeItem;
 use crate::values::{TomlEntries, quote, quote_list};
 
@@ -241,14 +240,7 @@ fn add_request_limit(
                  fault_tolerant hide_client_headers redis error_code error_message sync_rate";
     config.note_unknown("rate-limiting.", known);
     let mut rates = Vec::new();
-    for (unit, seconds) in [
-        ("second", 1),
-        ("minute", 60),
-        ("hour", 3_600),
-        ("day", 86_400),
-        ("month", MONTH_SECONDS),
-        ("year", YEAR_SECONDS),
-    ] {
+    for (unit, seconds) in [("second", 1), ("minute", 60), ("hour", 3_600)] {
         let Some(units) = config.text_at(unit) else {
             continue;
         };
@@ -256,16 +248,14 @@ fn add_request_limit(
             Ok(rate) => add_rate(&mut rates, rate),
             Err(why) => config.lost(&format!("rate-limiting.{unit}"), why),
         }
-        if matches!(unit, "month" | "year") {
-            let why = "Kong keeps a month for 30 days and a year for 365, from the first day of \
-                       the calendar's; here any 30 or 365 days in a row count";
-            config.differs(&format!("rate-limiting.{unit}"), why);
-        }
     }
+    if !rates.is_empty() {
+        note_fixed_window(config, "rate-limiting");
+    }
+    add_calendar_rates(config, &mut rates);
     if rates.is_empty() {
         return;
     }
-    note_fixed_window(config, "rate-limiting");
     let by = config.text_at("limit_by").unwrap_or("consumer");
     let name = format!("requests-{}", identifiers::scope_name(route));
     let budget = Budget {
@@ -280,6 +270,33 @@ fn add_request_limit(
         counts: Counted::Requests,
     };
     found.limits.push(budget.add_to(&mut file.draft));
+}
+
+/// Translates `day`, `month` and `year`, which follow the calendar of UTC in Kong too.
+fn add_calendar_rates(config: &TreeItem, rates: &mut Vec<Rate>) {
+    for (unit, days) in [
+        (CalendarUnit::Day, 1),
+        (CalendarUnit::Month, 30),
+        (CalendarUnit::Year, 365),
+    ] {
+        let what = format!("rate-limiting.{}", unit.word());
+        let Some(units) = config.text_at(unit.word()) else {
+            continue;
+        };
+        match rate_of(units, 1) {
+            Ok(rate) => add_rate(rates, Rate::per(rate.units, unit)),
+            Err(why) => config.lost(&what, why),
+        }
+        if days > 1 {
+            let why = format!(
+                "Kong counts from the first day of the {unit} in UTC, but keeps a count for {days} \
+                 days from its first request, and tells clients so: a longer {unit} ends with a \
+                 budget of its own. Here the whole {unit} counts",
+                unit = unit.word()
+            );
+            config.differs(&what, why);
+        }
+    }
 }
 
 /// Notes what consumers and groups are here, and writes `[tier]` for their budgets.
