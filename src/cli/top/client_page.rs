@@ -180,12 +180,16 @@ fn window_line(window: &WindowUsage, counts: &str) -> StyledLine {
     let line = StyledLine::new(Tone::Faint, format!("  {of}{}", rate(&window.rate, counts)))
         .plain(format!("  used {}", used_of(window.used, all, counts)))
         .plain(format!(", {} left", units(window.remaining, counts)));
-    match window.retry_seconds {
+    let line = match window.retry_seconds {
         Some(seconds) if seconds > 0.0 => {
             let wait = format!(", next in {}", span(seconds.ceil()));
             line.with(Tone::Warn, wait)
         }
         _ => line,
+    };
+    match &window.resets_at {
+        Some(end) => line.with(Tone::Faint, format!(", resets at {end}")),
+        None => line,
     }
 }
 
@@ -319,8 +323,9 @@ mod tests {
                       "retry": "after", "retry_seconds": 2.5 }] },
                 { "limit": "spend", "rates": ["20000000/d"], "mode": "shadow",
                   "counts": "money", "windows": [
-                    { "of": "override", "rate": "50000000/d", "used": 1_250_000,
-                      "remaining": 48_750_000, "retry": "now", "retry_seconds": 0.0 }],
+                    { "of": "override", "rate": "50000000/day in UTC", "used": 1_250_000,
+                      "remaining": 48_750_000, "retry": "now", "retry_seconds": 0.0,
+                      "resets_at": "1970-01-02T00:00:00Z" }],
                   "override": { "what": "override", "limit": "spend", "id": ID,
                     "rates": "50000000/d" } },
             ],
@@ -351,7 +356,8 @@ mod tests {
                        3 requests, 1 denied; at most 81 %: 81,250 of 100,000 tokens\n\
              spend  20.00 money/d  shadow\n  \
                override 50.00 money/d until removed\n  \
-               override 50.00 money/d  used 1.25 of 50.00 money, 48.75 left\n  \
+               override 50.00 money/day in UTC  used 1.25 of 50.00 money, 48.75 left, \
+               resets at 1970-01-02T00:00:00Z\n  \
                15 min  no request that this proxy remembers\n\
              \n\
              LAST DENIALS\n\
