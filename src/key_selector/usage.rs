@@ -69,7 +69,7 @@ pub fn client_usage<E>(
         let decision = peek(&charge)?;
         for (window, verdict) in set.windows.iter().zip(&decision.verdicts) {
             let resets_at = window.resets_at(anchor, clock::unix_us(), verdict.reset_us);
-            // Before the first unit only the client's anchor tells the end, and it may not be known.
+            // Before the first unit only the client's anchor tells the end. It may be unknown.
             let is_known = verdict.used > 0 || has_anchor || !window.asks_anchor();
             rows.push(WindowStatus {
                 of: set.of.clone(),

@@ -1,5 +1,5 @@
-//! Calendar windows at real boundaries: the clock of Redis is moved just before each of them, and
-//! two proxies serve clients without a pause until it has passed.
+//! Calendar windows at real boundaries: the wall clock of Redis and of two proxies is moved just
+//! before each of them, and the proxies serve clients without a pause until it has passed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,11 +74,11 @@ const LIMITS: &str = "[store]\nurl = \"redis://127.0.0.1:PORT\"\ntimeout = \"2s\
     [[route]]\npath = \"/anchored\"\nlimits = [\"anchored\"]\n\
     [[route]]\npath = \"/leap\"\nlimits = [\"leap\"]\n";
 
-/// Redis with a clock of its own, and the proxies that count there.
+/// Redis and the proxies that count there, on a clock of their own.
 struct Scene {
     redis: RedisServer,
     proxies: [Tidegate; 2],
-    /// Seconds that the clock of Redis is ahead.
+    /// Seconds that their clock is ahead.
     ahead_s: i64,
 }
 
@@ -87,7 +87,13 @@ impl Scene {
         let redis = clock::redis();
         let limits = LIMITS.replace("PORT", &redis.port().to_string());
         let config = format!("upstream = \"{}\"\n{limits}", upstream.url());
-        let proxies = [(); 2].map(|()| Tidegate::start(&config));
+        let [library, offset] = ["clock.so", "offset"].map(|name| redis.directory().join(name));
+        let env = [
+            ("LD_PRELOAD", library.to_str().unwrap()),
+            ("CLOCK_OFFSET", offset.to_str().unwrap()),
+        ];
+        let start = |()| Tidegate::start_in(tempfile::tempdir().unwrap(), &config, &env);
+        let proxies = [(); 2].map(start);
         Scene {
             redis,
             proxies,
@@ -99,7 +105,7 @@ impl Scene {
         unix_us().saturating_add_signed(self.ahead_s * SECOND_US as i64)
     }
 
-    /// Sets the clock of Redis, and waits until both proxies know it.
+    /// Sets the clock, and waits until both proxies know that of Redis.
     fn set_clock(&mut self, store_s: u64) {
         self.ahead_s = store_s as i64 - (unix_us() / SECOND_US) as i64;
         clock::set(&self.redis, self.ahead_s);

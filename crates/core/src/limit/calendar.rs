@@ -64,14 +64,14 @@ pub struct CalendarCount {
 /// A change of the units of one window, as a file of counts keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitsChange {
-    pub kind: ChangeKind,
+    pub kind: UnitsChangeKind,
     pub end_us: u64,
     /// Units admitted; negative if units were given back.
     pub units: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChangeKind {
+pub enum UnitsChangeKind {
     /// To a window that is known.
     Adds,
     /// To a window that these units have opened.
@@ -173,11 +173,11 @@ impl CalendarCount {
     /// The changes that one operation has made since `before`, in order.
     pub fn changes_since(&self, before: &CalendarCount) -> [Option<UnitsChange>; 2] {
         let kind = match self.end_us {
-            end_us if end_us == before.end_us => ChangeKind::Adds,
-            _ if self.previous_end_us == before.end_us => ChangeKind::Opens,
-            _ => ChangeKind::Replaces,
+            end_us if end_us == before.end_us => UnitsChangeKind::Adds,
+            _ if self.previous_end_us == before.end_us => UnitsChangeKind::Opens,
+            _ => UnitsChangeKind::Replaces,
         };
-        let units_before = if kind == ChangeKind::Adds {
+        let units_before = if kind == UnitsChangeKind::Adds {
             before.units
         } else {
             0
@@ -188,14 +188,14 @@ impl CalendarCount {
             units: difference(self.units, units_before),
         };
         let previous = UnitsChange {
-            kind: ChangeKind::Adds,
+            kind: UnitsChangeKind::Adds,
             end_us: self.previous_end_us,
             units: difference(self.previous_units, before.previous_units),
         };
         let had_previous = self.previous_end_us == before.previous_end_us;
         [
             (had_previous && previous.units != 0).then_some(previous),
-            (last.units != 0 || kind != ChangeKind::Adds).then_some(last),
+            (last.units != 0 || kind != UnitsChangeKind::Adds).then_some(last),
         ]
     }
 
@@ -208,11 +208,11 @@ impl CalendarCount {
             units,
         } = *change;
         let is_later = end_us > self.end_us;
-        if kind == ChangeKind::Replaces {
+        if kind == UnitsChangeKind::Replaces {
             (self.end_us, self.units) = (end_us, changed(0, units));
         } else if end_us == self.end_us {
             self.units = changed(self.units, units);
-        } else if end_us == self.previous_end_us && !(is_later && kind == ChangeKind::Opens) {
+        } else if end_us == self.previous_end_us && !(is_later && kind == UnitsChangeKind::Opens) {
             self.previous_units = changed(self.previous_units, units);
         } else if is_later {
             (self.previous_end_us, self.previous_units) = (self.end_us, self.units);
@@ -225,7 +225,7 @@ impl CalendarCount {
     /// The changes that make this count of an empty one, in order.
     pub fn as_changes(&self) -> [Option<UnitsChange>; 2] {
         let opens = |end_us, units| UnitsChange {
-            kind: ChangeKind::Opens,
+            kind: UnitsChangeKind::Opens,
             end_us,
             units: difference(units, 0),
         };

@@ -138,8 +138,8 @@ fn add_request_limit(
     file: &mut ApisixFile<'_>,
     found: &mut RoutePlugins<'_>,
 ) {
-    let known = "count time_window window_type key key_type rules rejected_code rejected_msg policy \
-                 group allow_degradation show_limit_quota_header redis_host redis_port \
+    let known = "count time_window window_type key key_type rules rejected_code rejected_msg \
+                 policy group allow_degradation show_limit_quota_header redis_host redis_port \
                  redis_password redis_database redis_timeout sync_interval _meta";
     config.note_unknown("limit-count.", known);
     note_window(config);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::disk::{MODE, NewFile, TRIES, create, is_at, open_locked, read_up_to, with_ending};
 use super::read_windows::ReadWindows;
-use super::record::{self, HEAD_BYTES, HashKeyBytes, Head, RECORD_BYTES, Record};
+use super::record::{self, FileRecord, HEAD_BYTES, HashKeyBytes, Head, RECORD_BYTES};
 use crate::limit::calendar::{CalendarCount, UnitsChange};
 use crate::store::memory::{
     CALENDAR_KEPT_US, CalendarCopy, Memory, UnwrittenBudgets, WindowNumber,
@@ -190,7 +190,7 @@ impl CountsLog {
         let mut unfit = 0;
         let (windows, now_us) = (&mut self.windows, memory.unix_us());
         let read = read_records(&self.file, self.known_bytes, |record| match record {
-            Record::Change {
+            FileRecord::Change {
                 window,
                 budget,
                 change,
@@ -199,7 +199,7 @@ impl CountsLog {
                 let window = windows.number(memory, window);
                 unfit += u64::from(!is_old && !memory.apply_calendar(budget, window, &change));
             }
-            Record::Reset { budget } => memory.forget_calendar(budget),
+            FileRecord::Reset { budget } => memory.forget_calendar(budget),
             described => windows.read(described),
         })?;
         self.known_bytes = read.good_bytes;
@@ -218,7 +218,7 @@ impl CountsLog {
         self.described.clear();
         let windows = &mut self.windows;
         let read = read_records(&self.file, HEAD_BYTES as u64, |record| match record {
-            Record::Change {
+            FileRecord::Change {
                 window,
                 budget,
                 change,
@@ -230,7 +230,7 @@ impl CountsLog {
                 });
                 copy.count.apply(&change);
             }
-            Record::Reset { budget } => {
+            FileRecord::Reset { budget } => {
                 copies.remove(&budget);
             }
             described => windows.read(described),
@@ -253,7 +253,7 @@ impl CountsLog {
             let budget = *budget;
             let window = describe(memory, unwritten.window, &mut described, &mut bytes);
             if unwritten.is_reset {
-                Record::Reset { budget }.write(&mut bytes);
+                FileRecord::Reset { budget }.write(&mut bytes);
             }
             for change in &unwritten.changes {
                 change_record(window, budget, *change).write(&mut bytes);
@@ -318,8 +318,8 @@ impl CountsLog {
     }
 }
 
-fn change_record(window: u64, budget: u128, change: UnitsChange) -> Record {
-    Record::Change {
+fn change_record(window: u64, budget: u128, change: UnitsChange) -> FileRecord {
+    FileRecord::Change {
         window,
         budget,
         change,
@@ -337,12 +337,12 @@ fn describe(
         return 0;
     };
     if described.insert(number) {
-        let first = Record::Window {
+        let first = FileRecord::Window {
             identity: window.identity,
             units: window.rule.units,
             window_us: window.rule.window_us,
         };
-        let records = Record::of_window(&first, &window.limit);
+        let records = FileRecord::of_window(&first, &window.limit);
         records.iter().for_each(|record| record.write(bytes));
     }
     window.identity as u64
@@ -357,7 +357,11 @@ struct ReadRecords {
 }
 
 /// Reads the records from a byte on, and cuts off what cannot be read at the end.
-fn read_records(file: &File, from: u64, mut each: impl FnMut(Record)) -> io::Result<ReadRecords> {
+fn read_records(
+    file: &File,
+    from: u64,
+    mut each: impl FnMut(FileRecord),
+) -> io::Result<ReadRecords> {
     let length = file.metadata()?.len();
     if length < from {
         return Ok(ReadRecords {
@@ -377,7 +381,7 @@ fn read_records(file: &File, from: u64, mut each: impl FnMut(Record)) -> io::Res
         }
         for record in records {
             at += RECORD_BYTES as u64;
-            let Some(record) = Record::read(record) else {
+            let Some(record) = FileRecord::read(record) else {
                 bad += 1;
                 continue;
             };

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::record::Record;
+use super::record::FileRecord;
 use crate::limit::{Algorithm, Rule};
 use crate::store::memory::{Memory, WindowDescription, WindowNumber};
 
@@ -19,9 +19,9 @@ struct ReadWindow {
 }
 
 impl ReadWindows {
-    pub(super) fn read(&mut self, record: Record) {
+    pub(super) fn read(&mut self, record: FileRecord) {
         match record {
-            Record::Window {
+            FileRecord::Window {
                 identity,
                 units,
                 window_us,
@@ -39,12 +39,12 @@ impl ReadWindows {
                 };
                 self.0.insert(identity as u64, window);
             }
-            Record::Name { window, part } => {
+            FileRecord::Name { window, part } => {
                 if let Some(window) = self.0.get_mut(&window) {
                     window.name.extend(part);
                 }
             }
-            Record::Change { .. } | Record::Reset { .. } => {}
+            FileRecord::Change { .. } | FileRecord::Reset { .. } => {}
         }
     }
 

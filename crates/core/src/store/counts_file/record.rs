@@ -14,7 +14,7 @@
 //!
 //! Numbers are little-endian. The window of a change is the lower half of its identity.
 
-use crate::limit::calendar::{ChangeKind, UnitsChange};
+use crate::limit::calendar::{UnitsChange, UnitsChangeKind};
 
 pub(super) const RECORD_BYTES: usize = 64;
 pub(super) const HEAD_BYTES: usize = 2 * RECORD_BYTES;
@@ -47,7 +47,7 @@ pub(super) enum Head {
 
 /// One record, read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Record {
+pub(super) enum FileRecord {
     Change {
         window: u64,
         budget: u128,
@@ -118,12 +118,12 @@ fn is_like_magic(bytes: &[u8]) -> bool {
     same > 0 && 2 * same >= bytes.len().min(MAGIC.len())
 }
 
-impl Record {
+impl FileRecord {
     /// Adds the record's bytes.
     pub(super) fn write(&self, to: &mut Vec<u8>) {
         let mut bytes = [0; RECORD_BYTES];
         match self {
-            Record::Change {
+            FileRecord::Change {
                 window,
                 budget,
                 change,
@@ -134,11 +134,11 @@ impl Record {
                 put(&mut bytes, 32, &change.end_us.to_le_bytes());
                 put(&mut bytes, 40, &change.units.to_le_bytes());
             }
-            Record::Reset { budget } => {
+            FileRecord::Reset { budget } => {
                 bytes[0] = 2;
                 put(&mut bytes, 16, &budget.to_le_bytes());
             }
-            Record::Window {
+            FileRecord::Window {
                 identity,
                 units,
                 window_us,
@@ -149,7 +149,7 @@ impl Record {
                 put(&mut bytes, 32, &units.to_le_bytes());
                 put(&mut bytes, 40, &window_us.to_le_bytes());
             }
-            Record::Name { window, part } => {
+            FileRecord::Name { window, part } => {
                 let part = &part[..part.len().min(NAME_BYTES)];
                 (bytes[0], bytes[1]) = (4, part.len() as u8);
                 put(&mut bytes, 8, &window.to_le_bytes());
@@ -161,14 +161,14 @@ impl Record {
     }
 
     /// `None` for a damaged record, and for one of a kind that is not known.
-    pub(super) fn read(bytes: &RecordBytes) -> Option<Record> {
+    pub(super) fn read(bytes: &RecordBytes) -> Option<FileRecord> {
         if !is_sealed(bytes) {
             return None;
         }
         let window = u64_at(bytes, 8);
         let budget = u128_at(bytes, 16);
         Some(match bytes[0] {
-            1 => Record::Change {
+            1 => FileRecord::Change {
                 window,
                 budget,
                 change: UnitsChange {
@@ -177,13 +177,13 @@ impl Record {
                     units: u64_at(bytes, 40).cast_signed(),
                 },
             },
-            2 => Record::Reset { budget },
-            3 => Record::Window {
+            2 => FileRecord::Reset { budget },
+            3 => FileRecord::Window {
                 identity: budget,
                 units: u64_at(bytes, 32),
                 window_us: u64_at(bytes, 40),
             },
-            4 => Record::Name {
+            4 => FileRecord::Name {
                 window,
                 part: bytes[16..].get(..usize::from(bytes[1]))?.to_vec(),
             },
@@ -192,28 +192,35 @@ impl Record {
     }
 
     /// The records that describe a window of the limit `name`.
-    pub(super) fn of_window(window: &Record, name: &str) -> Vec<Record> {
-        let Record::Window { identity, .. } = window else {
+    pub(super) fn of_window(window: &FileRecord, name: &str) -> Vec<FileRecord> {
+        let FileRecord::Window { identity, .. } = window else {
             return Vec::new();
         };
-        let parts = name.as_bytes().chunks(NAME_BYTES).map(|part| Record::Name {
-            window: *identity as u64,
-            part: part.to_vec(),
-        });
+        let parts = name
+            .as_bytes()
+            .chunks(NAME_BYTES)
+            .map(|part| FileRecord::Name {
+                window: *identity as u64,
+                part: part.to_vec(),
+            });
         std::iter::once(window.clone()).chain(parts).collect()
     }
 }
 
-fn kind_number(kind: ChangeKind) -> u8 {
+fn kind_number(kind: UnitsChangeKind) -> u8 {
     match kind {
-        ChangeKind::Adds => 0,
-        ChangeKind::Opens => 1,
-        ChangeKind::Replaces => 2,
+        UnitsChangeKind::Adds => 0,
+        UnitsChangeKind::Opens => 1,
+        UnitsChangeKind::Replaces => 2,
     }
 }
 
-fn kind_of(number: u8) -> Option<ChangeKind> {
-    let kinds = [ChangeKind::Adds, ChangeKind::Opens, ChangeKind::Replaces];
+fn kind_of(number: u8) -> Option<UnitsChangeKind> {
+    let kinds = [
+        UnitsChangeKind::Adds,
+        UnitsChangeKind::Opens,
+        UnitsChangeKind::Replaces,
+    ];
     kinds.get(usize::from(number)).copied()
 }
 
@@ -256,13 +263,13 @@ fn is_sealed(bytes: &RecordBytes) -> bool {
 mod tests {
     use super::*;
 
-    fn records() -> Vec<Record> {
-        let window = Record::Window {
+    fn records() -> Vec<FileRecord> {
+        let window = FileRecord::Window {
             identity: u128::MAX - 7,
             units: 1_000_000,
             window_us: 31 * 86_400_000_000,
         };
-        let change = |kind, units| Record::Change {
+        let change = |kind, units| FileRecord::Change {
             window: 9,
             budget: 1 << 100 | 5,
             change: UnitsChange {
@@ -271,11 +278,11 @@ mod tests {
                 units,
             },
         };
-        let mut all = Record::of_window(&window, &"long-name-".repeat(6));
-        all.push(change(ChangeKind::Opens, 3));
-        all.push(change(ChangeKind::Adds, -2));
-        all.push(change(ChangeKind::Replaces, i64::MAX));
-        all.push(Record::Reset { budget: 77 });
+        let mut all = FileRecord::of_window(&window, &"long-name-".repeat(6));
+        all.push(change(UnitsChangeKind::Opens, 3));
+        all.push(change(UnitsChangeKind::Adds, -2));
+        all.push(change(UnitsChangeKind::Replaces, i64::MAX));
+        all.push(FileRecord::Reset { budget: 77 });
         all
     }
 
@@ -285,10 +292,10 @@ mod tests {
             let mut bytes = Vec::new();
             record.write(&mut bytes);
             let mut bytes: RecordBytes = bytes.try_into().unwrap();
-            assert_eq!(Record::read(&bytes), Some(record));
+            assert_eq!(FileRecord::read(&bytes), Some(record));
             for at in 0..RECORD_BYTES {
                 bytes[at] ^= 1;
-                assert_eq!(Record::read(&bytes), None, "byte {at}");
+                assert_eq!(FileRecord::read(&bytes), None, "byte {at}");
                 bytes[at] ^= 1;
             }
         }

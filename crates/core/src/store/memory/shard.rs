@@ -7,15 +7,14 @@
 //! Keys that may be evicted are listed by limit, those at their limit apart from those below it.
 //! Eviction looks at a few keys of one list, so its work does not grow with the store.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use hashbrown::HashTable;
 
 use super::bounds::{EvictionClass, EvictionList, MemoryBounds, WindowNumber};
-use super::entry_row::{EntryRow, PIECE};
+use super::entry_row::{CountEntry, EntryRow, PIECE};
 use super::unwritten::UnwrittenCounts;
-use super::{BudgetId, CALENDAR_KEPT_US, SHARD_KEYS, id};
+use super::{BudgetId, SHARD_KEYS, id};
 use crate::limit::calendar::CalendarCount;
 use crate::limit::decide::{Count, FirstPass};
 use crate::limit::{LimitCheck, Retry, Rule, Verdict};
@@ -48,17 +47,6 @@ pub(super) struct Shard {
     random: u64,
     /// Changes of calendar windows for the file of counts; `None` without such a file.
     pub(super) unwritten: Option<Box<UnwrittenCounts>>,
-}
-
-#[derive(Debug)]
-pub(super) struct CountEntry {
-    pub(super) id: BudgetId,
-    pub(super) count: Count,
-    /// From this time on nothing counts, microseconds.
-    pub(super) empty_at_us: u64,
-    position: u32,
-    pub(super) window: WindowNumber,
-    class: EvictionClass,
 }
 
 /// One budget of a calendar window.
@@ -417,62 +405,4 @@ impl Shard {
 /// A place as the index holds it. A shard of 2^32 keys would be 400 GB: the bounds come first.
 fn narrow(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
-}
-
-/// The loss with a key; the key with the least loss goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct EvictionLoss {
-    counts: bool,
-    order: EvictionOrder,
-    units: u64,
-}
-
-/// The order in which keys of one list go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum EvictionOrder {
-    /// By units that count, then by expiry, earliest first.
-    Open(u64, u64),
-    /// By the window's length, then by admission, latest first. So a flood of full keys pushes out
-    /// its own keys, and not the clients that were limited before.
-    AtLimit(u64, Reverse<u64>),
-}
-
-impl CountEntry {
-    /// Whether the entry is of no use any more. A calendar window is kept for a day longer: the
-    /// wall clock may step back, and units may come back late.
-    fn is_over(&self, now_us: u64) -> bool {
-        let kept_us = match self.count {
-            Count::Calendar(_) => CALENDAR_KEPT_US,
-            _ => 0,
-        };
-        self.empty_at_us.saturating_add(kept_us) <= now_us
-    }
-
-    /// Notes when nothing counts any more. The clock of the count is `ahead_us` ahead.
-    pub(super) fn set_empty_at(&mut self, rule: &Rule, ahead_us: u64) {
-        let empty_at_us = self.count.empty_at_us(rule);
-        self.empty_at_us = match ahead_us {
-            0 => empty_at_us,
-            _ => empty_at_us.wrapping_sub(ahead_us),
-        };
-    }
-
-    fn loss(&self, now_us: u64, bounds: &MemoryBounds) -> EvictionLoss {
-        let rule = bounds.rule_of(self.window);
-        let rule = rule.filter(|rule| rule.algorithm == self.count.algorithm());
-        let units = rule.map_or(0, |rule| self.count.used(&rule, now_us));
-        let window_us = rule.map_or(0, |rule| rule.window_us);
-        EvictionLoss {
-            counts: self.empty_at_us > now_us,
-            order: match self.class {
-                EvictionClass::AtLimit => {
-                    EvictionOrder::AtLimit(window_us, Reverse(self.empty_at_us))
-                }
-                EvictionClass::Open | EvictionClass::Held => {
-                    EvictionOrder::Open(units, self.empty_at_us)
-                }
-            },
-            units,
-        }
-    }
 }

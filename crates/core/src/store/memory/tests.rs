@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::shard::{CountEntry, KEY_BYTES, Shard};
+use super::entry_row::CountEntry;
+use super::shard::{KEY_BYTES, Shard};
 use super::{KeyRing, Memory, SHARD_KEYS, TIDY_KEYS, TIDY_SHARDS};
 use crate::clock::Micros;
 use crate::config::{Fleet, StoreKind, StoreSettings};

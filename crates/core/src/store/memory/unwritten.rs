@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 
 use super::BudgetId;
 use super::bounds::WindowNumber;
-use super::shard::CountEntry;
-use crate::limit::calendar::{CalendarCount, ChangeKind, UnitsChange};
+use super::entry_row::CountEntry;
+use crate::limit::calendar::{CalendarCount, UnitsChange, UnitsChangeKind};
 use crate::limit::decide::Count;
 
 /// Budgets of one shard between two writes, at most. With more of them the file is written anew.
@@ -37,7 +37,7 @@ impl UnwrittenBudget {
     fn add(&mut self, change: UnitsChange) {
         let is_same = |known: &&mut UnitsChange| known.end_us == change.end_us;
         match self.changes.iter_mut().rev().find(is_same) {
-            Some(known) if change.kind == ChangeKind::Adds => {
+            Some(known) if change.kind == UnitsChangeKind::Adds => {
                 known.units = known.units.saturating_add(change.units);
             }
             _ => self.changes.push(change),
