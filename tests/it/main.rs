@@ -15,7 +15,6 @@ mod asked;
 mod audit;
 mod backend;
 mod balance;
-mod boundaries;
 mod bounds;
 mod bypass;
 mod calendar;
