@@ -10,6 +10,9 @@
 --   settle (2)     charges whatever is counted already: what was granted turned out to cost more
 --   give back the oldest (3)
 --                  takes back up to the cost of what is counted, oldest units first; slots stay
+--   book (4)       charges one request, or holds it: where each item that denies it has a longest
+--                  wait that is not shorter than its own, it is charged all the same. Logs stamp it
+--                  with the instant at which all items allow it, the others with now
 --
 -- KEYS     every item's key, in the order of the items; a key may occur in several groups, and
 --          the later ones see what the earlier ones wrote, but only once in one group
@@ -31,7 +34,8 @@
 --          retry (i56: -1 never, -2 when released), reset, next (u56, us), stamp (u48). Behind a 2
 --          and a 4 only granted = 0 follows. Where all of `count` were granted and each item is a log: 3,
 --          and for each item the head of the log as it was written, which says all that: 57
---          bytes by a rule whose precision is 1 us, else 63.
+--          bytes by a rule whose precision is 1 us, else 63. A request that was booked is told like
+--          a granted one, behind a 5: retry is how long each item makes it wait.
 --          After the last group: the text of the server's refusal.
 --
 -- All numbers are little-endian and below 2^53. The clock is read once. A denial writes nothing
@@ -70,11 +74,12 @@ local function all_lanes(now, rules, replies)
     return item.tally.wait(units - cost)
   end
 
-  local function tell(many, denied)
+  local function tell(many, denied, booked)
     for i = 1, many do
       local item = items[i]
       local reset, next, newest = item.tally.ends()
-      replies[length + i] = pack('<I6i7I7I7I6', item.used, denied and retry(item) or 0, reset, next,
+      local waits = denied and retry(item) or booked and item.waits or 0
+      replies[length + i] = pack('<I6i7I7I7I6', item.used, waits, reset, next,
         newest % 281474976710656)
     end
     length = length + many
@@ -141,6 +146,41 @@ local function all_lanes(now, rules, replies)
     return refused
   end
 
+  -- How long a request must be held, us: 0 where it is allowed, nothing where an item that denies
+  -- it does not hold requests for so long, or holds too many already.
+  local function wait_of(many)
+    local wait, most = 0, math.huge
+    for i = 1, many do
+      local item = items[i]
+      local waits = item.refused and -1 or retry(item)
+      if waits ~= 0 then
+        local longest = item.longest
+        if waits < 0 or not longest then return end
+        local cost = item.cost
+        if item.tally.held() + cost > item.queue * math.max(cost, 1) then return end
+        wait, most = math.max(wait, waits), math.min(most, longest)
+      end
+      item.waits = waits
+    end
+    return wait <= most and wait or nil
+  end
+
+  -- Charges a request that is held for `wait` us, and tells how the limits stand. Returns the
+  -- server's error, if any.
+  local function book(many, wait)
+    local first, refused = length, nil
+    for i = 1, many do
+      local item = items[i]
+      if item.cost > 0 then
+        refused = item.tally.charge(item.cost, item.rule.kind == 'log' and wait or item.extra)
+        if refused then break end
+      end
+    end
+    if not refused then tell(many, false, true) end
+    replies[first] = refused and '\2\0\0' or '\5\1\0'
+    return refused
+  end
+
   -- Takes back or charges more, and tells whether that was done.
   local function adjust(many, operation)
     local refused
@@ -172,11 +212,16 @@ local function all_lanes(now, rules, replies)
     for i = 1, many do
       local item, rule, rule_high, is_long = items[i], byte(asked, at, at + 2)
       local key, cost, extra, foreign, first, second, unfit = KEYS[place], 1, 0, nil, nil, nil, nil
+      local longest, queue
       at, place = at + 3, place + 1
       if is_long == 1 then
         cost, extra, at = unpack('<I6I6', asked, at)
       elseif is_long == 2 then
         cost, extra, first, second, at = unpack('<I7I6I7I7', asked, at)
+      elseif is_long == 3 then
+        longest, queue, at = unpack('<I6I4', asked, at)
+      elseif is_long == 4 then
+        cost, longest, queue, at = unpack('<I6I6I4', asked, at)
       end
       if not item then
         item = { rule = 0, tally = 0, cost = 0, extra = 0, used = 0, stepped = 0, refused = 0 }
@@ -190,6 +235,7 @@ local function all_lanes(now, rules, replies)
         item.tally = item[kind]
       end
       item.cost, item.extra = cost, extra
+      if operation == 4 then item.longest, item.queue = longest, queue end
       item.used, item.stepped, foreign, unfit =
         item.tally.look(key, rule, now, extra, read, first, second)
       item.refused = foreign and begin_anew(key, foreign)
@@ -197,9 +243,16 @@ local function all_lanes(now, rules, replies)
     end
     if again and operation % 2 == 0 then
       -- What is given back opens no window.
-      replies[length] = operation == 0 and '\4\0\0' or '\4'
+      replies[length] = operation == 2 and '\4' or '\4\0\0'
     elseif operation == 0 then
       refused = decide(many, low + 256 * high)
+    elseif operation == 4 then
+      local wait = wait_of(many)
+      if wait and wait > 0 then
+        refused = book(many, wait)
+      else
+        refused = decide(many, 1)
+      end
     else
       refused = adjust(many, operation)
     end
@@ -228,14 +281,16 @@ local KEYS, byte, size = KEYS, string.byte, #asked
 while at <= size do
   local operation, many, low, high, rule, rule_high, is_long = byte(asked, at, at + 6)
   local heads, stands, read, refused
-  if operation == 0 and many == 1 and is_long == 0 then
+  if many == 1 and (operation == 0 and is_long == 0 or is_long == 3) then
     rule = rules[rule + 256 * rule_high]
     if rule.kind == 'log' then
       heads, stands, read, refused = lane(KEYS[place], rule, now, low + 256 * high)
+      -- What the lane denies may be held.
+      if is_long == 3 then stands = nil end
     end
   end
   if heads or stands then
-    at, place = at + 7, place + 1
+    at, place = at + (is_long == 3 and 17 or 7), place + 1
     if refused then
       length = length + 1
       replies[length] = '\2\0\0'

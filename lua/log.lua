@@ -17,14 +17,16 @@
 --          expires                         the store's second before which the key cannot expire
 --          precision                       us; only in a ring whose precision is not 1
 --   entry  stamp in units of q modulo 2^32 (2^48 where W/q >= 1.8e9), running total after it
+-- A stamp may be ahead of the clock: a request that is held counts from the time at which it will
+-- be forwarded. Units that are admitted meanwhile get the newest stamp, since stamps never go back.
 -- A ring keeps its precision while units are live, whatever the rule says by now: finer than the
 -- rule's until the next charge, which then rewrites it in the rule's (no stamp gets earlier), and
 -- coarser than the rule's until it is empty. So a limit keeps its count where its precision changes,
 -- and proxies with both rules on one store do not rewrite each other's ring again and again.
 --
--- No stamp is further than 2W/q from the last one, so the modulus loses nothing. Units that are
--- given back leave an entry of none, unless it is the last: that one always has units. The oldest
--- units take their entries with them.
+-- No stamp that counts is further than 2W/q and the longest wait (half an hour) from the last one,
+-- so the modulus loses nothing. Units that are given back leave an entry of none, unless it is the
+-- last: that one always has units. The oldest units take their entries with them.
 --
 -- What a decision costs is its redis.call()s and the numbers in them (each is printed: offsets that
 -- do not change are strings), strings by their length, tables and closures. So a look reads the
@@ -201,6 +203,8 @@ local function new_log()
         kept = entries_of(skip, live - 1)
       end
       local most = math.min(rule.units, rule.window / rule.precision + 2)
+      -- Requests that are held need entries beyond that.
+      if live > most then most = live + 15 end
       local wanted = live > capacity and math.max(2 * capacity, 4) or 4
       head, capacity, count, skip = 0, math.max(math.min(wanted, most), live), live, 0
       local stands = top()
@@ -289,9 +293,10 @@ local function new_log()
     }
   end
 
-  -- Admits units at `now`, stamped `ahead` us later: what is leased counts from the lease's end. No
-  -- stamp is before the newest. Returns the server's error if it refused to write; then the head as
-  -- written, which tells how the log stands where the first entry is the next to go.
+  -- Admits units at `now`, stamped `ahead` us later: what is leased counts from the lease's end, and
+  -- what is held from the end of its wait. No stamp is before the newest. Returns the server's error
+  -- if it refused to write; then the head as written, which tells how the log stands where the first
+  -- entry is the next to go.
   local function charge(cost, ahead)
     local entries, renewed
     if rule ~= asked and rule.precision < asked.precision and count - skip <= 65536 then
@@ -351,5 +356,16 @@ local function new_log()
     return wait(0), used > 0 and wait(used - 1) or 0, newest
   end
 
-  return { look = look, wait = wait, charge = charge, ends = ends, seldom = seldom }
+  -- The units that are held: their stamps are after that of a unit admitted now.
+  local function held()
+    local edge = (own + (-own) % rule.precision) / rule.precision
+    if used == 0 or newest <= edge then return 0 end
+    if first > edge then return used end
+    local _, _, _, before = search(true, edge)
+    return (total - before) % 4294967296
+  end
+
+  return {
+    look = look, wait = wait, charge = charge, ends = ends, seldom = seldom, held = held,
+  }
 end

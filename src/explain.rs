@@ -20,6 +20,7 @@ use http::{Method, Request, Uri};
 use serde::Serialize;
 
 use crate::config::{Config, UpstreamServer};
+use crate::limit::Decision;
 pub use crate::proxy::dry_run::LiveCounts;
 use crate::proxy::dry_run::{DryRun, DryRunOutcome, DryRunResult, RequestView};
 use crate::proxy::{Arrival, Secured};
@@ -234,9 +235,17 @@ fn verdict(
         true => "every limit allows it",
         false => "no limit is asked",
     });
+    let wait_us = result.decision.as_ref().map_or(0, Decision::wait_us);
+    let allowed = match wait_us {
+        0 => allowed.to_owned(),
+        us => format!(
+            "after a wait of {:.3} s, if not too many wait",
+            us as f64 / 1e6
+        ),
+    };
     let by_route = || format!("by the route itself; {allowed}");
     let (outcome, why) = match &result.outcome {
-        DryRunOutcome::Forwarded { upgrade: false } => ("forwarded", allowed.to_owned()),
+        DryRunOutcome::Forwarded { upgrade: false } => ("forwarded", allowed.clone()),
         DryRunOutcome::Forwarded { upgrade: true } => (
             "forwarded",
             format!("it becomes a tunnel if the upstream agrees; {allowed}"),

@@ -10,6 +10,7 @@ mod decide;
 pub mod dry_run;
 mod encoding;
 mod forward;
+mod hold;
 mod read_body;
 pub mod upgrade;
 mod usage;
@@ -44,6 +45,7 @@ use crate::telemetry::metrics::{CountedAnswer, Meter};
 use crate::telemetry::spans::SpanQueue;
 use crate::upstream::{Upstreams, Vitals};
 use body::Body;
+pub use hold::HeldRequests;
 pub use read_body::BodyMemory;
 use upgrade::Tunnel;
 use usage::{UsageBounds, UsageMeter};
@@ -59,6 +61,10 @@ pub struct Proxy {
     body_memory: BodyMemory,
     /// Bytes.
     max_body_memory: usize,
+    held: HeldRequests,
+    max_held: usize,
+    /// Whether a limit holds requests.
+    may_hold: bool,
     usage_bounds: UsageBounds,
     status_answers: StatusAnswers,
 }
@@ -78,6 +84,9 @@ impl Proxy {
             decide: config.decide.clone(),
             body_memory: old.map(|old| old.body_memory.clone()).unwrap_or_default(),
             max_body_memory: config.server.body_memory,
+            held: old.map(|old| old.held.clone()).unwrap_or_default(),
+            max_held: config.server.waiting,
+            may_hold: config.limits.iter().any(|limit| limit.delay.is_some()),
             usage_bounds: UsageBounds::default(),
             status_answers: StatusAnswers::default(),
             upstreams: match old {
@@ -104,6 +113,12 @@ impl Proxy {
     /// Counts the bodies that are read before their decisions together with those of other workers.
     pub fn with_body_memory(mut self, memory: &BodyMemory) -> Proxy {
         self.body_memory = memory.clone();
+        self
+    }
+
+    /// Counts the requests that are held together with those of other workers.
+    pub fn with_held_requests(mut self, held: &HeldRequests) -> Proxy {
+        self.held = held.clone();
         self
     }
 
@@ -176,7 +191,14 @@ impl Proxy {
         let _held = self.read_body(x).await?;
         self.stages.identify(x)?;
         self.stages.rewrite(x)?;
+        if self.may_hold {
+            self.allow_wait(x);
+        }
         self.stages.admit(x).await?;
+        if self.may_hold && x.admission.wait_us() > 0 {
+            // Few requests wait: the others need no room for it.
+            Box::pin(self.hold(x)).await?;
+        }
         self.answer(x).await;
         Ok(())
     }

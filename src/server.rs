@@ -46,7 +46,7 @@ use crate::config::{
 };
 use crate::otlp::Exports;
 use crate::proxy::limiter::StoreHandle;
-use crate::proxy::{BodyMemory, StatusAnswers};
+use crate::proxy::{BodyMemory, HeldRequests, StatusAnswers};
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::panics::{lock, spawn_enduring, spawn_thread};
 use crate::upstream::{self, Vitals};
@@ -74,6 +74,7 @@ pub(crate) struct ServerState {
     pub(crate) vitals: Arc<Vitals>,
     pub(crate) status_answers: StatusAnswers,
     pub(crate) body_memory: BodyMemory,
+    pub(crate) held: HeldRequests,
     health_checks: Arc<HealthChecks>,
     /// A permit for each connection that may be opened.
     pub(crate) connections: Arc<Semaphore>,
@@ -101,6 +102,7 @@ impl ServerState {
             vitals: Arc::default(),
             status_answers: StatusAnswers::default(),
             body_memory: BodyMemory::default(),
+            held: HeldRequests::default(),
             health_checks: Arc::default(),
             connections: Arc::new(Semaphore::new(most)),
             max_connections: most,
@@ -377,7 +379,9 @@ async fn serve(mut start: WorkerStart, state: &ServerState) -> io::Result<()> {
     let lifecycle = *start.shutdown.borrow();
     acceptors.end(lifecycle).await;
     let deadlines = deadlines(lifecycle, &worker.serving.load().settings);
-    state.exports.note_end(clock::now() + deadlines.all);
+    let end = clock::now() + deadlines.all;
+    state.held.end_at(end);
+    state.exports.note_end(end);
     let cut = worker.drain.finish(&worker.sweep, deadlines).await;
     carried.store().flush_slots().await;
     if cut > 0 {

@@ -37,7 +37,7 @@ pub fn answers(reply: &[u8], asks: &[Ask]) -> Vec<Answer> {
             let waits = decision.verdicts.iter().map(|verdict| match verdict.retry {
                 Retry::Now => Wait::Us(0),
                 Retry::After(us) => Wait::Us(us),
-                Retry::Never | Retry::Released | Retry::Unasked => Wait::Never,
+                _ => Wait::Never,
             });
             Answer {
                 allowed: decision.allowed,

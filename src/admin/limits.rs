@@ -1,5 +1,6 @@
 //! `/api/v1/limits`: the limits with their decisions, and the busiest clients of a limit.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -15,11 +16,13 @@ use super::schema::{described, quantity_words, words};
 use super::state::{AdminState, ServerRecord};
 use crate::clock;
 use crate::config::{Promotion, promoted};
-use crate::limit::{Algorithm, Limit, Tier, Window};
+use crate::limit::{Algorithm, KeyHash, Limit, Tier, Window};
 use crate::proxy::Proxy;
-use crate::telemetry::metrics::{LimitSum, LimitVerdict, Sum};
+use crate::telemetry::metrics::{HeldSum, LimitSum, LimitVerdict, Sum};
 
 const MAX_ROUTES: usize = 100;
+/// Clients with requests that wait, in an answer.
+const MAX_WAITING: usize = 10;
 /// The most and the usual number of busiest clients in an answer.
 pub(super) const MAX_BUSIEST: usize = 100;
 pub(super) const DEFAULT_BUSIEST: usize = 50;
@@ -27,7 +30,7 @@ pub(super) const DEFAULT_BUSIEST: usize = 50;
 /// Lines around a change.
 const CONTEXT: usize = 3;
 /// Settings whose lines may be context.
-const OPEN_SETTINGS: [&str; 11] = [
+const OPEN_SETTINGS: [&str; 13] = [
     "rate",
     "calendar",
     "candidate",
@@ -39,6 +42,8 @@ const OPEN_SETTINGS: [&str; 11] = [
     "on_error",
     "cost",
     "counts",
+    "delay",
+    "delay_queue",
 ];
 
 described! {
@@ -59,11 +64,24 @@ described! {
         mode: String = words(&["enforced", "shadow"]),
         candidate: Option<CandidateReport>,
         on_error: String,
+        /// How long it holds a request instead of denying it. Absent for a limit without `delay`.
+        delay_seconds: Option<f64>,
+        /// Requests of one key that it holds at once, at most.
+        delay_queue: Option<u32>,
+        /// Requests that it holds now.
+        waiting: Option<u64>,
+        /// The clients with the most of these requests.
+        waiting_clients: Vec<WaitingClient>,
         routes: Vec<String>,
         totals: LimitTotals,
         per_second: LimitRates,
         headroom: Option<f64> = json!({ "minimum": 0, "maximum": 1 }),
         r#use: LimitUse,
+    }
+
+    struct WaitingClient {
+        id: String,
+        waiting: u64,
     }
 
     struct CalendarReport as "CalendarWindow" {
@@ -174,6 +192,12 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
         mode: mode(limit).to_owned(),
         candidate,
         on_error: limit.on_error.word().to_owned(),
+        delay_seconds: limit.delay.map(|delay| seconds(delay.longest_us)),
+        delay_queue: limit.delay.map(|delay| delay.queue),
+        waiting: limit
+            .delay
+            .map(|_| sum.held.get(&limit.name).map_or(0, |held| held.waiting)),
+        waiting_clients: (sum.held.get(&limit.name)).map_or_else(Vec::new, waiting_clients),
         routes,
         totals: LimitTotals {
             allowed: count(counted, LimitVerdict::Allowed),
@@ -185,6 +209,18 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
         headroom: crowd.headroom(&limit.name, now).map(f64::from),
         r#use: crowd.usage(&limit.name, now),
     }
+}
+
+/// The clients with the most requests that wait.
+fn waiting_clients(held: &HeldSum) -> Vec<WaitingClient> {
+    let client = |(tag, waiting): (&[u8; 16], &u64)| WaitingClient {
+        id: KeyHash(*tag).to_string(),
+        waiting: *waiting,
+    };
+    let mut clients: Vec<WaitingClient> = held.keys.iter().map(client).collect();
+    clients.sort_by_key(|client| Reverse(client.waiting));
+    clients.truncate(MAX_WAITING);
+    clients
 }
 
 fn calendar(window: &Arc<Window>) -> Option<CalendarReport> {

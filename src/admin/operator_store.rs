@@ -203,7 +203,7 @@ impl OperatorStore {
         };
         let windows = rows.into_iter().map(|row| {
             let (retry, retry_seconds) = match row.retry {
-                Retry::Now | Retry::Unasked => ("now", Some(0.0)),
+                Retry::Now | Retry::Booked(_) | Retry::Unasked => ("now", Some(0.0)),
                 Retry::After(us) => ("after", Some(seconds(us))),
                 Retry::Never => ("never", None),
                 Retry::Released => ("released", None),

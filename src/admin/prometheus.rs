@@ -1,9 +1,10 @@
 //! `/metrics`: all counters, in the format of Prometheus.
 //!
 //! Likely series are there from the start, at 0. A route has its likely codes under its methods, or
-//! under `GET` and `POST` if it takes all. A limit has every possible decision, an upstream its
-//! likely codes. Other series begin with their first request. So do all series of routes if there
-//! are more than [`MANY_ROUTES`] routes.
+//! `GET` and `POST`. A limit has every possible decision, an upstream its likely codes. The other
+//! series begin with their first request. So do all series of routes beyond [`MANY_ROUTES`] routes.
+
+mod held;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -266,6 +267,7 @@ fn decisions(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
     }
     family(text, "tidegate_decision_duration_seconds");
     text.durations(&[("source", "store")], &DECISION_BOUNDS, &sum.decisions[0]);
+    held::write(text, snapshot, sum);
 }
 
 /// Writes every decision that a limit can make. A limit in shadow mode (`shadow`) does not deny.
@@ -482,7 +484,7 @@ mod tests {
 
     #[test]
     fn each_family_is_described_once() {
-        let own = include_str!("prometheus.rs");
+        let own = concat!(include_str!("prometheus.rs"), include_str!("prometheus/held.rs"));
         let mut names = Vec::new();
         for row in FAMILIES.lines() {
             let words: Vec<&str> = row.splitn(3, ' ').collect();

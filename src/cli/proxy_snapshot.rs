@@ -151,6 +151,15 @@ pub(super) fn server_table(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
 }
 
 /// The limits in the order given.
+/// Whether a limit is in shadow mode, or how many requests it holds now.
+fn state_cell(limit: &LimitState) -> StyledSpan {
+    match limit.waiting {
+        _ if limit.mode == "shadow" => StyledSpan::plain("shadow"),
+        Some(waiting @ 1..) => StyledSpan::new(Tone::Warn, format!("{} wait", count(waiting))),
+        _ => StyledSpan::plain(""),
+    }
+}
+
 pub(super) fn limit_table<'l>(limits: impl Iterator<Item = &'l LimitState>) -> Vec<StyledLine> {
     let row = |limit: &LimitState| {
         let headroom = match limit.headroom {
@@ -163,7 +172,7 @@ pub(super) fn limit_table<'l>(limits: impl Iterator<Item = &'l LimitState>) -> V
             StyledSpan::plain(&limit.name),
             StyledSpan::plain(rates(&limit.rates, &limit.counts)),
             StyledSpan::plain(&limit.key),
-            StyledSpan::plain(if limit.mode == "shadow" { "shadow" } else { "" }),
+            state_cell(limit),
             StyledSpan::plain(count(limit.per_second.allowed)),
             count_cell(Tone::Warn, limit.per_second.denied),
             headroom,

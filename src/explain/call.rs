@@ -248,6 +248,7 @@ fn explain_limits(
             cost_why: None,
             tier: None,
             rates: rates.chain(candidates).collect(),
+            holds: None,
             on_error: limit.on_error.word().to_owned(),
         });
         if is_exempt {

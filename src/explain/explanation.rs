@@ -129,6 +129,9 @@ pub struct LimitExplanation {
     /// The client's tier, if the limit uses tiers.
     pub tier: Option<String>,
     pub rates: Vec<RateExplanation>,
+    /// How it holds requests instead of denying them, if it does.
+    #[serde(default)]
+    pub holds: Option<String>,
     /// The behaviour if the store does not answer: `local`, `allow` or `deny`.
     pub on_error: String,
 }

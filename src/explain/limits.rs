@@ -11,8 +11,8 @@ use crate::limit::key::{
     ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, PartText,
 };
 use crate::limit::{
-    Algorithm, Charge, Decision, EnforcedShare, KeyHash, Limit, LimitCheck, Missing, Retry, Role,
-    Window,
+    Algorithm, Charge, Decision, Delay, EnforcedShare, KeyHash, Limit, LimitCheck, Missing, Retry,
+    Role, Window,
 };
 use crate::proxy::dry_run::{DryRunResult, RequestView};
 use crate::route::{CostSource, Route};
@@ -67,8 +67,8 @@ pub(super) fn add_decision(limits: &mut [LimitExplanation], charge: &Charge, dec
         let unix_us = clock::unix_us();
         rate.resets_at = (check.window).resets_at(check.anchor, unix_us, verdict.reset_us);
         rate.retry_seconds = match verdict.retry {
-            Retry::After(us) => Some(seconds(us)),
-            Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => None,
+            Retry::After(us) | Retry::Booked(us) => Some(seconds(us)),
+            _ => None,
         };
     }
 }
@@ -118,8 +118,17 @@ fn explain_limit(
         }),
         tier: explain_tier(limit, facts),
         rates,
+        holds: limit.delay.map(holds),
         on_error: limit.on_error.word().to_owned(),
     }
+}
+
+fn holds(delay: Delay) -> String {
+    format!(
+        "holds a request for up to {} s instead of denying it, {} of one key at once",
+        delay.longest_us as f64 / 1e6,
+        delay.queue
+    )
 }
 
 /// The first characters of a hash, as logs show it.

@@ -259,6 +259,9 @@ impl Page {
                     _ => line,
                 });
             }
+            if let Some(holds) = &limit.holds {
+                self.detail(holds);
+            }
         }
     }
 

@@ -11,10 +11,11 @@ use http::{HeaderMap, Request, Response};
 
 use super::Arrival;
 use super::forward::prepare;
+use super::hold::longest_wait_us;
 use super::limiter::StoreHandle;
 use crate::config::{Config, LogFormat, LogTarget, Secret, StoreKind};
 use crate::limit::key::Facts;
-use crate::limit::{Charge, Decided, Decision, KeyHash, Retry};
+use crate::limit::{Charge, Decided, Decision, KeyHash, Retry, Role};
 use crate::route::{RouteMatch, Target, is_preflight};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::AccessLog;
@@ -216,6 +217,8 @@ impl DryRun {
         let decision = |decided: Decided<'_>| decided.decision.clone();
         let fresh: Vec<_> = checks.map(|check| check.decided().map(decision)).collect();
         result.shadow = shadow.into_iter().zip(fresh).collect();
+        let timeout = x.route.and_then(|route| route.timeout);
+        let longest_us = timeout.map_or(u64::MAX, longest_wait_us);
         if let Some(live) = live {
             let fresh = match &admitted {
                 Ok(()) => x.admission.granted().map(decision),
@@ -223,7 +226,7 @@ impl DryRun {
                 Err(_) => None,
             };
             let mut peek = |charge: &Charge, fresh: &Decision| match (live.peek)(charge) {
-                Ok(peeked) => as_if_charged(peeked, fresh, charge),
+                Ok(peeked) => as_if_charged(peeked, fresh, charge, longest_us),
                 Err(trouble) => {
                     result.trouble = Some(trouble);
                     fresh.clone()
@@ -290,19 +293,50 @@ fn announced_length(headers: &HeaderMap) -> Option<u64> {
 
 /// The live decision as if the request were charged: its units are taken, and are free again when
 /// those of a fresh key would be.
-fn as_if_charged(mut live: Decision, fresh: &Decision, charge: &Charge) -> Decision {
+fn as_if_charged(
+    mut live: Decision,
+    fresh: &Decision,
+    charge: &Charge,
+    longest_us: u64,
+) -> Decision {
     live.allowed = live.verdicts.iter().all(|one| one.retry == Retry::Now);
-    if live.allowed {
-        let both = live.verdicts.iter_mut().zip(&fresh.verdicts).zip(charge);
-        for ((live, fresh), item) in both {
-            live.remaining = live.remaining.saturating_sub(item.cost);
-            live.reset_us = live.reset_us.max(fresh.reset_us);
-            if live.used == 0 {
-                live.next_us = fresh.next_us;
-            }
+    if !live.allowed {
+        hold_if_possible(&mut live, charge, longest_us);
+        return live;
+    }
+    let both = live.verdicts.iter_mut().zip(&fresh.verdicts).zip(charge);
+    for ((live, fresh), item) in both {
+        live.remaining = live.remaining.saturating_sub(item.cost);
+        live.reset_us = live.reset_us.max(fresh.reset_us);
+        if live.used == 0 {
+            live.next_us = fresh.next_us;
         }
     }
     live
+}
+
+/// Lets a request wait that its limits would hold. The counts do not tell how many wait already.
+fn hold_if_possible(live: &mut Decision, charge: &Charge, longest_us: u64) {
+    let (mut wait_us, mut most_us) = (0, u64::MAX);
+    for (verdict, check) in live.verdicts.iter().zip(charge) {
+        match (verdict.retry, check.delay_within(longest_us)) {
+            (Retry::Now, _) => {}
+            (Retry::After(us), Some(delay)) if check.role() == Role::Enforced => {
+                wait_us = wait_us.max(us);
+                most_us = most_us.min(delay.longest_us);
+            }
+            _ => return,
+        }
+    }
+    if wait_us > most_us {
+        return;
+    }
+    live.allowed = true;
+    for verdict in &mut live.verdicts {
+        if let Retry::After(us) = verdict.retry {
+            verdict.retry = Retry::Booked(us);
+        }
+    }
 }
 
 fn refused(rejection: &Rejection) -> DryRunOutcome {
@@ -323,6 +357,7 @@ fn refused(rejection: &Rejection) -> DryRunOutcome {
         Rejection::UnknownKey(_) => "unknown key",
         Rejection::Unpriced(_) => "no price",
         Rejection::BodyMemory => "no memory",
+        Rejection::Draining => "draining",
         Rejection::StoreAway { .. } => "store away",
         Rejection::Upstream(_) => "upstream",
     };

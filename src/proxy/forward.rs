@@ -45,7 +45,8 @@ impl Proxy {
         let outgoing = Outgoing {
             request,
             prerendered: ready.prerendered,
-            timeout: route.timeout,
+            // It includes the time for which a limit held the request.
+            timeout: (route.timeout).map(|timeout| timeout.saturating_sub(x.record.delayed)),
             options: SendOptions {
                 asks_upgrade: ready.asks_upgrade,
                 has_host: ready.has_host,

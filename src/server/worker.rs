@@ -211,7 +211,8 @@ impl CarriedOver {
         let old_proxy = old.map(|old| &old.proxy);
         let proxy = Proxy::new(config, stores, sweep, vitals, &log, old_proxy)
             .with_status_answers(&state.status_answers)
-            .with_body_memory(&state.body_memory);
+            .with_body_memory(&state.body_memory)
+            .with_held_requests(&state.held);
         ActiveConfig {
             proxy: proxy.traced(tracing.as_deref(), &self.spans),
             settings,

@@ -1,8 +1,8 @@
 // Typical mistakes in a proxy.toml. Each has the line that is marked, and the message there.
 
 const LIMIT =
-  '"a key of `[limit.NAME]` (algorithm, calendar, candidate, concurrent, cost, counts, enforce, exempt, ' +
-  'exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, tiers, values)" was expected';
+  '"a key of `[limit.NAME]` (algorithm, calendar, candidate, concurrent, cost, counts, delay, delay_queue, enforce, ' +
+  'exempt, exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, tiers, values)" was expected';
 const ROUTE =
   '"a key of `[[route]]` (access, add_prefix, body_limit, body_read, case, cost, headers, ' +
   'headers_down, headers_up, host, limits, methods, name, path, redirect, refund, respond, settle, strip_prefix, ' +
@@ -10,7 +10,7 @@ const ROUTE =
 const SERVER =
   '"a key of `[server]` (body_memory, body_timeout, control, drain_idle, drain_timeout, handover_timeout, ' +
   'header_timeout, http2, https_port, idle_timeout, max_body, max_connections, ' +
-  'max_connections_per_ip, max_header_bytes, max_headers, max_streams, pid_file, workers)" was ' +
+  'max_connections_per_ip, max_header_bytes, max_headers, max_streams, pid_file, waiting, workers)" was ' +
   'expected';
 const TOP =
   '"a key of the top (access, admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +

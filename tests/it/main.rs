@@ -38,6 +38,7 @@ mod framing_upstream;
 mod grpc;
 mod headers;
 mod health;
+mod held;
 mod house;
 mod howto;
 mod http2;

@@ -5,6 +5,7 @@ mod calendar;
 mod embedded;
 mod faults;
 mod floods;
+mod held;
 mod model;
 mod replayed;
 mod slots;

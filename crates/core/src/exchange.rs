@@ -22,6 +22,7 @@ mod decide_call;
 pub mod downstream;
 pub mod grpc;
 pub mod headers;
+pub mod held;
 pub mod limiter;
 pub mod local_reply;
 pub mod problem;

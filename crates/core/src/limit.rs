@@ -8,6 +8,7 @@ mod bounds;
 pub mod calendar;
 pub mod counter;
 pub mod decide;
+pub mod delay;
 pub mod enforce;
 pub mod headers;
 pub mod jitter;
@@ -28,6 +29,7 @@ use crate::usage::settings::Quantity;
 
 use calendar::Boundaries;
 pub use calendar::{AnchorDay, Calendar, CalendarSettings, CalendarSpan, CalendarUnit};
+pub use delay::Delay;
 pub use enforce::EnforcedShare;
 pub use key::{Key, KeyHash};
 pub use rate::Rate;
@@ -134,9 +136,12 @@ pub struct Limit {
     pub exempt: Exempt,
     /// How long leased units may be spent without asking the store, microseconds; 0 for never.
     pub lease_us: u64,
+    /// `None` if it denies at once.
+    pub delay: Option<Delay>,
     /// The slot of a Redis Cluster that its keys share with those of other limits.
     pub slot: Option<Arc<str>>,
-    /// Some route may refund units. So a denied key may pass sooner than the store said.
+    /// Some route may refund units, or clients may leave while they wait. So a denied key may pass
+    /// sooner than the store said.
     pub gives_back: bool,
     /// The spelling of keys by path: folded if all routes of the limit ignore letter case.
     pub case: Case,
@@ -162,6 +167,7 @@ impl Limit {
             each: false,
             exempt: Exempt::default(),
             lease_us: 0,
+            delay: None,
             slot: None,
             gives_back: false,
             case: Case::Sensitive,
@@ -298,6 +304,13 @@ impl LimitCheck {
         }
     }
 
+    /// How it holds a request that may wait for `longest_us`; `None` if it denies at once.
+    pub fn delay_within(&self, longest_us: u64) -> Option<Delay> {
+        let slides = self.window.rule.algorithm == Algorithm::Log;
+        let delay = self.limit.delay.filter(|_| slides && longest_us > 0)?;
+        Some(delay.within(longest_us))
+    }
+
     /// The boundaries of its calendar window when the store's clock is at `at_us`; `None` for other
     /// windows.
     pub fn boundaries(&self, at_us: u64) -> Option<Boundaries> {
@@ -329,6 +342,8 @@ pub enum Retry {
     Never,
     /// When another request releases a slot. The time of that is unknown.
     Released,
+    /// It passes after this wait, microseconds. It is charged, and counts from then on.
+    Booked(u64),
     /// Unknown: another limit of the request was known to deny, so this one was not asked. Or no
     /// calendar window fits the clock ([`decide::FirstPass::asks_again`]).
     Unasked,
@@ -336,7 +351,7 @@ pub enum Retry {
 
 impl Retry {
     pub const fn denies(self) -> bool {
-        !matches!(self, Retry::Now | Retry::Unasked)
+        !matches!(self, Retry::Now | Retry::Booked(_) | Retry::Unasked)
     }
 }
 
@@ -371,6 +386,7 @@ impl Verdict {
         Verdict {
             retry: match self.retry {
                 Retry::After(us) => Retry::After(left(us).max(1)),
+                Retry::Booked(us) => Retry::Booked(left(us)),
                 other => other,
             },
             reset_us: left(self.reset_us),
@@ -392,6 +408,40 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// The decision after `passed` microseconds, if nothing else has changed.
+    pub fn later(&self, passed: u64) -> Decision {
+        let verdicts = self.verdicts.iter();
+        Decision {
+            allowed: self.allowed,
+            at_us: self.at_us + passed,
+            verdicts: verdicts.map(|verdict| verdict.later(passed)).collect(),
+        }
+    }
+
+    /// Makes a request that is allowed wait as long as another decision on it says too.
+    pub fn wait_for(&mut self, other: &Decision) {
+        for (verdict, other) in self.verdicts.iter_mut().zip(&other.verdicts) {
+            match (verdict.retry, other.retry) {
+                (Retry::Booked(own), Retry::Booked(us)) => {
+                    verdict.retry = Retry::Booked(us.max(own))
+                }
+                (Retry::Now, Retry::Booked(us)) if self.allowed => {
+                    verdict.retry = Retry::Booked(us)
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// How long the request must be held before it may pass, microseconds; 0 for most.
+    pub fn wait_us(&self) -> u64 {
+        let waits = self.verdicts.iter().map(|verdict| match verdict.retry {
+            Retry::Booked(us) => us,
+            _ => 0,
+        });
+        waits.max().unwrap_or(0)
+    }
+
     /// Nothing denies, and nothing was charged.
     pub fn allowed_uncharged(at_us: u64) -> Decision {
         Decision {

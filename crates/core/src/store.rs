@@ -6,6 +6,7 @@ mod backing;
 pub mod batch;
 pub mod counts_file;
 pub mod deny_cache;
+mod error;
 pub mod fleet;
 mod gather;
 pub mod guard;
@@ -29,16 +30,14 @@ mod returns;
 mod simulation;
 pub mod store_clock;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck};
 use crate::telemetry::decisions::Source;
 
-#[cfg(feature = "redis")]
-use crate::tls::TlsTrouble;
 pub use backing::Backing;
+pub use error::{ServerTrouble, StoreError};
 pub use hash_key::CurrentKey;
 use memory::Memory;
 pub use observed::Observed;
@@ -62,10 +61,11 @@ impl Store {
         }
     }
 
-    /// The decision of [`Store::charge`] if the counts are in this process, and nothing waits.
-    pub fn charge_here(&self, charge: &Charge) -> Option<Decision> {
+    /// The decision of [`Store::charge_or_book`] if the counts are in this process, and nothing
+    /// waits for it.
+    pub fn charge_here(&self, charge: &Charge, longest_us: u64) -> Option<Decision> {
         match self {
-            Store::Memory(memory) => Some(memory.charge(charge)),
+            Store::Memory(memory) => Some(memory.charge_or_book(charge, longest_us)),
             Store::Redis(_) => None,
         }
     }
@@ -100,9 +100,26 @@ impl Store {
         generation: u64,
         arrived: Instant,
     ) -> Result<Decision, StoreError> {
+        self.charge_or_book(charge, 0, generation, arrived).await
+    }
+
+    /// Does the same. A request that is denied is charged and held instead, if every limit that
+    /// denies it has `delay`, and the wait is not above `longest_us`, microseconds. The caller
+    /// forwards it after [`Decision::wait_us`], or gives it back.
+    pub async fn charge_or_book(
+        &self,
+        charge: &Charge,
+        longest_us: u64,
+        generation: u64,
+        arrived: Instant,
+    ) -> Result<Decision, StoreError> {
         match self {
-            Store::Memory(memory) => Ok(memory.charge(charge)),
-            Store::Redis(redis) => redis.charge(charge, generation, arrived).await,
+            Store::Memory(memory) => Ok(memory.charge_or_book(charge, longest_us)),
+            Store::Redis(redis) => {
+                redis
+                    .charge_or_book(charge, longest_us, generation, arrived)
+                    .await
+            }
         }
     }
 
@@ -257,177 +274,4 @@ impl Store {
 /// Whether an item holds slots rather than spends units.
 fn is_slots(item: &LimitCheck) -> bool {
     item.window.rule.algorithm == Algorithm::Slots
-}
-
-/// Why the store gave no decision. None of these is the client's fault. The store room retries none
-/// of them: the charge may have been made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoreError {
-    /// The store is known to be away, or the hash key is not the one that its proxies share.
-    /// Nothing was sent.
-    Away,
-    Timeout,
-    Refused,
-    Lost,
-    /// TLS with the server failed. Nothing was sent.
-    #[cfg(feature = "redis")]
-    Tls(TlsTrouble),
-    #[cfg(not(feature = "redis"))]
-    NoRedis,
-    /// No sentinel names a server that reports itself as the master. Nothing was sent.
-    NoMaster,
-    Overloaded,
-    /// The store's clock has moved twice by more than a calendar window. Nothing was written.
-    ClockUnknown,
-    Server(ServerTrouble),
-    /// The reply is not one of our script.
-    Garbled,
-    BadAddress,
-    /// The operating system gave no random bytes for a hash key.
-    NoEntropy,
-}
-
-impl StoreError {
-    /// The labels that the metrics have from the start.
-    pub const LIKELY: [&'static str; 6] = [
-        "away",
-        "garbled",
-        "lost",
-        "overloaded",
-        "refused",
-        "timeout",
-    ];
-
-    /// One word for logs and metrics.
-    pub const fn label(self) -> &'static str {
-        match self {
-            #[cfg(feature = "redis")]
-            StoreError::Tls(trouble) => trouble.label(),
-            StoreError::Server(trouble) => trouble.label(),
-            other => other.texts().0,
-        }
-    }
-
-    /// The label and the message; those of the server's and TLS's troubles are their own.
-    const fn texts(self) -> (&'static str, &'static str) {
-        match self {
-            StoreError::Away => ("away", "the store is away"),
-            StoreError::Timeout => ("timeout", "the store did not answer in time"),
-            StoreError::Refused => ("refused", "the store cannot be connected to"),
-            StoreError::Lost => ("lost", "the connection to the store was lost"),
-            #[cfg(feature = "redis")]
-            StoreError::Tls(_) => ("tls", "the store: "),
-            #[cfg(not(feature = "redis"))]
-            StoreError::NoRedis => ("no_redis", "this program was built without Redis"),
-            StoreError::NoMaster => ("no_master", "no sentinel names a server that is a master"),
-            StoreError::Overloaded => ("overloaded", "too many requests wait for the store"),
-            StoreError::ClockUnknown => (
-                "clock",
-                "the store's clock has moved by more than a calendar window",
-            ),
-            StoreError::Server(_) => ("server_error", "the store says "),
-            StoreError::Garbled => ("garbled", "the store's answer cannot be read"),
-            StoreError::BadAddress => ("bad_address", "the store's address cannot be used"),
-            StoreError::NoEntropy => ("no_entropy", "the operating system gave no random bytes"),
-        }
-    }
-
-    /// Whether the server still answers reads. Only a write shows that this trouble is over.
-    pub const fn refuses_writes(self) -> bool {
-        matches!(
-            self,
-            StoreError::Server(
-                ServerTrouble::OutOfMemory | ServerTrouble::ReadOnly | ServerTrouble::Misconfigured
-            )
-        )
-    }
-
-    /// Whether the store may have charged the request nevertheless.
-    pub const fn maybe_charged(self) -> bool {
-        matches!(
-            self,
-            StoreError::Timeout | StoreError::Lost | StoreError::Garbled
-        )
-    }
-}
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.texts().1)?;
-        match self {
-            #[cfg(feature = "redis")]
-            StoreError::Tls(trouble) => trouble.fmt(f),
-            StoreError::Server(trouble) => f.write_str(trouble.label()),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for StoreError {}
-
-/// An error that the server itself reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServerTrouble {
-    /// NOAUTH, WRONGPASS: the password is missing or wrong.
-    Auth,
-    /// NOPERM: the user may not do this.
-    Permission,
-    /// LOADING: it still reads its data set.
-    Loading,
-    /// READONLY: it is a replica; after a failover the name must be resolved again.
-    ReadOnly,
-    /// OOM: memory is full, and its policy is not to evict. Denials are still answered.
-    OutOfMemory,
-    /// MASTERDOWN: a replica without its master.
-    MasterDown,
-    /// CLUSTERDOWN, MOVED, ASK, CROSSSLOT: a cluster that does not serve the slot, or one where
-    /// none is configured.
-    Cluster,
-    /// TRYAGAIN: a slot of a cluster is moving, and the keys of the call lie on both sides.
-    TryAgain,
-    /// MISCONF: it cannot persist, and refuses writes.
-    Misconfigured,
-    Busy,
-    MaxClients,
-    Other,
-}
-
-/// The troubles, their labels, and the codes that servers' error texts begin with.
-const TROUBLES: [(ServerTrouble, &str, &[&str]); 12] = [
-    (ServerTrouble::Auth, "noauth", &["NOAUTH", "WRONGPASS"]),
-    (ServerTrouble::Permission, "noperm", &["NOPERM"]),
-    (ServerTrouble::Loading, "loading", &["LOADING"]),
-    (ServerTrouble::ReadOnly, "readonly", &["READONLY"]),
-    (ServerTrouble::OutOfMemory, "oom", &["OOM"]),
-    (ServerTrouble::MasterDown, "masterdown", &["MASTERDOWN"]),
-    (
-        ServerTrouble::Cluster,
-        "cluster",
-        &["CLUSTERDOWN", "MOVED", "ASK", "CROSSSLOT"],
-    ),
-    (ServerTrouble::TryAgain, "tryagain", &["TRYAGAIN"]),
-    (ServerTrouble::Misconfigured, "misconf", &["MISCONF"]),
-    (ServerTrouble::Busy, "busy", &["BUSY"]),
-    (ServerTrouble::MaxClients, "maxclients", &[]),
-    (ServerTrouble::Other, "server_error", &[]),
-];
-
-impl ServerTrouble {
-    /// Reads the server's error text.
-    pub fn parse(text: &str) -> ServerTrouble {
-        let code = text.split(' ').next().unwrap_or_default();
-        let code = code.trim_start_matches('-');
-        let known = TROUBLES.iter().find(|(_, _, codes)| codes.contains(&code));
-        match known {
-            Some((trouble, ..)) => *trouble,
-            None if text.contains("max number of clients") => ServerTrouble::MaxClients,
-            None => ServerTrouble::Other,
-        }
-    }
-
-    /// One word for logs and metrics.
-    pub const fn label(self) -> &'static str {
-        // The table has the order of the variants.
-        TROUBLES[self as usize].1
-    }
 }

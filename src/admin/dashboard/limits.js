@@ -143,6 +143,13 @@ function showTags(place, limit) {
     const words = ratesText(rates, limit.counts);
     tags.push([`candidate ${words}`, `It would have denied ${exact(denied ?? 0)} requests`]);
   }
+  if (limit.waiting > 0) {
+    const clients = (limit.waiting_clients ?? []).map(
+      (one) => `${plain(one.id).slice(0, 8)} ${exact(one.waiting)}`,
+    );
+    const who = `Requests that it holds until they may pass, by client: ${clients.join(', ')}`;
+    tags.push([`${si(limit.waiting)} waiting`, who]);
+  }
   const strict = 'It denies requests while the store is away';
   if (limit.on_error === 'deny') tags.push(['strict', strict]);
   const texts = JSON.stringify(tags);

@@ -179,10 +179,15 @@ fn client_table(state: &TopState) -> Vec<StyledLine> {
     let counts = limit.map_or("", |limit| &*limit.counts);
     let row = |client: &ClientReport| {
         let id = short_hash(&client.id);
+        let waiting = limit.into_iter().flat_map(|limit| &limit.waiting_clients);
+        let waiting = waiting.filter(|one| one.id == client.id);
+        let waiting: String = waiting
+            .map(|one| format!(" ({} wait)", one.waiting))
+            .collect();
         vec![
             StyledSpan::plain(match &client.key {
-                Some(key) => format!("{id} {key}"),
-                None => id,
+                Some(key) => format!("{id} {key}{waiting}"),
+                None => format!("{id}{waiting}"),
             }),
             StyledSpan::plain(count(client.requests)),
             count_cell(Tone::Warn, client.denied),

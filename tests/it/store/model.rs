@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use tidegate::limit::calendar::Moment;
 use tidegate::limit::decide::{Count, FirstPass};
+use tidegate::limit::delay::{BookingCheck, wait_us};
 use tidegate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule, Verdict};
 use tidegate::store::batch::Operation;
 
@@ -174,7 +175,9 @@ impl Model {
 
     /// The smallest wait after which no more than `room` units count, by bisection.
     fn wait(&self, rule: &Rule, own_us: u64, room: u64) -> u64 {
-        let (mut low, mut high) = (0, 3 * rule.window_us + rule.precision_us);
+        // Beyond every request that is held.
+        let longest_us = 3 * rule.window_us + rule.precision_us + 10_000_000;
+        let (mut low, mut high) = (0, longest_us);
         if self.used(rule, own_us) <= room {
             return 0;
         }
@@ -188,6 +191,15 @@ impl Model {
             }
         }
         high
+    }
+
+    /// Units of requests that are held.
+    fn held(&self, rule: &Rule, own_us: u64) -> u64 {
+        let now_us = own_us.div_ceil(rule.precision_us) * rule.precision_us;
+        let live = self.live(rule, own_us);
+        live.filter(|(stamp_us, _)| *stamp_us > now_us)
+            .map(|(_, cost)| cost)
+            .sum()
     }
 
     /// Admits units, stamped `ahead_us` later; no stamp is before one that still counts.
@@ -315,7 +327,28 @@ impl Models {
         at: impl Into<Told>,
         ahead_us: u64,
     ) -> Option<Decision> {
-        let (at, mut aged) = (at.into(), Vec::new());
+        self.decide(charge, at.into(), ahead_us, 0)
+    }
+
+    /// One request that may be held, for `longest_us` at most.
+    pub(super) fn by_model_or_held(
+        &mut self,
+        charge: &Charge,
+        at: impl Into<Told>,
+        longest_us: u64,
+    ) -> Option<Decision> {
+        self.decide(charge, at.into(), 0, longest_us)
+    }
+
+    fn decide(
+        &mut self,
+        charge: &Charge,
+        at: Told,
+        mut ahead_us: u64,
+        longest_us: u64,
+    ) -> Option<Decision> {
+        let mut aged = Vec::new();
+        let (mut wait_us, mut may_wait) = (0, longest_us > 0);
         for item in charge {
             let rule = &item.window.rule;
             let mut model = self.0.entry(key(item)).or_default().0.clone();
@@ -329,9 +362,26 @@ impl Models {
             } else {
                 Retry::After(model.wait(rule, own_us, rule.units - item.cost))
             };
+            if let (Retry::After(us), Some(delay)) = (retry, item.limit.delay) {
+                let most = u64::from(delay.queue) * item.cost.max(1);
+                may_wait &= model.held(rule, own_us) + item.cost <= most;
+                may_wait &= rule.algorithm == Algorithm::Log;
+                wait_us = wait_us.max(us);
+            } else {
+                may_wait &= retry == Retry::Now;
+            }
             aged.push((model, stepped, own_us, used, retry));
         }
-        let allowed = aged.iter().all(|(.., retry)| *retry == Retry::Now);
+        for (item, (.., retry)) in charge.iter().zip(&aged) {
+            let delay = item.limit.delay.filter(|_| *retry != Retry::Now);
+            may_wait &= delay.is_none_or(|delay| wait_us <= delay.longest_us.min(longest_us));
+        }
+        let passes = aged.iter().all(|(.., retry)| *retry == Retry::Now);
+        let is_held = may_wait && !passes;
+        let allowed = passes || is_held;
+        if is_held {
+            ahead_us = wait_us;
+        }
         let mut verdicts = smallvec::SmallVec::new();
         for (item, (mut model, stepped, own_us, used, retry)) in charge.iter().zip(aged) {
             let rule = &item.window.rule;
@@ -343,7 +393,10 @@ impl Models {
             verdicts.push(Verdict {
                 used,
                 remaining: rule.units.saturating_sub(after),
-                retry,
+                retry: match retry {
+                    Retry::After(us) if is_held => Retry::Booked(us),
+                    retry => retry,
+                },
                 reset_us: match rule.algorithm {
                     Algorithm::Calendar => model.calendar_left(own_us),
                     _ => model.wait(rule, own_us, 0),
@@ -432,6 +485,16 @@ impl Models {
 
     /// One request by the twin. `None` if the proxy must ask again.
     pub(super) fn by_twin(&mut self, charge: &Charge, at: impl Into<Told>) -> Option<Decision> {
+        self.by_twin_or_held(charge, at, 0)
+    }
+
+    /// One request by the twin, which may be held for `longest_us` at most.
+    pub(super) fn by_twin_or_held(
+        &mut self,
+        charge: &Charge,
+        at: impl Into<Told>,
+        longest_us: u64,
+    ) -> Option<Decision> {
         let (at, mut looks) = (at.into(), Vec::new());
         for item in charge {
             let count = &mut self.0.entry(key(item)).or_default().1;
@@ -441,10 +504,22 @@ impl Models {
         if looks.iter().any(FirstPass::asks_again) {
             return None;
         }
-        let allowed = looks.iter().all(|look| look.retry == Retry::Now);
+        let passes = looks.iter().all(|look| look.retry == Retry::Now);
+        let checks = charge.iter().zip(&looks).map(|(item, first)| BookingCheck {
+            count: self.0[&key(item)].1.as_ref(),
+            rule: &item.window.rule,
+            cost: item.cost,
+            first,
+            delay: item.delay_within(longest_us),
+        });
+        let wait_us = wait_us(checks).filter(|_| !passes);
+        let allowed = passes || wait_us.is_some();
         let settle = |(item, look): (&LimitCheck, &_)| {
             let count = self.0.get_mut(&key(item)).unwrap().1.as_mut().unwrap();
-            count.settle(&item.window.rule, item.cost, look, allowed)
+            match wait_us {
+                Some(wait_us) => count.book(&item.window.rule, item.cost, look, wait_us),
+                None => count.settle(&item.window.rule, item.cost, look, allowed),
+            }
         };
         let verdicts = charge.iter().zip(&looks).map(settle).collect();
         let decision = Decision {

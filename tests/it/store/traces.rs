@@ -14,16 +14,16 @@ use tidegate::store::batch::{
 use super::model::{Models, Told, named};
 use crate::support::{Chance, RedisServer, calendar_limit, item, limit};
 
-const START_US: u64 = 1_700_000_000_000_000;
+pub(super) const START_US: u64 = 1_700_000_000_000_000;
 
 /// The script on a real server.
-struct Script {
+pub(super) struct Script {
     connection: redis::Connection,
     known: String,
 }
 
 impl Script {
-    fn on(server: &RedisServer) -> Script {
+    pub(super) fn on(server: &RedisServer) -> Script {
         let mut connection = server.connect();
         let load = redis::cmd("SCRIPT")
             .arg("LOAD")
@@ -42,7 +42,7 @@ impl Script {
     }
 
     /// Groups of equal requests: every request's decision.
-    fn run(&mut self, groups: &[Group<'_>], now_us: u64) -> Vec<Vec<Decision>> {
+    pub(super) fn run(&mut self, groups: &[Group<'_>], now_us: u64) -> Vec<Vec<Decision>> {
         let ends = self.run_told(groups, now_us.into()).into_iter();
         ends.map(|end| end.done().expect("the clock is known"))
             .collect()
@@ -77,9 +77,13 @@ impl Script {
         assert_eq!(reply.begun_anew, 0);
         let mut decisions = Vec::new();
         for group in groups {
-            let Operation::Charge(count) = group.operation else {
-                assert_eq!(reply.end().expect("an end"), GroupEnd::Done(()));
-                continue;
+            let count = match group.operation {
+                Operation::Charge(count) => count,
+                Operation::Book(_) => 1,
+                _ => {
+                    assert_eq!(reply.end().expect("an end"), GroupEnd::Done(()));
+                    continue;
+                }
             };
             let end = reply.outcome(group.charge, count).expect("an outcome");
             assert_ne!(end, GroupEnd::Refused);
@@ -419,7 +423,7 @@ fn longest_retry(decision: &Decision) -> Option<u64> {
     let wait = |verdict: &Verdict| match verdict.retry {
         Retry::Now => Some(0),
         Retry::After(us) => Some(us),
-        Retry::Never | Retry::Released | Retry::Unasked => None,
+        _ => None,
     };
     decision
         .verdicts

@@ -115,6 +115,7 @@ impl Definitions<'_> {
             missing: user.missing,
             counts_span: text.span.clone(),
             on_error_span: text.span.clone(),
+            delay_span: text.span.clone(),
             has_calendar: false,
             is_used: false,
         };

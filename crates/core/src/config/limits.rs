@@ -2,6 +2,7 @@
 
 mod calendar;
 mod exempt;
+mod held_requests;
 mod keys;
 mod listed;
 
@@ -57,6 +58,8 @@ pub(super) struct DefinedLimit {
     pub(super) counts_span: TextSpan,
     /// The place of `on_error`, or of the limit's name.
     pub(super) on_error_span: TextSpan,
+    /// The place of `delay`, or of the limit's name.
+    pub(super) delay_span: TextSpan,
     /// Whether the section has `calendar`.
     pub(super) has_calendar: bool,
     pub(super) is_used: bool,
@@ -112,15 +115,15 @@ pub(super) fn read(
         counts,
         exempt: exempt::read(&mut section),
         lease_us: lease_us.unwrap_or(0),
+        delay: held_requests::read(&mut section),
         slot: slot(&mut section),
         windows: Window::all(&name.value, &own, calendar),
         calendar: Arc::clone(calendar),
         ..Limit::new(&name.value, &[], key.value.clone())
     };
-    check_cost(&section, &rules, limit.cost);
+    check_rules(&section, &rules, &limit);
     check_counts(&section, counts, present);
     form.check(&section, rules.iter().chain(&candidate));
-    check_lease(&section, limit.lease_us, &rules);
     let has_rules = !rules.is_empty() || !limit.candidate.is_empty();
     let defined = DefinedLimit {
         rate_span: rate_span(&section),
@@ -132,6 +135,7 @@ pub(super) fn read(
         key,
         counts_span: section.value_span("counts"),
         on_error_span: section.value_span("on_error"),
+        delay_span: section.value_span("delay"),
         has_calendar: form.calendar.day == DayWord::Calendar,
         is_used: false,
     };
@@ -235,6 +239,13 @@ fn check_exactness(section: &Section<'_>, rule: &Located<Rule>) {
         .at(&section.value_span("algorithm"), "")
         .help("use a shorter window, or `algorithm = \"log\"`")
         .report_to(section.reader);
+}
+
+/// Reports settings of a limit that do not go together with its rules.
+fn check_rules(section: &Section<'_>, rules: &[Located<Rule>], limit: &Limit) {
+    check_cost(section, rules, limit.cost);
+    check_lease(section, limit.lease_us, rules);
+    held_requests::check(section, rules, limit.counts);
 }
 
 fn check_cost(section: &Section<'_>, rules: &[Located<Rule>], cost: u64) {

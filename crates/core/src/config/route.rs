@@ -44,6 +44,8 @@ pub(super) struct DefinedRoute {
     pub(super) usage: Option<Located<String>>,
     pub(super) limits: Option<Vec<Located<String>>>,
     pub(super) cost_span: TextSpan,
+    /// The place of `timeout`, or of the route's name.
+    pub(super) timeout_span: TextSpan,
     /// The setting that gives units back, if it has one.
     pub(super) gives_back: Option<Located<&'static str>>,
     /// Whether it answers in place of an upstream.
@@ -152,6 +154,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         usage,
         limits: section.texts("limits"),
         cost_span: section.value_span("cost"),
+        timeout_span: section.value_span("timeout"),
         gives_back: gives_back.map(|key| section.located(key, key)),
         answers: section.has("respond") || section.has("redirect"),
         answer,

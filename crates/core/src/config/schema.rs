@@ -56,13 +56,15 @@ struct SchemaWriter {
 }
 
 /// Sections and pairs of their settings that exclude each other. An editor marks the first one.
-const EXCLUSIVE: [(&str, &str, &str); 11] = [
+const EXCLUSIVE: [(&str, &str, &str); 13] = [
     ("limit.NAME", "rate", "concurrent"),
     ("limit.NAME", "algorithm", "concurrent"),
     ("limit.NAME", "precision", "concurrent"),
     ("limit.NAME", "candidate", "concurrent"),
     ("limit.NAME", "tiers", "concurrent"),
     ("limit.NAME", "lease", "concurrent"),
+    ("limit.NAME", "delay", "concurrent"),
+    ("limit.NAME", "lease", "delay"),
     ("store", "urls", "url"),
     ("auth.jwt", "secret_file", "jwks_file"),
     ("tier", "keys_file", "from"),

@@ -34,6 +34,8 @@ pub struct ServerSettings {
     pub max_body: Option<u64>,
     /// Bytes of all bodies that are read before a decision, in this process, at most.
     pub body_memory: usize,
+    /// Requests that limits with `delay` hold at once in this process, at most.
+    pub waiting: usize,
     pub drain_timeout: Duration,
     pub drain_idle: Duration,
     pub handover_timeout: Duration,
@@ -147,6 +149,7 @@ pub(super) fn read(top: &mut Section<'_>) -> ServerSettings {
             .unwrap_or(Some(100 * MIB)),
         drain_timeout,
         body_memory: section.size("body_memory", MIB..=1 << 40),
+        waiting: section.integer("waiting", 1..=10_000_000),
         drain_idle: section.duration("drain_idle", ANY_WAIT),
         handover_timeout: handover_timeout.unwrap_or(drain_timeout),
         pid_file: section.file_path("pid_file"),

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{Method, Request, Uri, Version};
 use smallvec::SmallVec;
@@ -60,6 +60,8 @@ pub struct AccessRecord {
     pub(super) expected: Option<u64>,
     /// Whether the upstream's response ended too early.
     pub(super) is_truncated: bool,
+    /// How long a limit held the request.
+    pub delayed: Duration,
 }
 
 #[derive(Debug)]
@@ -112,6 +114,7 @@ impl AccessRecord {
             bytes: 0,
             expected: None,
             is_truncated: false,
+            delayed: Duration::ZERO,
         }
     }
 

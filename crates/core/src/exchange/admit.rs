@@ -36,6 +36,8 @@ pub struct Admission {
     pub(super) unix_us: u64,
     /// When an answer of the store comes too late; `None` if its own timeout is the only one.
     pub(super) deadline: Option<Instant>,
+    /// How long the request may be held instead of being denied, microseconds; 0 for not at all.
+    pub longest_wait_us: u64,
     /// What the request reserves of token budgets, until the answer is read.
     pub reserve: Option<Box<UsageReserve>>,
     /// The units of that reserve, for the metrics.
@@ -144,7 +146,7 @@ impl Limiter {
         if admission.charge.is_empty() {
             return Some(Ok(()));
         }
-        admission.decision = self.decide_here(&admission.charge)?;
+        admission.decision = self.decide_here(&admission.charge, admission.longest_wait_us)?;
         Some(self.conclude(admission, None))
     }
 
@@ -161,7 +163,10 @@ impl Limiter {
         let answered = self.charge_store(admission, since).await;
         self.observe_duration(since);
         match answered {
-            Ok(decision) => {
+            Ok(mut decision) => {
+                if let Some(local) = &local {
+                    decision.wait_for(local);
+                }
                 admission.decision = decision;
                 self.conclude(admission, local)
             }
@@ -181,7 +186,8 @@ impl Limiter {
         since: Instant,
     ) -> Result<Decision, StoreError> {
         let (charge, generation) = (&admission.charge, admission.generation);
-        let charged = self.store.charge(charge, generation, since);
+        let longest_us = admission.longest_wait_us;
+        let charged = (self.store).charge_or_book(charge, longest_us, generation, since);
         match admission.deadline {
             None => charged.await,
             Some(deadline) => within(deadline, charged).await,
@@ -197,7 +203,7 @@ impl Limiter {
         if admission.charge.is_empty() {
             return Ok(Decision::default());
         }
-        match self.store.charge_here(&admission.charge) {
+        match self.store.charge_here(&admission.charge, 0) {
             Some(decision) => Ok(decision),
             None => self.charge_store(admission, since).await,
         }
@@ -207,7 +213,8 @@ impl Limiter {
     /// must also be within this process's share. Returns the local decision.
     #[cold]
     fn keep_to_share(&self, admission: &mut Admission) -> Result<Option<Decision>, Rejection> {
-        let local = self.local.charge_beside(&admission.charge);
+        let longest_us = admission.longest_wait_us;
+        let local = self.local.book_beside(&admission.charge, longest_us);
         if local.allowed {
             return Ok(Some(local));
         }
@@ -249,7 +256,7 @@ impl Limiter {
                 if self.store.is_returning() {
                     return self.conclude_doubted(admission);
                 }
-                self.local.keep_warm(charge)
+                self.local.keep_warm_later(charge, admission.wait_us())
             }
         };
         self.local.note(charge, decision, Some(&local));
@@ -262,9 +269,12 @@ impl Limiter {
     /// request was sent.
     #[cold]
     fn conclude_doubted(&self, admission: &mut Admission) -> Result<(), Rejection> {
-        let granted = std::mem::take(&mut admission.decision);
+        let mut granted = std::mem::take(&mut admission.decision);
         match self.keep_to_share(admission) {
-            Ok(_) => {
+            Ok(local) => {
+                if let Some(local) = &local {
+                    granted.wait_for(local);
+                }
                 let (charge, generation) = (&admission.charge, admission.generation);
                 self.store.owe_if_lost(charge, granted.at_us, generation);
                 admission.decision = granted;
@@ -307,7 +317,8 @@ impl Limiter {
             let limits = names_with(charge, OnError::Local);
             return Err(Rejection::StoreAway { limits, reason });
         }
-        admission.decision = self.local.charge(charge);
+        let longest_us = admission.longest_wait_us;
+        admission.decision = self.local.charge_or_book(charge, longest_us);
         if admission.decision.allowed {
             self.store.owe(charge, generation);
             admission.slots = hold();
@@ -318,7 +329,8 @@ impl Limiter {
     /// Whether a charge is known to be denied now. Its decision is in `admission` then.
     pub(super) fn find_denial(&self, admission: &mut Admission) -> bool {
         let (charge, generation) = (&admission.charge, admission.generation);
-        if charge.is_empty() {
+        // What would be denied may be held.
+        if charge.is_empty() || charge.iter().any(|check| check.limit.delay.is_some()) {
             return false;
         }
         let since = clock::now();

@@ -229,9 +229,9 @@ impl Limiter {
 
     /// Decides with the counts of this process. It times one of many decisions, because the clock
     /// would be a good part of their cost.
-    pub(super) fn decide_here(&self, charge: &Charge) -> Option<Decision> {
+    pub(super) fn decide_here(&self, charge: &Charge, longest_us: u64) -> Option<Decision> {
         let since = self.meter.is_next_timed().then(clock::now);
-        let decision = self.store.charge_here(charge);
+        let decision = self.store.charge_here(charge, longest_us);
         if let Some(since) = since.filter(|_| decision.is_some()) {
             self.observe_duration(since);
         }

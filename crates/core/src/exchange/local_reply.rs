@@ -155,7 +155,7 @@ impl LocalReplies {
             Rejection::MissingKey(limit)
             | Rejection::AmbiguousKey(limit)
             | Rejection::Unpriced(limit) => violated.push(limit),
-            Rejection::BodyMemory | Rejection::StatusBusy => {
+            Rejection::BodyMemory | Rejection::StatusBusy | Rejection::Draining => {
                 header = Some((RETRY_AFTER, HeaderValue::from_static("1")))
             }
             Rejection::UnknownKey(limit) => {
@@ -330,7 +330,7 @@ fn random() -> u64 {
 fn longest_retry_us(decision: &Decision) -> u64 {
     let waits = decision.verdicts.iter().map(|verdict| match verdict.retry {
         Retry::After(us) => us,
-        Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => 0,
+        _ => 0,
     });
     waits.max().unwrap_or(0)
 }

@@ -43,6 +43,8 @@ pub enum Rejection {
     /// The bodies that are read before their decisions need more than `body_memory`.
     BodyMemory,
     Limited(Box<Denial>),
+    /// The process ends before the request, which a limit holds, may pass.
+    Draining,
     /// The address asks for its status too often.
     StatusBusy,
     /// An operator has blocked the client.
@@ -195,6 +197,10 @@ impl Rejection {
             Rejection::BodyMemory => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "this server has no memory for the body of the request now",
+            ),
+            Rejection::Draining => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "this server stops before the turn of the request comes",
             ),
             Rejection::Limited(_) | Rejection::Blocked(_) => (StatusCode::TOO_MANY_REQUESTS, ""),
             Rejection::StatusBusy => (

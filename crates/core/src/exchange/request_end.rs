@@ -64,6 +64,7 @@ impl AccessRecord {
             denied_by: &self.denied_by,
             would_deny,
             reason: self.reason,
+            delayed: self.delayed,
             grpc_status: self.grpc_status(),
             usage: self.usage.as_deref(),
             request_id: self.request_id.as_ref().map(RequestId::as_str),
@@ -130,6 +131,9 @@ impl AccessRecord {
             code.map(|code| u64::from(code).into()),
         );
         add("tidegate.reason", self.reason.map(SpanValue::from));
+        let delayed_ms = u64::try_from(self.delayed.as_millis()).unwrap_or(u64::MAX);
+        let is_delayed = !self.delayed.is_zero();
+        add("tidegate.delayed_ms", is_delayed.then(|| delayed_ms.into()));
         let failed = status >= 500 || self.is_truncated || grpc.is_some_and(GrpcStatus::is_failure);
         let error = || match (self.reason, grpc) {
             (Some(reason), _) => reason.into(),

@@ -126,6 +126,15 @@ impl Count {
         self.age(rule, &at.into()).used()
     }
 
+    /// The units of requests that are held. `first` is the first pass of this count at the same
+    /// instant.
+    pub fn held(&self, rule: &Rule, first: &FirstPass) -> u64 {
+        match (self, &first.aged) {
+            (Count::Log(log), Aged::Log(aged)) => log.held(aged, rule),
+            _ => 0,
+        }
+    }
+
     fn age(&self, rule: &Rule, at: &Moment) -> Aged {
         match self {
             Count::Log(log) => Aged::Log(log.look(rule, at.now_us)),
@@ -139,17 +148,35 @@ impl Count {
     /// this count at the same instant.
     pub fn settle(&mut self, rule: &Rule, cost: u64, first: &FirstPass, allowed: bool) -> Verdict {
         let aged = self.commit(rule, cost, first, allowed);
+        self.verdict(rule, cost, first, &aged)
+    }
+
+    /// Second pass over a request that is held for `wait_us`: it is charged, and a log stamps it
+    /// with the time at which it will be forwarded.
+    pub fn book(&mut self, rule: &Rule, cost: u64, first: &FirstPass, wait_us: u64) -> Verdict {
+        let mut booked = *first;
+        if let Aged::Log(aged) = first.aged {
+            booked.aged = Aged::Log(aged.ahead(wait_us));
+        }
+        if let Retry::After(us) = first.retry {
+            booked.retry = Retry::Booked(us);
+        }
+        let aged = self.commit(rule, cost, &booked, true);
+        self.verdict(rule, cost, &booked, &aged)
+    }
+
+    fn verdict(&self, rule: &Rule, cost: u64, first: &FirstPass, aged: &Aged) -> Verdict {
         let used = aged.used();
-        let reset_us = match &aged {
+        let reset_us = match aged {
             Aged::Calendar(aged) => aged.left_us(),
-            _ => self.wait(&aged, rule, 0),
+            _ => self.wait(aged, rule, 0),
         };
         let next_us = match (used, first.retry) {
             (0, _) => 0,
             (1, _) => reset_us,
             // A full limit that was asked for one more unit waits for just that unit.
             (used, Retry::After(us)) if used + cost == rule.units + 1 => us,
-            (used, _) => self.wait(&aged, rule, used - 1),
+            (used, _) => self.wait(aged, rule, used - 1),
         };
         Verdict {
             used: first.aged.used(),
@@ -157,7 +184,7 @@ impl Count {
             retry: first.retry,
             reset_us,
             next_us,
-            stamp: self.stamp(rule, &aged),
+            stamp: self.stamp(rule, aged),
         }
     }
 

@@ -100,7 +100,7 @@ impl RateLimitStatus {
             return RateLimitStatus::default();
         };
         let longest = results().max_by_key(|(_, result)| match result.verdict.retry {
-            Retry::Now | Retry::Unasked => 0,
+            Retry::Now | Retry::Booked(_) | Retry::Unasked => 0,
             Retry::Released => 1,
             Retry::After(us) => us.max(1),
             Retry::Never => u64::MAX,
@@ -178,7 +178,7 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     let mut longest = 0;
     for verdict in &decision.verdicts {
         match verdict.retry {
-            Retry::Now | Retry::Released | Retry::Unasked => {}
+            Retry::Now | Retry::Booked(_) | Retry::Released | Retry::Unasked => {}
             Retry::After(us) => longest = longest.max(us),
             Retry::Never => return None,
         }
@@ -204,7 +204,7 @@ fn is_tighter(left: CheckResult<'_>, right: CheckResult<'_>) -> bool {
 
 fn wait(verdict: &Verdict) -> u64 {
     match verdict.retry {
-        Retry::Now | Retry::Released | Retry::Unasked => verdict.reset_us,
+        Retry::Now | Retry::Booked(_) | Retry::Released | Retry::Unasked => verdict.reset_us,
         Retry::After(us) => us,
         Retry::Never => u64::MAX,
     }

@@ -9,11 +9,17 @@
 //! precision; no stamp gets earlier. A coarser log keeps its precision until it is empty. So a
 //! limit keeps its count when its precision changes.
 //!
+//! A stamp may be ahead of the clock: a request that is held counts from the time at which it will
+//! be forwarded. Units that are admitted meanwhile get the newest stamp, since stamps never go
+//! back.
+//!
 //! A [`Log`] is 80 bytes and holds a ring of one entry for each stamp: 8 bytes where
 //! `W / q < 1.8e9` (30 minutes at 1 us), 12 beyond. The first three (two) entries fit inside. The
-//! ring then grows by doubling up to `min(L, W / q + 2)` entries, and is freed when it is empty. A
-//! refund of one charge may leave an entry without units; the last entry always has units. Time is
-//! an argument; nothing here reads a clock.
+//! ring then grows by doubling up to `min(L, W / q + 2)` entries, and beyond that for requests that
+//! are held. It is freed when it is empty. A refund of one charge may leave an entry without units;
+//! the last entry always has units. Time is an argument; nothing here reads a clock.
+
+mod give_back;
 
 use super::Rule;
 
@@ -95,6 +101,15 @@ pub struct AgedLog {
     skip: u32,
     /// Running total before the first entry that counts.
     base: u32,
+    /// How long after now a charge is stamped.
+    ahead_us: u64,
+}
+
+impl AgedLog {
+    /// The same state, for a request that is held for so long.
+    pub fn ahead(self, ahead_us: u64) -> AgedLog {
+        AgedLog { ahead_us, ..self }
+    }
 }
 
 impl Log {
@@ -123,6 +138,7 @@ impl Log {
             shift_us: self.shift_us.max(self.last_us.saturating_sub(now_us)),
             skip: 0,
             base: self.base,
+            ahead_us: 0,
         };
         // An entry is live if stamp > tick - span. This form cannot go below zero.
         let tick = ticks(aged.own_us, rule);
@@ -163,6 +179,27 @@ impl Log {
     /// Microseconds until the units admitted at `stamp` expire.
     fn wait_for(&self, stamp: u64, aged: &AgedLog, rule: &Rule) -> u64 {
         stamp * rule.precision_us + rule.window_us - aged.own_us
+    }
+
+    /// The units that are held: their stamps are after that of a unit admitted now.
+    pub fn held(&self, aged: &AgedLog, rule: &Rule) -> u64 {
+        match self.own_rule(rule) {
+            None => self.held_by(aged, rule),
+            Some(own) => self.held_by(aged, &own),
+        }
+    }
+
+    fn held_by(&self, aged: &AgedLog, rule: &Rule) -> u64 {
+        let edge = ticks_up(aged.own_us, rule);
+        if aged.used == 0 || self.newest <= edge {
+            return 0;
+        }
+        let place = self.first_where(aged.skip, |i| self.entry(rule, i).0 > edge);
+        let before = match place {
+            place if place == aged.skip => aged.base,
+            place => self.entry(rule, place - 1).1,
+        };
+        u64::from(self.total.wrapping_sub(before))
     }
 
     /// Admits `cost` units (at least 1) at the instant of `aged`. Returns the log's state after
@@ -221,10 +258,7 @@ impl Log {
     }
 
     fn charge_by(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) -> AgedLog {
-        let mut stamp = match rule.precision_us {
-            1 => aged.own_us,
-            precision_us => aged.own_us.div_ceil(precision_us),
-        };
+        let mut stamp = ticks_up(aged.own_us + aged.ahead_us, rule);
         self.total = self
             .total
             .wrapping_add(u32::try_from(cost).unwrap_or(u32::MAX));
@@ -263,82 +297,6 @@ impl Log {
             base: self.base,
             ..*aged
         }
-    }
-
-    /// Refunds up to `cost` units of the entry stamped `stamp` (modulo 2^48), by lowering all
-    /// totals from it on. Nothing happens if the entry has expired, or if more than `GIVE_BACK`
-    /// entries came since.
-    pub fn give_back(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
-        match self.own_rule(rule) {
-            None => self.give_back_by(aged, rule, cost, stamp),
-            Some(own) => self.give_back_by(aged, &own, cost, stamp),
-        }
-    }
-
-    fn give_back_by(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
-        let age = self.newest.wrapping_sub(stamp) & (STAMPS - 1);
-        let Some(stamp) = self.newest.checked_sub(age).filter(|_| aged.used > 0) else {
-            return;
-        };
-        if stamp < self.entry(rule, aged.skip).0 {
-            return;
-        }
-        let place = self.first_where(aged.skip, |i| self.entry(rule, i).0 >= stamp);
-        if self.entry(rule, place).0 != stamp || self.count - place > GIVE_BACK {
-            return;
-        }
-        let before = match place {
-            place if place == aged.skip => aged.base,
-            place => self.entry(rule, place - 1).1,
-        };
-        let units = self.entry(rule, place).1.wrapping_sub(before);
-        let taken = units.min(u32::try_from(cost).unwrap_or(u32::MAX));
-        if taken == 0 {
-            return;
-        }
-        for i in place..self.count {
-            let (stamp, total) = self.entry(rule, i);
-            self.put(rule, i, stamp, total.wrapping_sub(taken));
-        }
-        self.total = self.total.wrapping_sub(taken);
-        self.forget_expired(aged, rule);
-        // The last entry must have units: a wait for an empty one would be too long.
-        while let Some(last) = self.count.checked_sub(1) {
-            let before = last.checked_sub(1).map(|before| self.entry(rule, before));
-            if before.map_or(self.base, |(_, total)| total) != self.total {
-                break;
-            }
-            self.count = last;
-            self.newest = before.map_or(self.newest, |(stamp, _)| stamp);
-        }
-    }
-
-    /// Refunds up to `cost` of the units that count, oldest first. So the log counts at least what
-    /// it would count if the refunded request were another one that still counts.
-    pub fn give_back_oldest(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) {
-        match self.own_rule(rule) {
-            None => self.give_back_oldest_by(aged, rule, cost),
-            Some(own) => self.give_back_oldest_by(aged, &own, cost),
-        }
-    }
-
-    fn give_back_oldest_by(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) {
-        let taken = u32::try_from(aged.used.min(cost)).unwrap_or(u32::MAX);
-        if taken == 0 {
-            return;
-        }
-        self.forget_expired(aged, rule);
-        self.base = aged.base.wrapping_add(taken);
-        if self.base == self.total {
-            self.count = 0;
-            self.ring = Ring::default();
-            return;
-        }
-        // The last entry has units left, since fewer than all are taken.
-        let through = |i| self.entry(rule, i).1.wrapping_sub(aged.base);
-        let emptied = self.first_where(0, |i| through(i) > taken);
-        self.head = wrapped(self.head, emptied, self.capacity(rule));
-        self.count -= emptied;
     }
 
     /// Drops expired entries, and their units in the running totals.
@@ -439,6 +397,7 @@ impl Log {
         } else if live == capacity {
             let most = rule.units.min(rule.window_us / rule.precision_us + 2);
             let most = usize::try_from(most).unwrap_or(usize::MAX);
+            let most = if live >= most { live + OUTSIDE } else { most };
             let entries = (2 * capacity).min(most).max(OUTSIDE).max(live + 1);
             let mut ring = Vec::with_capacity(entries * words);
             let (newer, older) = self.ring.words().split_at(self.head as usize * words);
@@ -472,6 +431,14 @@ fn ticks(us: u64, rule: &Rule) -> u64 {
     match rule.precision_us {
         1 => us,
         precision_us => us / precision_us,
+    }
+}
+
+/// The same, rounded up.
+fn ticks_up(us: u64, rule: &Rule) -> u64 {
+    match rule.precision_us {
+        1 => us,
+        precision_us => us.div_ceil(precision_us),
     }
 }
 

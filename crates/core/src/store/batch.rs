@@ -9,7 +9,7 @@ use redis::{Cmd, RedisWrite as _};
 use smallvec::SmallVec;
 
 use super::{ServerTrouble, StoreError};
-use crate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule, Verdict, log};
+use crate::limit::{Algorithm, Charge, Decision, Delay, LimitCheck, Retry, Rule, Verdict, log};
 
 /// The script: six files, joined.
 pub const SCRIPT: &str = concat!(
@@ -36,6 +36,8 @@ const HEADS: u64 = 3;
 /// A group's answer is so if the boundaries that were sent do not fit the store's clock. Nothing
 /// was written.
 const ASK_AGAIN: u64 = 4;
+/// A group's answer begins so if its request is charged and must be held.
+const BOOKED: u64 = 5;
 /// -1 and -2 in seven bytes.
 const NEVER: u64 = 0x00ff_ffff_ffff_ffff;
 const RELEASED: u64 = 0x00ff_ffff_ffff_fffe;
@@ -65,6 +67,9 @@ pub struct ScriptCall<'s> {
 pub enum Operation {
     /// Decides so many equal requests: the first ones that fit are granted.
     Charge(u16),
+    /// Decides one request. It is held instead of denied if its limits hold requests, and the wait
+    /// is not above this, microseconds.
+    Book(u64),
     /// Reports how many slots are held, and asks for none.
     Report,
     /// Takes back units that were not used; `extra` names them.
@@ -82,6 +87,16 @@ pub struct Group<'c> {
     /// One number for each item. Charging a log: how far ahead to stamp, microseconds. Charging or
     /// reporting slots: the units held now. Giving back: the stamp. Missing numbers are 0.
     pub extra: &'c [u64],
+}
+
+impl Operation {
+    /// The longest wait of a request that may be held, microseconds; 0 for all others.
+    fn longest_us(self) -> u64 {
+        match self {
+            Operation::Book(longest_us) => longest_us,
+            _ => 0,
+        }
+    }
 }
 
 impl<'c> Group<'c> {
@@ -118,8 +133,10 @@ pub fn write<'c>(
     packed.extend_from_slice(&how_many.to_le_bytes());
     rules.iter().for_each(|rule| pack_rule(&mut packed, rule));
     for group in groups {
+        let longest_us = group.operation.longest_us();
         let (operation, count) = match group.operation {
             Operation::Charge(count) => (0, count),
+            Operation::Book(_) => (4, 1),
             Operation::Report => (0, 1),
             Operation::GiveBack => (1, 0),
             Operation::Settle => (2, 0),
@@ -135,6 +152,11 @@ pub fn write<'c>(
             let extra = group.extra.get(index).copied().unwrap_or(0);
             packed.extend_from_slice(&[low, high]);
             match item.boundaries(call.store_us) {
+                None if longest_us > 0
+                    && let Some(delay) = item.delay_within(longest_us) =>
+                {
+                    pack_delay(&mut packed, item.cost, delay);
+                }
                 None if (item.cost, extra) == (1, 0) => packed.push(0),
                 None => {
                     packed.push(1);
@@ -210,6 +232,18 @@ fn pack_rule(packed: &mut Packed, rule: &Rule) {
     pack_u48(packed, rule.units);
     pack_u48(packed, rule.window_us);
     pack_u48(packed, rule.precision_us);
+}
+
+fn pack_delay(packed: &mut Packed, cost: u64, delay: Delay) {
+    match cost {
+        1 => packed.push(3),
+        _ => {
+            packed.push(4);
+            pack_u48(packed, cost);
+        }
+    }
+    pack_u48(packed, delay.longest_us);
+    packed.extend_from_slice(&delay.queue.to_le_bytes());
 }
 
 /// 2^48 us are 8.9 years, and a cost of 2^48 - 1 is above every limit but those of calendar
@@ -330,6 +364,7 @@ impl<'r> Reply<'r> {
         match kind {
             REFUSED => return Ok(GroupEnd::Refused),
             ASK_AGAIN => return Ok(GroupEnd::AskAgain),
+            BOOKED => return self.read_booked(charge).map(GroupEnd::Done),
             _ => {}
         }
         let allowed = (granted > 0)
@@ -380,6 +415,20 @@ impl<'r> Reply<'r> {
             allowed,
             at_us: self.at_us,
             verdicts,
+        })
+    }
+
+    fn read_booked(&mut self, charge: &Charge) -> Result<GroupOutcome, StoreError> {
+        let mut booked = self.decision(charge, true)?;
+        for verdict in &mut booked.verdicts {
+            if let Retry::After(us) = verdict.retry {
+                verdict.retry = Retry::Booked(us);
+            }
+        }
+        Ok(GroupOutcome {
+            granted: 1,
+            allowed: Some(booked),
+            denied: None,
         })
     }
 

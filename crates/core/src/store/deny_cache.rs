@@ -24,6 +24,8 @@
 //! - A key is reset or overridden, the store is flushed or restored, or its clock steps forward:
 //!   the worker calls [`DenyCache::clear`].
 //! - Slots are freed at any time: their denials are not kept.
+//! - A limit with `delay` holds requests: a denial is kept until its wait could be held. Clients
+//!   that leave give units back, so it is one of those limits too.
 //!
 //! No denial is kept longer than `LONGEST_US`, for causes that are not in this list.
 //!
@@ -99,17 +101,22 @@ impl DenyCache {
                 longest_us
             };
             let certain = |us: u64| (us - us.div_ceil(1000)).saturating_sub(1000).min(most);
+            // A request that would wait too long now may be held as soon as its wait is shorter.
+            let held_us = item.limit.delay.map_or(0, |delay| delay.longest_us);
             let keep_us = match verdict.retry {
-                Retry::After(us) => certain(us),
+                Retry::After(us) => certain(us.saturating_sub(held_us)),
                 Retry::Never => most,
-                Retry::Now | Retry::Released | Retry::Unasked => 0,
+                Retry::Now | Retry::Booked(_) | Retry::Released | Retry::Unasked => 0,
             };
             if keep_us > 0 {
                 let denied = Denied {
                     cost: item.cost,
                     units: item.window.rule.units,
                     until_us: span.sent_us + keep_us,
-                    full_until_us: span.sent_us + certain(verdict.next_us),
+                    full_until_us: match item.limit.delay {
+                        None => span.sent_us + certain(verdict.next_us),
+                        Some(_) => 0,
+                    },
                     came_us: span.came_us,
                     at_us: decision.at_us,
                     verdict: *verdict,

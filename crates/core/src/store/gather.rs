@@ -259,7 +259,7 @@ impl Batch {
             let first = bundle.charge().first();
             let first = first.filter(|item| item.window.calendar.is_none());
             let lease_us = first.map_or(0, |item| item.limit.lease_us);
-            if lease_us > 0 && bundle.count() > 0 {
+            if lease_us > 0 && matches!(bundle.operation, Operation::Charge(_)) {
                 let more = cache.lock().leases.ahead(bundle.charge(), now_us);
                 if more > 0 {
                     let count = bundle.count().saturating_add(more);
@@ -288,6 +288,7 @@ impl Bundle {
     pub(super) fn count(&self) -> u16 {
         match self.operation {
             Operation::Charge(count) => count,
+            Operation::Book(_) => 1,
             Operation::Report
             | Operation::GiveBack
             | Operation::Settle

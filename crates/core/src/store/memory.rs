@@ -40,6 +40,7 @@ use super::store_clock::{CheckTime, StoreInstant};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
 use crate::limit::calendar::Moment;
+use crate::limit::delay;
 use crate::limit::key::KeyHashPrefix;
 use crate::limit::{Charge, Decision, KeyHash, LimitCheck, Retry, Window};
 use crate::telemetry::decisions::{DecisionLog, Source};
@@ -47,7 +48,7 @@ pub use bounds::Evictions;
 use bounds::{EvictionClass, EvictionList, LimitNumber, MemoryBounds};
 pub(super) use bounds::{WindowDescription, WindowNumber};
 pub(super) use file_counts::{CalendarCopy, UnwrittenBudgets};
-use shard::{KEY_BYTES, PendingCheck, Shard};
+use shard::{CheckOutcome, KEY_BYTES, PendingCheck, Shard};
 use stand_in::DecisionMode;
 
 /// Keys in a shard when the store is full: its index grows at once, and no charge pauses for it.
@@ -145,6 +146,16 @@ impl Memory {
 
     pub fn charge(&self, charge: &Charge) -> Decision {
         self.decide(charge, DecisionMode::Alone)
+    }
+
+    /// The same. A request that its limits would deny is charged and held instead, if they hold
+    /// requests, and the wait is not above `longest_us`.
+    pub fn charge_or_book(&self, charge: &Charge, longest_us: u64) -> Decision {
+        let mode = match longest_us {
+            0 => DecisionMode::Alone,
+            _ => DecisionMode::Book { longest_us },
+        };
+        self.decide(charge, mode)
     }
 
     /// The denial of a charge. `None` if it would be allowed: then nothing changes.
@@ -250,11 +261,17 @@ impl Memory {
         let now_us = self.clock.now_us();
         shard.sweep_in_turn(now_us, &self.bounds);
         let check = self.check(&shard, item, mode, &self.check_time(item, now_us));
-        let allowed = check.look.retry == Retry::Now;
+        let outcome = match check.look.retry {
+            Retry::Now => mode.admitted(),
+            _ => mode.refused(|longest_us| {
+                delay::wait_us([shard.booking(&check, longest_us)].into_iter())
+            }),
+        };
+        let allowed = outcome != CheckOutcome::Denied;
         if allowed && mode == DecisionMode::IfDenied {
             return Decision::allowed_uncharged(now_us);
         }
-        let verdict = shard.settle(&check, allowed, &self.bounds);
+        let verdict = shard.settle(&check, outcome, &self.bounds);
         if self.bounds.passed().is_some() {
             self.enforce_bounds(&mut [&mut *shard], charge, now_us);
         }
@@ -283,13 +300,22 @@ impl Memory {
             )
         };
         let checks: SmallVec<[PendingCheck<'_>; 4]> = charge.iter().map(check).collect();
-        let allowed = checks.iter().all(|check| check.look.retry == Retry::Now);
+        let outcome = match checks.iter().all(|check| check.look.retry == Retry::Now) {
+            true => mode.admitted(),
+            false => mode.refused(|longest_us| {
+                delay::wait_us(checks.iter().map(|check| {
+                    let at = self.position_of(&shards, check.id);
+                    shards[at].1.booking(check, longest_us)
+                }))
+            }),
+        };
+        let allowed = outcome != CheckOutcome::Denied;
         if allowed && mode == DecisionMode::IfDenied {
             return Decision::allowed_uncharged(now_us);
         }
         let settle = |check: &PendingCheck<'_>| {
             let at = self.position_of(&shards, check.id);
-            shards[at].1.settle(check, allowed, &self.bounds)
+            shards[at].1.settle(check, outcome, &self.bounds)
         };
         let verdicts = checks.iter().map(settle).collect();
         if self.bounds.passed().is_some() {

@@ -10,6 +10,7 @@ mod cluster;
 mod health;
 mod link;
 mod maintenance;
+mod notices;
 mod outage;
 mod override_client;
 mod overrides;
@@ -40,7 +41,7 @@ use slot_lease::SlotLease;
 use super::batch::{Operation, SCRIPT};
 use super::deny_cache::CallSpan;
 use super::fleet::Fleet;
-use super::gather::{OnFailure, QueuedRequest, SendConditions, StoreRequest};
+use super::gather::{QueuedRequest, SendConditions, StoreRequest};
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::lease::{CacheLookup, WorkerCache};
@@ -48,10 +49,10 @@ use super::memory::Memory;
 use super::overrides::OverrideSnapshot;
 use super::recovery::{ProcessName, Recovery};
 use super::store_clock::StoreInstant;
-use super::{Observed, StoreError, is_slots};
+use super::{Observed, StoreError};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
-use crate::limit::{Charge, Decision, LimitCheck, OnError};
+use crate::limit::{Charge, Decision};
 use crate::telemetry::decisions::{DecisionLog, Source};
 
 /// Charges that may wait in one worker; more are refused as [`StoreError::Overloaded`].
@@ -256,6 +257,16 @@ struct TaskSetup {
     ready: watch::Sender<bool>,
 }
 
+/// One request on its way to a decision.
+#[derive(Clone, Copy)]
+struct AskedCharge<'c> {
+    charge: &'c Charge,
+    /// To charge, or to book.
+    operation: Operation,
+    generation: u64,
+    arrived: Instant,
+}
+
 impl<T> From<mpsc::error::TrySendError<T>> for StoreError {
     fn from(refused: mpsc::error::TrySendError<T>) -> StoreError {
         match refused {
@@ -296,38 +307,45 @@ impl Redis {
         }
     }
 
-    pub async fn charge(
+    /// See [`super::Store::charge_or_book`].
+    pub async fn charge_or_book(
         &self,
         charge: &Charge,
+        longest_us: u64,
         generation: u64,
         arrived: Instant,
     ) -> Result<Decision, StoreError> {
-        let result = self.decide(charge, generation, arrived).await;
+        let asked = AskedCharge {
+            charge,
+            operation: match longest_us {
+                0 => Operation::Charge(1),
+                _ => Operation::Book(longest_us),
+            },
+            generation,
+            arrived,
+        };
+        let result = self.decide(asked).await;
         if result.is_err() {
             self.shared.outages.count_unmade();
         }
         result
     }
 
-    async fn decide(
-        &self,
-        charge: &Charge,
-        generation: u64,
-        arrived: Instant,
-    ) -> Result<Decision, StoreError> {
-        if !self.shared.is_current(generation) {
+    async fn decide(&self, asked: AskedCharge<'_>) -> Result<Decision, StoreError> {
+        if !self.shared.is_current(asked.generation) {
             return Err(StoreError::Away);
         }
-        if let Some((source, decision)) = self.shared.find_cached(&self.cache, charge, arrived) {
+        let cached = self
+            .shared
+            .find_cached(&self.cache, asked.charge, asked.arrived);
+        if let Some((source, decision)) = cached {
             self.cache.note_source(source);
             return Ok(decision);
         }
         match &self.servers {
-            ServersView::Server(_) => self.send_charge(charge, generation, arrived)?.take().await,
+            ServersView::Server(_) => self.send_charge(asked)?.take().await,
             // In a box: else each connection of a client had room for it, whatever the store is.
-            ServersView::Cluster(view) => {
-                Box::pin(cluster::charge(self, view, charge, generation, arrived)).await
-            }
+            ServersView::Cluster(view) => Box::pin(cluster::charge(self, view, asked)).await,
         }
     }
 
@@ -355,12 +373,8 @@ impl Redis {
     }
 
     /// Puts a charge into the queue; all its keys lie in one slot of a cluster.
-    fn send_charge(
-        &self,
-        charge: &Charge,
-        generation: u64,
-        arrived: Instant,
-    ) -> Result<GuardedAnswer, StoreError> {
+    fn send_charge(&self, asked: AskedCharge<'_>) -> Result<GuardedAnswer, StoreError> {
+        let charge = asked.charge;
         let slot = match &self.servers {
             ServersView::Server(is_open) if is_open.load(Ordering::Relaxed) => {
                 return Err(StoreError::Away);
@@ -370,10 +384,10 @@ impl Redis {
         };
         let request = StoreRequest {
             charge: charge.clone(),
-            operation: Operation::Charge(1),
+            operation: asked.operation,
             extra: SmallVec::new(),
-            generation,
-            arrived,
+            generation: asked.generation,
+            arrived: asked.arrived,
             slot,
         };
         let (request, answer) = request.with_answer();
@@ -395,91 +409,13 @@ impl Redis {
         if let Some((_, decision)) = self.shared.find_cached(&self.cache, charge, arrived) {
             return Observed::Decided(Some(decision));
         }
-        let answer = self.send_charge(charge, generation, arrived);
-        answer.map_or(Observed::Decided(None), Observed::Pending)
-    }
-
-    pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
-        let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
-        self.notify(Operation::GiveBack, charge, stamps.collect(), generation);
-    }
-
-    pub fn give_back_oldest(&self, charge: &Charge, generation: u64) {
-        self.notify(
-            Operation::GiveBackOldest,
+        let answer = self.send_charge(AskedCharge {
             charge,
-            SmallVec::new(),
+            operation: Operation::Charge(1),
             generation,
-        );
-    }
-
-    pub fn settle(&self, charge: &Charge, generation: u64) {
-        self.notify(Operation::Settle, charge, SmallVec::new(), generation);
-    }
-
-    /// Sends an operation once, and waits for nothing. If the store is away, units to give back
-    /// expire by themselves, and units to settle are owed.
-    fn notify(
-        &self,
-        operation: Operation,
-        charge: &Charge,
-        extra: SmallVec<[u64; 2]>,
-        generation: u64,
-    ) {
-        if charge.is_empty() || !self.shared.is_current(generation) {
-            return;
-        }
-        if matches!(operation, Operation::GiveBack | Operation::GiveBackOldest) {
-            let mut cache = self.cache.lock();
-            charge
-                .iter()
-                .for_each(|item| cache.denied.forget(item.id()));
-        }
-        let send = |charge, extra, slot| {
-            let request = StoreRequest {
-                charge,
-                operation,
-                extra,
-                generation,
-                arrived: clock::now(),
-                slot,
-            };
-            let request = match operation {
-                Operation::Settle => request.or_else(self.owing()),
-                _ => request.without_answer(),
-            };
-            if self.is_open() {
-                request.fail(StoreError::Away);
-            } else if let Err(full) = self.queue.try_send(request) {
-                full.into_inner().fail(StoreError::Overloaded);
-            }
-        };
-        match &self.servers {
-            ServersView::Server(_) => send(charge.clone(), extra, 0),
-            // The items may lie in several slots: each is sent by itself.
-            ServersView::Cluster(_) => {
-                for (index, item) in charge.iter().enumerate().filter(|(_, one)| !is_slots(one)) {
-                    let extra = extra.get(index).copied().into_iter().collect();
-                    send([item.clone()].into_iter().collect(), extra, slot_of(item));
-                }
-            }
-        }
-    }
-
-    /// Whether the one server is known to be away. A cluster's tasks know that of each node.
-    fn is_open(&self) -> bool {
-        matches!(&self.servers, ServersView::Server(is_open) if is_open.load(Ordering::Relaxed))
-    }
-
-    /// Owes a settlement that has failed. As for admitted requests, only the units of limits that
-    /// are counted locally are owed.
-    fn owing(&self) -> OnFailure {
-        let shared = Arc::clone(&self.shared);
-        Box::new(move |request| {
-            let is_local = |check: &&LimitCheck| check.limit.on_error == OnError::Local;
-            let owed: Charge = request.charge.iter().filter(is_local).cloned().collect();
-            shared.owe(&owed, request.generation);
-        })
+            arrived,
+        });
+        answer.map_or(Observed::Decided(None), Observed::Pending)
     }
 
     pub fn hold(&self, charge: &Charge, generation: u64) {

@@ -210,6 +210,10 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
     }
     out.extend_from_slice(b"],\"allowed\":");
     out.extend_from_slice(if decision.allowed { b"true" } else { b"false" });
+    if decision.wait_us() > 0 {
+        out.extend_from_slice(b",\"wait_us\":");
+        json::number(&mut out, decision.wait_us());
+    }
     out.extend_from_slice(b",\"limits\":{");
     for (index, (check, verdict)) in charge.iter().zip(&decision.verdicts).enumerate() {
         if index > 0 {
@@ -218,7 +222,7 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
         json::name(&mut out, &check.window.policy);
         let retry = match verdict.retry {
             Retry::Now | Retry::Unasked => 0,
-            Retry::After(us) => i64::try_from(us).unwrap_or(i64::MAX),
+            Retry::After(us) | Retry::Booked(us) => i64::try_from(us).unwrap_or(i64::MAX),
             Retry::Never | Retry::Released => -1,
         };
         out.extend_from_slice(b"{\"used\":");

@@ -14,6 +14,7 @@ pub mod grpc;
 pub mod text;
 pub mod usage;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,16 +23,16 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 pub use cells::{
-    CODES, Codes, CountedAnswer, DECISION_BOUNDS, Durations, GrpcCells, GrpcSum, Histogram,
-    LimitCells, LimitSum, LimitVerdict, METHODS, REQUEST_BOUNDS, RETRIES, RouteCells, RouteSum,
-    SOURCES, ServerCells, UpstreamCells, UpstreamSum, WorkerCounter, method_of,
+    CODES, Codes, CountedAnswer, DECISION_BOUNDS, Durations, GrpcCells, GrpcSum, HELD_BOUNDS,
+    Histogram, LimitCells, LimitSum, LimitVerdict, METHODS, REQUEST_BOUNDS, RETRIES, RouteCells,
+    RouteSum, SOURCES, ServerCells, UpstreamCells, UpstreamSum, WorkerCounter, method_of,
 };
 pub use grpc::{GRPC_STATUSES, GrpcStatus};
 
 use super::access::Outcome;
 pub use super::door::{DecideCode, Door};
 use super::watched::{DenialBuffer, Trail};
-use crate::limit::Role;
+use crate::limit::{KeyHash, Role};
 use cells::{UsageCells, add_counters};
 use decide::DecideCells;
 
@@ -102,6 +103,50 @@ impl Drop for ReservedUnits {
     }
 }
 
+/// One request that is held, in the metrics of the limits that hold it. A drop takes it back.
+#[derive(Debug, Default)]
+pub struct WaitingRequest(SmallVec<[WaitingKey; 2]>);
+
+#[derive(Debug)]
+struct WaitingKey {
+    cells: Arc<LimitCells>,
+    tag: KeyHash,
+}
+
+impl WaitingRequest {
+    /// Notes that it was held for so long, and may pass now.
+    pub fn passes(self, waited: Duration) {
+        for WaitingKey { cells, .. } in &self.0 {
+            let delayed = cells.delayed.get_or_init(Box::default);
+            delayed.observe(waited, &HELD_BOUNDS);
+        }
+    }
+}
+
+impl Drop for WaitingRequest {
+    fn drop(&mut self) {
+        for WaitingKey { cells, tag } in &self.0 {
+            let waiting = cells.waiting.lock();
+            let mut waiting = waiting.unwrap_or_else(PoisonError::into_inner);
+            if let Entry::Occupied(mut key) = waiting.entry(tag.0) {
+                *key.get_mut() -= 1;
+                if *key.get() == 0 {
+                    key.remove();
+                }
+            }
+        }
+    }
+}
+
+/// The requests that one limit holds and held.
+#[derive(Clone, Debug, Default)]
+pub struct HeldSum {
+    pub waiting: u64,
+    /// The same by the hash of the key.
+    pub keys: BTreeMap<[u8; 16], u64>,
+    pub delayed: Durations,
+}
+
 /// Cells without a name of the configuration.
 #[derive(Debug, Default)]
 struct MeterTotals {
@@ -140,6 +185,8 @@ pub struct Sum {
     pub candidates: BTreeMap<Arc<str>, LimitSum>,
     /// The units that requests under way hold in reserve, by limit.
     pub reserved: BTreeMap<Arc<str>, u64>,
+    /// The requests that limits hold and held, by limit.
+    pub held: BTreeMap<Arc<str>, HeldSum>,
     /// Allowed, unlimited, denied, rejected.
     pub outcomes: [u64; 4],
     /// Requests that were answered with 5xx, and calls of gRPC that failed in the same way.
@@ -266,6 +313,19 @@ impl Meter {
         }
     }
 
+    /// Notes that a limit holds a request with this key, until `waiting` is dropped.
+    pub fn wait(&self, limit: usize, tag: KeyHash, waiting: &mut WaitingRequest) {
+        if let Some((_, cells)) = self.limits.get(limit) {
+            let keys = cells.waiting.lock();
+            let mut keys = keys.unwrap_or_else(PoisonError::into_inner);
+            *keys.entry(tag.0).or_default() += 1;
+            waiting.0.push(WaitingKey {
+                cells: Arc::clone(cells),
+                tag,
+            });
+        }
+    }
+
     /// Counts a decision in shadow mode: of a limit, or of its candidate rates.
     pub fn count_shadow_decision(&self, role: Role, limit: usize, allowed: bool) {
         let cells = match role {
@@ -302,6 +362,15 @@ impl Meter {
             cells.add_to(sum.limits.entry(Arc::clone(name)).or_default());
             *sum.reserved.entry(Arc::clone(name)).or_default() +=
                 cells.reserved.load(Ordering::Relaxed);
+            let held = sum.held.entry(Arc::clone(name)).or_default();
+            let waiting = cells.waiting.lock();
+            for (key, count) in waiting.unwrap_or_else(PoisonError::into_inner).iter() {
+                held.waiting += count;
+                *held.keys.entry(*key).or_default() += count;
+            }
+            if let Some(delayed) = cells.delayed.get() {
+                delayed.add_to(&mut held.delayed);
+            }
         }
         for (name, cells) in &self.candidates {
             cells.add_to(sum.candidates.entry(Arc::clone(name)).or_default());

@@ -223,7 +223,7 @@ impl DeniedRate {
             cost: check.cost,
             retry_after: match verdict.retry {
                 Retry::After(us) => Some(seconds_up(us).max(1)),
-                Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => None,
+                _ => None,
             },
         }
     }

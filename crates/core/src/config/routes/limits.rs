@@ -22,6 +22,7 @@ pub(super) fn choose_all(
         let chosen = choose(definitions, route);
         definitions.has_unlimited_route |= route.limits.is_none() && chosen.is_empty();
         mark_refunded(definitions, route, &chosen);
+        mark_held(definitions, &chosen);
         all.push(chosen);
     }
     set_path_case(definitions, routes, &all);
@@ -40,6 +41,7 @@ pub(super) fn check_all(
         let defined = &definitions.limits[chosen.value];
         check_params(definitions, defined, route, &chosen.span);
         check_cost(definitions, defined, route);
+        check_delay(definitions, defined, route);
         limits.extend(defined.limit.clone());
     }
     limits
@@ -90,6 +92,22 @@ fn mark_refunded(definitions: &mut Definitions<'_>, route: &DefinedRoute, chosen
             .at(&first.rate_span, "ends with its request")
             .help("name a limit with a `rate`, or leave it out")
             .report_to(definitions.reader);
+    }
+}
+
+/// Marks the limits of a route that holds requests: clients that leave while they wait give units
+/// back. Must come before the limits are shared.
+fn mark_held(definitions: &mut Definitions<'_>, chosen: &[ChosenLimit]) {
+    let limit_of = |one: &ChosenLimit| definitions.limits[one.value].limit.as_ref();
+    let mut limits = chosen.iter().filter_map(limit_of);
+    if !limits.any(|limit| limit.delay.is_some()) {
+        return;
+    }
+    for chosen in chosen {
+        let limit = &mut definitions.limits[chosen.value].limit;
+        if let Some(limit) = limit.as_mut().and_then(Arc::get_mut) {
+            limit.gives_back = !limit.is_concurrent();
+        }
     }
 }
 
@@ -153,6 +171,29 @@ fn check_params(
         };
         definitions.reader.report(diagnostic.maybe_help(help));
     }
+}
+
+/// Reports a wait that ends after the time of the route: the request is denied instead.
+fn check_delay(definitions: &Definitions<'_>, defined: &DefinedLimit, route: &DefinedRoute) {
+    let delay = defined.limit.as_ref().and_then(|limit| limit.delay);
+    let (Some(delay), Some(timeout)) = (delay, route.route.timeout) else {
+        return;
+    };
+    if u128::from(delay.longest_us) < timeout.as_micros() {
+        return;
+    }
+    let message = format!(
+        "`limit.{}` may hold a request longer than its route's `timeout`",
+        defined.name.value
+    );
+    Diagnostic::new(Code::OutlivedWait, message)
+        .at(&route.timeout_span, "includes the wait")
+        .at(
+            &defined.delay_span,
+            "a request that would wait so long is denied at once",
+        )
+        .help("raise the `timeout`, or lower the `delay`")
+        .report_to(definitions.reader);
 }
 
 /// Reports a cost above the units of a limit or of one of its tiers. The limit's own cost is

@@ -283,3 +283,30 @@ fn routes_give_units_back() {
     assert_eq!(bad(route, "refund = []"), ["T105"]);
     assert_eq!(bad(route, "settle = \"header:x-cost\""), ["T111"]);
 }
+
+#[test]
+fn a_limit_holds_requests_where_it_knows_when_they_may_pass() {
+    let held = limit("rate = \"1/100ms\"\ndelay = \"2s\"");
+    let delay = held.delay.unwrap();
+    assert_eq!((delay.longest_us, delay.queue), (2_000_000, 100));
+    assert!(held.gives_back, "clients leave while they wait");
+    let queue = limit("rate = \"1/s\"\ndelay = \"1min\"\ndelay_queue = 7");
+    assert_eq!(queue.delay.unwrap().queue, 7);
+    assert_eq!(limit("rate = \"1/s\"").delay, None);
+    assert_eq!(wrong("concurrent = 5\ndelay = \"2s\""), ["T132"]);
+    assert_eq!(
+        wrong("rate = \"5/s\"\nalgorithm = \"counter\"\ndelay = \"2s\""),
+        ["T132"]
+    );
+    assert_eq!(wrong("rate = \"5/s\"\ndelay_queue = 7"), ["T124"]);
+    assert_eq!(
+        wrong("rate = \"5/s\"\nlease = \"10ms\"\ndelay = \"2s\""),
+        ["T124"]
+    );
+    assert_eq!(wrong("rate = \"5/s\"\ndelay = \"31min\""), ["T105"]);
+
+    let beside = "[limit.a]\nrate = \"9/s\"\ndelay = \"1s\"\n[limit.b]\nrate = \"9/s\"\n\
+         key = \"global\"\n[[route]]\npath = \"/a\"\nlimits = [\"a\", \"b\"]\n";
+    let config = fine(&format!("{BASE}{beside}"));
+    assert!(config.limits.iter().all(|limit| limit.gives_back));
+}

@@ -222,6 +222,8 @@ const EXCLUDED: &[&str] = &[
     "replaces",
     "usage",
     "values",
+    "delay",
+    "delay_queue",
 ];
 
 /// Keys of `[usage.NAME]` that go with another format or another way to end.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::*;
 use crate::limit::calendar::Moment;
 use crate::limit::decide::Count;
-use crate::limit::{Algorithm, Calendar, CalendarUnit, Key, KeyHash, Limit, Rule};
+use crate::limit::{Algorithm, Calendar, CalendarUnit, Delay, Key, KeyHash, Limit, Rule};
 
 fn limit(algorithm: Algorithm, units: u64, precision_us: u64) -> Arc<Limit> {
     let rule = Rule {
@@ -296,4 +296,34 @@ fn it_is_bounded() {
         assert!(cache.find(&ask, 5_000, false).is_some());
     }
     assert!(cache.young.len() + cache.old.len() <= 2 * GENERATION);
+}
+
+#[test]
+fn a_denial_is_forgotten_when_its_wait_could_be_held() {
+    let holding = |longest_us: u64| {
+        let mut limit = limit(Algorithm::Log, 1, 1);
+        let one = Arc::make_mut(&mut limit);
+        one.gives_back = true;
+        one.delay = Some(Delay {
+            longest_us,
+            queue: 5,
+        });
+        charge(&limit, 1)
+    };
+    let now_us = 1_700_000_000_000_000;
+    let span = CallSpan {
+        sent_us: now_us,
+        came_us: now_us,
+    };
+    for (longest_us, is_kept) in [(970_000, true), (1_000_000, false), (2_000_000, false)] {
+        let ask = holding(longest_us);
+        let (mut model, mut cache) = (Model(Count::new(Algorithm::Log)), DenyCache::default());
+        model.ask(&ask, now_us);
+        let denied = model.ask(&ask, now_us);
+        assert_eq!(denied.verdicts[0].retry, Retry::After(1_000_000));
+        cache.note(&ask, &denied, span);
+        let found = |after_us: u64| cache.find(&ask, now_us + after_us, false).is_some();
+        assert_eq!(found(20_000), is_kept, "{longest_us}");
+        assert!(!found(30_000), "{longest_us}");
+    }
 }

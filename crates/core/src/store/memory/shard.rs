@@ -17,9 +17,11 @@ use super::unwritten::UnwrittenCounts;
 use super::{BudgetId, SHARD_KEYS, id};
 use crate::limit::calendar::CalendarCount;
 use crate::limit::decide::{Count, FirstPass};
+use crate::limit::delay::BookingCheck;
 use crate::limit::{LimitCheck, Retry, Rule, Verdict};
 use crate::store::guard::xorshift;
 use crate::store::store_clock::CheckTime;
+use entry_row::{EntryRow, PIECE};
 
 /// Charges of a shard between two sweeps. Keys that lie side by side are read faster than as many
 /// in different places.
@@ -71,6 +73,17 @@ pub(super) struct PendingCheck<'i> {
     max_units: Option<u64>,
 }
 
+/// The outcome of a whole request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CheckOutcome {
+    Denied,
+    Passes,
+    /// It is charged now, and passes after so many microseconds.
+    Held {
+        wait_us: u64,
+    },
+}
+
 impl PendingCheck<'_> {
     /// Lets no more than `max_units` count, whatever the rule says.
     pub(super) fn cap(&mut self, max_units: u64, wait_us: u64) {
@@ -79,8 +92,10 @@ impl PendingCheck<'_> {
         }
         self.max_units = Some(max_units);
         let is_over = self.cost > 0 && self.look.used().saturating_add(self.cost) > max_units;
-        if self.look.retry == Retry::Now && is_over {
-            self.look.retry = Retry::After(wait_us);
+        match self.look.retry {
+            Retry::Now if is_over => self.look.retry = Retry::After(wait_us),
+            Retry::After(us) if is_over => self.look.retry = Retry::After(us.max(wait_us)),
+            _ => {}
         }
     }
 }
@@ -130,15 +145,31 @@ impl Shard {
         }
     }
 
+    /// What an item says to holding its request, between the two passes.
+    pub(super) fn booking<'c>(
+        &'c self,
+        check: &'c PendingCheck<'_>,
+        longest_us: u64,
+    ) -> BookingCheck<'c> {
+        BookingCheck {
+            count: check.place.map(|place| &self.entries[place].count),
+            rule: &check.rule,
+            cost: check.cost,
+            first: &check.look,
+            delay: check.item.delay_within(longest_us),
+        }
+    }
+
     /// Second pass over one item: its verdict. Only what is charged gets an entry.
     pub(super) fn settle(
         &mut self,
         check: &PendingCheck<'_>,
-        allowed: bool,
+        outcome: CheckOutcome,
         bounds: &MemoryBounds,
     ) -> Verdict {
-        let mut verdict = self.charge(check, allowed, bounds);
+        let mut verdict = self.charge(check, outcome, bounds);
         if let Some(max_units) = check.max_units {
+            let allowed = outcome != CheckOutcome::Denied;
             let counted = verdict.used + if allowed { check.cost } else { 0 };
             verdict.remaining = verdict.remaining.min(max_units.saturating_sub(counted));
         }
@@ -148,10 +179,11 @@ impl Shard {
     fn charge(
         &mut self,
         check: &PendingCheck<'_>,
-        allowed: bool,
+        outcome: CheckOutcome,
         bounds: &MemoryBounds,
     ) -> Verdict {
         let (rule, cost, look) = (&check.rule, check.cost, &check.look);
+        let allowed = outcome != CheckOutcome::Denied;
         let place = match check.place {
             Some(place) => place,
             None if allowed && cost > 0 => self.insert(check.item, rule, bounds),
@@ -166,7 +198,10 @@ impl Shard {
             return verdict;
         }
         self.change(place, bounds, |entry| {
-            let verdict = entry.count.settle(rule, cost, look, allowed);
+            let verdict = match outcome {
+                CheckOutcome::Held { wait_us } => entry.count.book(rule, cost, look, wait_us),
+                _ => entry.count.settle(rule, cost, look, allowed),
+            };
             if cost > 0 {
                 entry.set_empty_at(rule, check.ahead_us);
             }

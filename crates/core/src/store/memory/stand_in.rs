@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::shard::{PendingCheck, Shard};
+use super::shard::{CheckOutcome, PendingCheck, Shard};
 use super::{Memory, id};
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck, OnError, Retry, Verdict};
 use crate::store::is_slots;
@@ -15,12 +15,22 @@ use crate::store::store_clock::CheckTime;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DecisionMode {
     Alone,
-    /// The same, if it is a denial. Else nothing changes.
+    /// The same. A request that is denied is held instead, if its limits hold it, for so long at
+    /// most.
+    Book {
+        longest_us: u64,
+    },
+    /// The same as `Alone`, if it is a denial. Else nothing changes.
     IfDenied,
-    /// A decision beside that of the shared store, for as long as shares hold.
-    Beside,
-    /// To count what the shared store has decided.
-    Warm,
+    /// A decision beside that of the shared store, for as long as shares hold. A request that is
+    /// denied is held instead, as for `Book`.
+    Beside {
+        longest_us: u64,
+    },
+    /// To count what the shared store has decided. It forwards the request so much later.
+    Warm {
+        wait_us: u64,
+    },
     Usage,
 }
 
@@ -28,9 +38,39 @@ impl DecisionMode {
     /// Whether the result decides the request, and so belongs into the log.
     pub(super) fn is_logged(self, decision: &Decision) -> bool {
         match self {
-            DecisionMode::Alone | DecisionMode::IfDenied => true,
-            DecisionMode::Beside => !decision.allowed,
-            DecisionMode::Warm | DecisionMode::Usage => false,
+            DecisionMode::Alone | DecisionMode::Book { .. } | DecisionMode::IfDenied => true,
+            DecisionMode::Beside { .. } => !decision.allowed,
+            DecisionMode::Warm { .. } | DecisionMode::Usage => false,
+        }
+    }
+
+    /// Whether this store decides the request.
+    fn is_alone(self) -> bool {
+        matches!(
+            self,
+            DecisionMode::Alone | DecisionMode::Book { .. } | DecisionMode::IfDenied
+        )
+    }
+
+    /// The outcome of a request that every check lets pass.
+    pub(super) fn admitted(self) -> CheckOutcome {
+        match self {
+            DecisionMode::Warm { wait_us } if wait_us > 0 => CheckOutcome::Held { wait_us },
+            _ => CheckOutcome::Passes,
+        }
+    }
+
+    /// The outcome of any other request. `wait_us` says how long it may be held, of a longest wait.
+    pub(super) fn refused(self, wait_us: impl FnOnce(u64) -> Option<u64>) -> CheckOutcome {
+        let wait_us = match self {
+            DecisionMode::Book { longest_us } | DecisionMode::Beside { longest_us } => {
+                wait_us(longest_us)
+            }
+            _ => None,
+        };
+        match wait_us {
+            Some(wait_us) => CheckOutcome::Held { wait_us },
+            None => CheckOutcome::Denied,
         }
     }
 }
@@ -40,13 +80,23 @@ impl Memory {
     /// knows recent history when it must stand in. This is not a decision, and is not logged. The
     /// result serves to give the units back. Slots are not counted here: see [`Memory::hold`].
     pub fn keep_warm(&self, charge: &Charge) -> Decision {
-        self.decide(charge, DecisionMode::Warm)
+        self.keep_warm_later(charge, 0)
+    }
+
+    /// The same for a request that is held for `wait_us`, microseconds.
+    pub fn keep_warm_later(&self, charge: &Charge, wait_us: u64) -> Decision {
+        self.decide(charge, DecisionMode::Warm { wait_us })
     }
 
     /// Charges a request that the shared store is to decide as well. While that store may not know
     /// of all that was admitted, no more than a share passes.
     pub fn charge_beside(&self, charge: &Charge) -> Decision {
-        self.decide(charge, DecisionMode::Beside)
+        self.book_beside(charge, 0)
+    }
+
+    /// The same. A request that would be denied may be held for `longest_us`, microseconds.
+    pub fn book_beside(&self, charge: &Charge, longest_us: u64) -> Decision {
+        self.decide(charge, DecisionMode::Beside { longest_us })
     }
 
     /// How the items stand, and when each would let its cost pass. It charges nothing: one more
@@ -68,7 +118,7 @@ impl Memory {
         mode: DecisionMode,
         time: &CheckTime,
     ) -> PendingCheck<'i> {
-        let is_alone = matches!(mode, DecisionMode::Alone | DecisionMode::IfDenied);
+        let is_alone = mode.is_alone();
         if self.recovery.is_none() && is_alone {
             return shard.check(item, self.fleet.share(item.window.rule), item.cost, time);
         }
@@ -77,9 +127,12 @@ impl Memory {
         let is_free = is_slots && !is_alone;
         let is_bound = !is_free
             && match mode {
-                DecisionMode::Alone | DecisionMode::IfDenied | DecisionMode::Usage => true,
-                DecisionMode::Beside => self.keeps_to_share(item, time.now_us()),
-                DecisionMode::Warm => false,
+                DecisionMode::Alone
+                | DecisionMode::Book { .. }
+                | DecisionMode::IfDenied
+                | DecisionMode::Usage => true,
+                DecisionMode::Beside { .. } => self.keeps_to_share(item, time.now_us()),
+                DecisionMode::Warm { .. } => false,
             };
         let rule = match is_bound || is_slots {
             true => self.fleet.share(item.window.rule),
@@ -116,7 +169,8 @@ impl Memory {
             recovery.note_window(item.window.rule.window_us);
         }
         // The first call that fails is decided here before anything calls that an outage.
-        let begins = (mode == DecisionMode::Alone).then_some(Away {
+        let decides = matches!(mode, DecisionMode::Alone | DecisionMode::Book { .. });
+        let begins = decides.then_some(Away {
             since_us: now_us,
             now_us,
         });

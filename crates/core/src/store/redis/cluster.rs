@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use smallvec::SmallVec;
 
-use super::Redis;
+use super::{AskedCharge, Redis};
 use crate::limit::{Charge, LimitCheck};
 use crate::store::batch::Operation;
 use crate::store::deny_cache::{GIVES_BACK_US, LONGEST_US};
@@ -43,18 +43,21 @@ const MAX_HABITS: usize = 4096;
 pub(super) async fn charge(
     redis: &Redis,
     view: &ClusterView,
-    charge: &Charge,
-    generation: u64,
-    arrived: Instant,
+    mut asked: AskedCharge<'_>,
 ) -> StoreResult {
+    let charge = asked.charge;
+    let reserve = view.reserve(charge, asked.arrived)?;
+    if reserve.parts().len() > 1 {
+        // Nodes know nothing of each other's waits: only one of them can hold a request.
+        asked.operation = Operation::Charge(1);
+    }
     let reservation = Reservation {
         redis,
         view,
-        charge,
-        reserve: view.reserve(charge, arrived)?,
-        generation,
+        asked,
+        reserve,
     };
-    let decision = reservation.run(arrived).await?;
+    let decision = reservation.run().await?;
     if let Some(log) = &redis.shared.log {
         log.record(Source::Store, charge, &decision);
     }
@@ -66,15 +69,15 @@ pub(super) async fn charge(
 struct Reservation<'c> {
     redis: &'c Redis,
     view: &'c ClusterView,
-    charge: &'c Charge,
+    asked: AskedCharge<'c>,
     reserve: Reserve,
-    generation: u64,
 }
 
 impl Reservation<'_> {
     /// Takes the steps of the request until it is decided.
-    async fn run(mut self, arrived: Instant) -> StoreResult {
-        let (redis, view, charge) = (self.redis, self.view, self.charge);
+    async fn run(mut self) -> StoreResult {
+        let (redis, view, charge) = (self.redis, self.view, self.asked.charge);
+        let request = self.asked;
         let mut replies = FuturesUnordered::new();
         let mut steps: Steps = self.reserve.begin();
         loop {
@@ -82,7 +85,10 @@ impl Reservation<'_> {
                 match step {
                     Step::Ask(part) => {
                         let asked = self.reserve.charge_of(part, charge);
-                        let asking = ask_slot(redis, view, asked, self.generation, arrived);
+                        let asking = async move {
+                            let charge = &asked;
+                            ask_slot(redis, view, AskedCharge { charge, ..request }).await
+                        };
                         replies.push(async move { (part, asking.await) });
                     }
                     Step::GiveBack(part, stamps) => self.give_back(part, &stamps),
@@ -97,6 +103,7 @@ impl Reservation<'_> {
             steps = match replies.next().await {
                 Some((part, Err(StoreError::Server(ServerTrouble::TryAgain)))) => {
                     view.lock().note_crossing(charge);
+                    self.asked.operation = Operation::Charge(1);
                     self.reserve.split(part)
                 }
                 Some((part, reply)) => self.reserve.replied(part, reply, charge),
@@ -107,11 +114,11 @@ impl Reservation<'_> {
     }
 
     fn give_back(&self, part: usize, stamps: &[u64]) {
-        let charged = self.reserve.charge_of(part, self.charge);
+        let charged = self.reserve.charge_of(part, self.asked.charge);
         self.redis.slots.release(&charged);
         let stamps = SmallVec::from_slice(stamps);
         self.redis
-            .notify(Operation::GiveBack, &charged, stamps, self.generation);
+            .notify(Operation::GiveBack, &charged, stamps, self.asked.generation);
     }
 }
 
@@ -120,7 +127,7 @@ impl Drop for Reservation<'_> {
         if self.reserve.is_over() {
             return;
         }
-        for step in self.reserve.give_up(self.charge) {
+        for step in self.reserve.give_up(self.asked.charge) {
             if let Step::GiveBack(part, stamps) = step {
                 self.give_back(part, &stamps);
             }
@@ -129,29 +136,23 @@ impl Drop for Reservation<'_> {
 }
 
 /// Asks one slot for items that all lie in it.
-async fn ask_slot(
-    redis: &Redis,
-    view: &ClusterView,
-    charge: Charge,
-    generation: u64,
-    arrived: Instant,
-) -> StoreResult {
-    let shared = &redis.shared;
+async fn ask_slot(redis: &Redis, view: &ClusterView, asked: AskedCharge<'_>) -> StoreResult {
+    let (shared, charge) = (&redis.shared, asked.charge);
     let epoch = shared.overrides.epoch();
-    let answer = redis.send_charge(&charge, generation, arrived)?;
+    let answer = redis.send_charge(asked)?;
     let decision = answer.take().await?;
     // If an operator has changed something meanwhile, the decision may be older.
     if !decision.allowed && epoch == shared.overrides.epoch() {
         // If another slot's refusal gives units back, a denial ends early.
-        let longest_us = match view.may_give_back(&charge) {
+        let longest_us = match view.may_give_back(charge) {
             true => GIVES_BACK_US,
             false => LONGEST_US,
         };
-        let span = shared.span_since(arrived);
+        let span = shared.span_since(asked.arrived);
         let mut cache = redis.cache.lock();
         cache
             .denied
-            .note_within(longest_us, &charge, &decision, span);
+            .note_within(longest_us, charge, &decision, span);
     }
     Ok(decision)
 }

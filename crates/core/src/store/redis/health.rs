@@ -185,7 +185,7 @@ impl ReplyOutput<'_> {
         for bundle in bundles {
             let outcome = match bundle.operation {
                 Operation::Charge(count) => reply.outcome(bundle.charge(), count),
-                Operation::Report => reply.outcome(bundle.charge(), 1),
+                Operation::Report | Operation::Book(_) => reply.outcome(bundle.charge(), 1),
                 Operation::GiveBack | Operation::Settle | Operation::GiveBackOldest => {
                     let end = reply.end();
                     end.map(|end| end.map(|()| GroupOutcome::default()))

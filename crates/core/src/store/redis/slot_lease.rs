@@ -247,6 +247,9 @@ fn has_slots(charge: &Charge) -> bool {
 
 /// Whether a bundle asks for slots or reports them.
 fn may_hold(bundle: &Bundle) -> bool {
-    matches!(bundle.operation, Operation::Charge(_) | Operation::Report)
-        && has_slots(bundle.charge())
+    let asks = matches!(
+        bundle.operation,
+        Operation::Charge(_) | Operation::Book(_) | Operation::Report
+    );
+    asks && has_slots(bundle.charge())
 }

@@ -91,6 +91,8 @@ pub struct AccessEntry<'a> {
     pub denied_by: &'a [(Arc<str>, Option<DeniedKey>)],
     pub would_deny: &'a [Arc<str>],
     pub reason: Option<&'static str>,
+    /// How long a limit held the request.
+    pub delayed: Duration,
     pub grpc_status: Option<GrpcStatus>,
     pub usage: Option<&'a LoggedUsage>,
     pub request_id: Option<&'a str>,
@@ -135,6 +137,10 @@ pub(super) fn text(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     }
     if let Some(reason) = entry.reason {
         let _ = write!(out, " {reason}");
+    }
+    if !entry.delayed.is_zero() {
+        let millis = entry.delayed.as_secs_f64() * 1e3;
+        let _ = write!(out, " delayed {millis:.1}ms");
     }
     if let Some(status) = entry.grpc_status {
         let _ = write!(out, " grpc_status {status}");
@@ -236,6 +242,7 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     if let Some(reason) = entry.reason {
         member(out, b",\"reason\":", reason);
     }
+    write_delayed(out, entry.delayed);
     if let Some(status) = entry.grpc_status {
         out.extend_from_slice(b",\"grpc_status\":");
         match status.code() {
@@ -253,6 +260,14 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         let _ = write!(out, ",\"trace_id\":\"{id}\"");
     }
     out.extend_from_slice(b"}\n");
+}
+
+/// Writes how long a limit held the request, if it did.
+fn write_delayed(out: &mut Vec<u8>, delayed: Duration) {
+    if !delayed.is_zero() {
+        let millis = delayed.as_secs_f64() * 1e3;
+        let _ = write!(out, ",\"delayed_ms\":{millis:.1}");
+    }
 }
 
 fn write_usage(out: &mut Vec<u8>, usage: &LoggedUsage) {

@@ -26,6 +26,7 @@ fn with_entry(write: impl FnOnce(&AccessEntry<'_>)) {
         denied_by: &[("per_ip".into(), Some(DeniedKey::Hash(KeyHash([0xfb; 16]))))],
         would_deny: &["search".into()],
         reason: None,
+        delayed: Duration::ZERO,
         grpc_status: None,
         usage: None,
         request_id: None,

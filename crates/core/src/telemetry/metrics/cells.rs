@@ -6,8 +6,9 @@
 //! Only a fixed set of methods and status codes has series of its own. All others share series, so
 //! that clients cannot create series.
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use http::Method;
@@ -90,6 +91,24 @@ pub const REQUEST_BOUNDS: [u64; 14] = [
 /// Upper bounds of the duration of a decision, microseconds.
 pub const DECISION_BOUNDS: [u64; 14] = [
     1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 100_000,
+];
+
+/// Upper bounds of the time for which requests are held, microseconds.
+pub const HELD_BOUNDS: [u64; 14] = [
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    30_000_000,
+    60_000_000,
+    300_000_000,
 ];
 
 /// Durations by class; the last class is above all bounds. The sum, which every duration changes,
@@ -257,6 +276,10 @@ pub struct LimitCells {
     decisions: [[WorkerCounter; SOURCES.len()]; LimitVerdict::WORDS.len()],
     /// Units that requests under way hold in reserve. A request may end on another thread.
     pub(super) reserved: AtomicU64,
+    /// Requests that are held now, by the hash of their key. A request may end on another thread.
+    pub(super) waiting: Mutex<BTreeMap<[u8; 16], u64>>,
+    /// How long requests were held. Empty before the first one.
+    pub(super) delayed: OnceLock<Box<Histogram>>,
 }
 
 /// The counters of one limit, of all workers: by verdict, then by source.
