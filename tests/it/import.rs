@@ -6,6 +6,7 @@
 
 mod gateways;
 mod guards;
+mod waits;
 
 use std::fs;
 use std::net::SocketAddr;

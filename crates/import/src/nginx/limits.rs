@@ -6,7 +6,7 @@ use super::variables;
 use crate::draft::{self, Draft, LimitDraft};
 use crate::files::SourceEntry;
 use crate::limit::Rate;
-use crate::values::{self, TomlEntries, quote};
+use crate::values::{self, Refill, TomlEntries, quote};
 
 /// The kinds of limits, whose other directives begin with these names.
 const KINDS: [&str; 2] = ["limit_req", "limit_conn"];
@@ -39,7 +39,7 @@ pub(super) fn add_limits(scope: &BlockScope<'_>, draft: &mut Draft) -> Vec<Strin
             let known = draft.limits.len();
             let name = draft.add_limit(limit);
             if draft.limits.len() > known && name != own_name {
-                one.differs("counted apart from where the zone has another burst or rate");
+                one.differs("counted apart from where the zone has another burst, delay or rate");
             }
             if !names.contains(&name) {
                 names.push(name);
@@ -82,7 +82,7 @@ fn translate(
     let mut entries = TomlEntries::default();
     let name = match one.name.as_str() {
         "limit_req" => {
-            entries.add("rate", quote(&read_rate(zone, one)?.to_string()));
+            read_bucket(zone, one)?.add_to(&mut entries);
             zone.zone().unwrap_or_default()
         }
         _ => {
@@ -92,10 +92,7 @@ fn translate(
         }
     };
     imported.key.add_to(&mut entries);
-    // Places that differ only in delays share a limit.
-    let is_delay = |arg: &str| arg == "nodelay" || arg.starts_with("delay=");
-    let args = one.args.iter().map(String::as_str);
-    let args: Vec<&str> = args.filter(|arg| !is_delay(arg)).collect();
+    let args: Vec<&str> = one.args.iter().map(String::as_str).collect();
     Ok(LimitDraft {
         name: name.split(':').next().unwrap_or(name).to_owned(),
         source: SourceEntry {
@@ -106,19 +103,88 @@ fn translate(
     })
 }
 
-/// Returns the rate of a leaky bucket. It holds the burst and the request that just passes.
-fn read_rate(zone: &Directive, one: &Directive) -> Result<Rate, String> {
+/// A leaky bucket as a rate, and how it holds requests.
+struct Bucket {
+    rate: Rate,
+    hold: Option<BucketHold>,
+}
+
+struct BucketHold {
+    delay_ms: u64,
+    queue: u64,
+}
+
+impl Bucket {
+    fn add_to(&self, entries: &mut TomlEntries) {
+        entries.add("rate", quote(&self.rate.to_string()));
+        if let Some(hold) = &self.hold {
+            entries.add("delay", values::time_text(hold.delay_ms));
+            entries.add("delay_queue", hold.queue.to_string());
+        }
+    }
+}
+
+/// The longest wait and the longest queue of a limit.
+const MAX_DELAY_MS: u64 = 30 * 60 * 1000;
+const MAX_QUEUE: u64 = 100_000;
+/// A window may be longer than exact by one part in so many, because it has whole milliseconds.
+const EXACTNESS: u64 = 33;
+/// Requests of one window, at most, where one request alone has no whole milliseconds.
+const MOST_TOGETHER: u64 = 100;
+
+/// Reads a leaky bucket. Without `nodelay` it holds the requests beyond `delay`, and denies those
+/// beyond `burst`.
+fn read_bucket(zone: &Directive, one: &Directive) -> Result<Bucket, String> {
     let text = zone.option("rate=").unwrap_or_default();
     let refill = values::parse_nginx_rate(text).ok_or_else(|| format!("`{text}` is no rate"))?;
-    let burst = one.option("burst=").unwrap_or("0").parse::<u64>();
-    let burst = burst.map_err(|_| "no such burst")?;
-    let rate = refill.window(burst.saturating_add(1));
-    let rate = rate.ok_or("no window is that long")?;
-    if burst > 0 && !one.has_arg("nodelay") {
-        let why = "requests of the burst are forwarded at once; nginx let them wait so that they \
-                   were sent at the rate";
+    let number = |name: &str| one.option(name).unwrap_or("0").parse::<u64>();
+    let burst = number("burst=").map_err(|_| "no such burst")?;
+    let at_once = number("delay=").map_err(|_| "no such delay")?;
+    if one.has_arg("nodelay") || burst <= at_once {
+        return forwarded_at_once(refill, burst, one);
+    }
+    let together = match at_once {
+        0 => steady_units(refill).ok_or("no window is that short")?,
+        _ => at_once.saturating_add(1),
+    };
+    let rate = refill.window(together).ok_or("no window is that long")?;
+    let window_ms = rate.window_us / 1000;
+    let held = burst - at_once;
+    let delay_ms = held.div_ceil(together).saturating_mul(window_ms);
+    if delay_ms > MAX_DELAY_MS || held > MAX_QUEUE {
+        one.differs("at most 100000 requests wait, and none longer than 30 min; others are denied");
+    }
+    if at_once > 0 {
+        let why = format!(
+            "{together} requests pass at once, and those that wait go {together} at a time; nginx \
+             sent them one by one"
+        );
         one.differs(why);
     }
+    Ok(Bucket {
+        rate,
+        hold: Some(BucketHold {
+            delay_ms: delay_ms.min(MAX_DELAY_MS),
+            queue: held.min(MAX_QUEUE),
+        }),
+    })
+}
+
+/// How many requests a window must have for its length to be whole milliseconds, nearly.
+fn steady_units(refill: Refill) -> Option<u64> {
+    (1..=MOST_TOGETHER).find(|units| {
+        let exact = u128::from(units * refill.per_us);
+        refill.window(*units).is_some_and(|rate| {
+            let rounded = u128::from(rate.window_us) * u128::from(refill.units);
+            (rounded - exact) * u128::from(EXACTNESS) <= exact
+        })
+    })
+}
+
+/// A bucket that holds no requests: the burst and the request that just passes are one window.
+fn forwarded_at_once(refill: Refill, burst: u64, one: &Directive) -> Result<Bucket, String> {
+    let rate = refill.window(burst.saturating_add(1));
+    let rate = rate.ok_or("no window is that long")?;
     if burst > 0 {
         let window = values::time_text(rate.window_us / 1000);
         let why = format!(
@@ -128,5 +194,5 @@ fn read_rate(zone: &Directive, one: &Directive) -> Result<Rate, String> {
         );
         one.differs(why);
     }
-    Ok(rate)
+    Ok(Bucket { rate, hold: None })
 }
