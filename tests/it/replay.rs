@@ -266,3 +266,29 @@ fn a_month_of_a_log_ends_at_midnight_of_the_zone() {
     let rates = serde_json::json!({ "half": 4, "own": 2, "twice": 0 });
     assert_eq!(limit["denied"], rates, "{limit}");
 }
+
+#[test]
+fn requests_that_would_wait_are_told_apart_from_denied_ones() {
+    let folder = TempDir::new().unwrap();
+    let config = "upstream = \"http://127.0.0.1:9\"\n[limit.default]\nrate = \"2/s\"\nkey = \"ip\"\n\
+        delay = \"2500ms\"\ndelay_queue = 3\n";
+    std::fs::write(folder.path().join("proxy.toml"), config).unwrap();
+    // Seven requests at once: two pass, three wait, and two find the queue full.
+    let line = "{\"time\":\"2026-11-20T10:00:00.000Z\",\"client\":\"192.0.2.1\",\"method\":\"GET\",\
+        \"path\":\"/\",\"status\":200,\"bytes\":2,\"duration_us\":900,\"route\":\"default\",\
+        \"outcome\":\"allowed\"}\n";
+    let log = folder.path().join("access.log");
+    std::fs::write(&log, line.repeat(7)).unwrap();
+    let found = json(&replay(&folder, &["--json"], &[&log]));
+    let limit = &found["limits"][0];
+    assert_eq!(limit["denied"]["own"], 2);
+    assert_eq!(found["denied"]["own"], 2);
+    // At half of the rate one passes and two wait; at twice four pass and three wait.
+    assert_eq!(limit["denied"]["half"], 4);
+    assert_eq!(limit["denied"]["twice"], 0);
+    assert_eq!(limit["waits"]["requests"], 3);
+    let longest = limit["waits"]["longest_ms"].as_f64().unwrap();
+    assert!((longest - 2000.0).abs() < 1.0, "{longest}");
+    let told = text(&replay(&folder, &[], &[&log]));
+    assert!(told.contains("would hold   3 "), "{told}");
+}

@@ -6,10 +6,13 @@ use serde::Serialize;
 use smallvec::SmallVec;
 
 use super::calls::{CallCost, CallFacts};
-use super::meter::{Adjusted, MeterCharge, MeterLook, Rates, SCALES, Stamps, WindowMeter};
+use super::meter::{
+    Adjusted, MeterCharge, MeterLook, RateOutcomes, Rates, SCALES, Scale, Stamps, WindowMeter,
+};
 use super::plan::{ReplayPlan, WindowRow};
 use super::timeline::{BusiestMinutes, LogClock, Timeline};
-use crate::limit::Algorithm;
+use crate::limit::delay::wait_us;
+use crate::limit::{Algorithm, Delay};
 
 /// The timeline's series of all requests.
 pub const REQUESTS: usize = 0;
@@ -102,12 +105,31 @@ impl CallTotals {
     }
 }
 
+/// Requests that wait instead of being denied.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HeldStats {
+    pub requests: u64,
+    /// All waits together, microseconds.
+    pub total_us: u64,
+    pub longest_us: u64,
+}
+
+impl HeldStats {
+    fn note(&mut self, wait_us: u64) {
+        self.requests += 1;
+        self.total_us = self.total_us.saturating_add(wait_us);
+        self.longest_us = self.longest_us.max(wait_us);
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct RowStats {
     pub asked: u64,
     /// What all its requests cost, denied ones too, units. Counted for calls of model servers only.
     pub spent: u64,
     pub denied: Rates<u64>,
+    /// Requests that it holds at the limit's own rate.
+    pub held: HeldStats,
     pub minutes: BusiestMinutes,
     /// Forgotten clients, by the limit that each needed.
     pub forgotten: HashMap<u32, u64>,
@@ -123,6 +145,8 @@ pub struct WindowCharge {
     charge: MeterCharge,
     /// The units that a call of a model server costs in the end.
     settled: Option<u64>,
+    /// How its limit holds requests.
+    delay: Option<Delay>,
 }
 
 /// The place of a charge: a key in a window of a row.
@@ -131,6 +155,7 @@ pub struct ChargedWindow<'p> {
     pub row: usize,
     pub window: &'p WindowRow,
     pub key: &'p [u8],
+    pub delay: Option<Delay>,
 }
 
 /// What a request costs in a limit.
@@ -260,6 +285,7 @@ impl ReplayCounts {
                 RequestCost::Units(_) => None,
                 RequestCost::Call { cost, .. } => Some(cost.settled),
             },
+            delay: at.delay,
         }
     }
 
@@ -313,17 +339,48 @@ impl ReplayCounts {
             }
             looks.push(look);
         }
-        for (one, look) in charges.iter().zip(&looks) {
-            self.settle(one, look, &allowed, outcome);
+        let mut outcomes = RateOutcomes {
+            allowed,
+            waits_us: Rates::default(),
+        };
+        if charges.iter().any(|one| one.delay.is_some()) {
+            self.hold(charges, &mut looks, &mut outcomes);
         }
-        allowed
+        for (one, look) in charges.iter().zip(&looks) {
+            self.settle(one, look, &outcomes, outcome);
+        }
+        outcomes.allowed
+    }
+
+    /// Lets a request wait at each rate that denies it, if all windows that deny it hold requests.
+    fn hold(&self, charges: &WindowCharges, looks: &mut [MeterLook], outcomes: &mut RateOutcomes) {
+        for scale in SCALES {
+            if outcomes.allowed[scale] {
+                continue;
+            }
+            let check = |(one, look): (&WindowCharge, &MeterLook)| {
+                self.meters[one.meter].scale_check(&one.charge, look, scale, self.now_us)
+            };
+            let checks: SmallVec<[_; 4]> = charges.iter().zip(&*looks).map(check).collect();
+            let bookings = checks.iter().zip(charges);
+            let Some(wait_us) = wait_us(bookings.map(|(check, one)| check.booking(one.delay)))
+            else {
+                continue;
+            };
+            outcomes.allowed[scale] = true;
+            outcomes.waits_us[scale] = wait_us;
+            for look in &mut *looks {
+                look.holds |= scale == Scale::Own && look.denies.own;
+                look.denies[scale] = false;
+            }
+        }
     }
 
     fn settle(
         &mut self,
         one: &WindowCharge,
         look: &MeterLook,
-        allowed: &Rates<bool>,
+        outcomes: &RateOutcomes,
         outcome: LoggedOutcome,
     ) {
         let WindowCharge {
@@ -331,9 +388,11 @@ impl ReplayCounts {
             meter,
             charge,
             settled,
+            ..
         } = *one;
+        let allowed = &outcomes.allowed;
         let counts = &mut self.meters[meter];
-        let stamps = counts.settle(&charge, look, allowed, row);
+        let stamps = counts.settle(&charge, look, outcomes, row);
         let is_slot = counts.algorithm() == Algorithm::Slots;
         if is_slot || settled.is_some() {
             let pending = PendingCharge {
@@ -356,6 +415,9 @@ impl ReplayCounts {
         }
         let stats = &mut self.rows[row];
         stats.asked += 1;
+        if look.holds {
+            stats.held.note(outcomes.waits_us.own);
+        }
         for scale in SCALES {
             stats.denied[scale] += u64::from(look.denies[scale]);
         }

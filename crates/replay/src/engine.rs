@@ -305,8 +305,13 @@ impl Charging<'_> {
                 self.counts.totals.untimed += 1;
                 continue;
             }
-            let window = &self.plan.rows[row];
-            charges.push(self.counts.charge(ChargedWindow { row, window, key }, cost));
+            let place = ChargedWindow {
+                row,
+                window: &self.plan.rows[row],
+                key,
+                delay: planned.limit.delay,
+            };
+            charges.push(self.counts.charge(place, cost));
         }
     }
 }

@@ -6,6 +6,8 @@
 //! nothing is counted any more. So most requests take one look and one charge, and every count is
 //! the proxy's own (`limit::decide`).
 
+mod scale_check;
+
 use std::hash::BuildHasher;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
@@ -117,6 +119,16 @@ pub struct MeterLook {
     forks: Option<Box<Rates<Option<FirstPass>>>>,
     /// Rates at which this window denies the request.
     pub denies: Rates<bool>,
+    /// At the limit's own rate it holds the request.
+    pub holds: bool,
+}
+
+/// What became of a request at each rate.
+#[derive(Clone, Copy, Debug)]
+pub struct RateOutcomes {
+    pub allowed: Rates<bool>,
+    /// How long it is held, microseconds; 0 for most.
+    pub waits_us: Rates<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -229,6 +241,7 @@ impl WindowMeter {
         let mut look = MeterLook {
             base,
             forks: None,
+            holds: false,
             denies: Rates {
                 half: denies(Scale::Half),
                 own: denies(Scale::Own),
@@ -255,11 +268,12 @@ impl WindowMeter {
         &mut self,
         charge: &MeterCharge,
         look: &MeterLook,
-        allowed: &Rates<bool>,
+        outcomes: &RateOutcomes,
         row: usize,
     ) -> Stamps {
         let mut stamps = Stamps::default();
-        let all_allow = allowed.half && allowed.own && allowed.twice;
+        let same = |scale: &Scale| outcomes.allowed[*scale] && outcomes.waits_us[*scale] == 0;
+        let all_allow = SCALES.iter().all(same);
         let is_lowered = charge.is_lowered && SCALES.iter().any(|scale| charge.lowers(*scale));
         let key = &mut self.keys[charge.place as usize];
         key.row = u16::try_from(row).unwrap_or(0);
@@ -268,7 +282,7 @@ impl WindowMeter {
             key.hit[scale] |= look.denies[scale];
         }
         if !all_allow || is_lowered || key.forks.is_some() {
-            stamps.forks = key.settle_forks(self.rule, charge, look, allowed);
+            stamps.forks = key.settle_forks(self.rule, charge, look, outcomes);
         }
         let most = self.rule.algorithm.max_count();
         let cost = charge.cost.min(most.saturating_sub(look.base.used()));
@@ -436,20 +450,24 @@ impl KeyCounts {
         rule: Rule,
         charge: &MeterCharge,
         look: &MeterLook,
-        allowed: &Rates<bool>,
+        outcomes: &RateOutcomes,
     ) -> Rates<Option<u64>> {
         let mut stamps = Rates::default();
         for scale in SCALES {
             let rule = with_units(rule, charge.units[scale]);
             let first = look.forks.as_ref().and_then(|looks| looks[scale].as_ref());
             let fork = self.forks.as_mut().and_then(|forks| forks[scale].as_mut());
+            let (allowed, wait_us) = (outcomes.allowed[scale], outcomes.waits_us[scale]);
+            let cost = charge.costs[scale];
+            let settle = |fork: &mut Count, first: &FirstPass| match wait_us {
+                0 => fork.settle_quietly(&rule, cost, first, allowed),
+                _ => fork.book(&rule, cost, first, wait_us).stamp,
+            };
             if let (Some(first), Some(fork)) = (first, fork) {
-                stamps[scale] =
-                    Some(fork.settle_quietly(&rule, charge.costs[scale], first, allowed[scale]));
-            } else if (!allowed[scale] || charge.lowers(scale)) && charge.cost > 0 {
+                stamps[scale] = Some(settle(fork, first));
+            } else if (!allowed || wait_us > 0 || charge.lowers(scale)) && charge.cost > 0 {
                 let mut fork = self.base.clone();
-                let cost = charge.costs[scale];
-                stamps[scale] = Some(fork.settle_quietly(&rule, cost, &look.base, allowed[scale]));
+                stamps[scale] = Some(settle(&mut fork, &look.base));
                 self.forks.get_or_insert_default()[scale] = Some(fork);
             }
         }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::figures::{counted, grouped, percent};
 use super::logs::printable;
 use super::meter::Scale;
-use super::report::{ClientStats, LimitReport, Report};
+use super::report::{ClientStats, LimitReport, Report, WaitReport};
 use crate::limit::Role;
 use crate::telemetry::stamp;
 
@@ -172,6 +172,9 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
         let line = format!("  {label:<12} {requests:<21} hitting {clients:<width$} {rate}");
         let _ = writeln!(out, "{}", paint.count(denied, line.trim_end()));
     }
+    if let Some(held) = &limit.waits {
+        waits(out, held, limit.requests);
+    }
     if let Some(minute) = limit.worst_minutes.first() {
         let at = when(minute.at_s * 1_000_000);
         let _ = writeln!(
@@ -183,6 +186,19 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
     }
     clients(out, limit, paint);
     suggestion(out, limit, paint);
+}
+
+/// The requests that the limit would hold, of all that asked it.
+fn waits(out: &mut String, held: &WaitReport, asked: u64) {
+    let (requests, share) = (held.requests, percent(held.requests, asked));
+    let times = match requests {
+        0 => String::new(),
+        _ => format!(
+            " for {:.0} ms on average, {:.0} ms at most",
+            held.mean_ms, held.longest_ms
+        ),
+    };
+    let _ = writeln!(out, "  would hold   {} ({share}){times}", grouped(requests));
 }
 
 fn clients(out: &mut String, limit: &LimitReport, paint: Paint) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
-use super::counts::{self, CallTotals, Outside, RowStats};
+use super::counts::{self, CallTotals, HeldStats, Outside, RowStats};
 use super::engine::Engine;
 use super::entry::Fault;
 use super::key_spaces;
@@ -89,6 +89,8 @@ pub struct LimitReport {
     /// servers.
     pub spent: Option<u64>,
     pub denied: Rates<u64>,
+    /// Requests that wait instead. `None` for a limit without `delay`.
+    pub waits: Option<WaitReport>,
     /// Different keys.
     pub clients: u64,
     /// Clients that are denied something, at each rate.
@@ -100,6 +102,25 @@ pub struct LimitReport {
     pub peaks: Vec<(u64, u64)>,
     pub suggested: Option<Suggested>,
     pub over_time: Vec<u32>,
+}
+
+/// Requests that a limit holds instead of denying them.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct WaitReport {
+    pub requests: u64,
+    pub mean_ms: f64,
+    pub longest_ms: f64,
+}
+
+impl WaitReport {
+    fn new(held: HeldStats) -> WaitReport {
+        let millis = |us: u64| us as f64 / 1e3;
+        WaitReport {
+            requests: held.requests,
+            mean_ms: millis(held.total_us / held.requests.max(1)),
+            longest_ms: millis(held.longest_us),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -202,6 +223,7 @@ fn limit(engine: &Engine, number: usize, row: &WindowRow, options: &ReportOption
         requests: stats.asked,
         spent: counts_usage.then_some(stats.spent),
         denied: stats.denied,
+        waits: limit.delay.map(|_| WaitReport::new(stats.held)),
         clients,
         clients_hit,
         worst_clients: worst(own().collect(), counts_usage, engine, options),
