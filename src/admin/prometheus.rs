@@ -484,7 +484,10 @@ mod tests {
 
     #[test]
     fn each_family_is_described_once() {
-        let own = concat!(include_str!("prometheus.rs"), include_str!("prometheus/held.rs"));
+        let own = concat!(
+            include_str!("prometheus.rs"),
+            include_str!("prometheus/held.rs")
+        );
         let mut names = Vec::new();
         for row in FAMILIES.lines() {
             let words: Vec<&str> = row.splitn(3, ' ').collect();
