@@ -5,6 +5,7 @@
 --          clock has not moved on; so none comes back after a flush or a failover
 -- KEYS[3]  LIST of the last changes, newest first
 -- KEYS[4]  ZSET of the fields that end, by when (us)
+-- KEYS[5]  of the end of a block: HASH of the key's denials and bans, as in bans.lua; deleted too
 -- ARGV[1]  now, us since the Unix epoch; '' for the server's own clock (tests bring theirs)
 -- ARGV[2]  'set', 'remove' or 'reset' (which is told, and changes nothing here)
 -- ARGV[3]  the field: of a reset, `r:<limit>:<tag>`
@@ -43,6 +44,7 @@ if kind == 'set' then
     redis.call('ZREM', KEYS[4], field)
   end
 elseif kind == 'remove' then
+  if KEYS[5] then redis.call('DEL', KEYS[5]) end
   if redis.call('HDEL', KEYS[1], field) == 0 then return { 0, 0, 0 } end
   redis.call('ZREM', KEYS[4], field)
 end

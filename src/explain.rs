@@ -19,12 +19,14 @@ use http::header::{CONTENT_LENGTH, HOST, HeaderName, HeaderValue, TRANSFER_ENCOD
 use http::{Method, Request, Uri};
 use serde::Serialize;
 
+use crate::clock;
 use crate::config::{Config, UpstreamServer};
 use crate::limit::Decision;
 pub use crate::proxy::dry_run::LiveCounts;
-use crate::proxy::dry_run::{DryRun, DryRunOutcome, DryRunResult, RequestView};
+use crate::proxy::dry_run::{DryRun, DryRunOutcome, DryRunResult, ExplainedBlock, RequestView};
 use crate::proxy::{Arrival, Secured};
 use crate::route::Target;
+use crate::telemetry::stamp;
 pub use explanation::Explanation;
 use explanation::{
     ClientResponse, CountsSource, ExplainedRequest, ExplainedVerdict, LimitExplanation,
@@ -253,11 +255,7 @@ fn verdict(
         DryRunOutcome::Answered => ("answered", by_route()),
         DryRunOutcome::Redirected => ("redirected", by_route()),
         DryRunOutcome::Denied => ("denied", format!("by {}", denied_by.join(" and "))),
-        DryRunOutcome::Blocked(tag) => {
-            let key = limits::short_hash(*tag);
-            let why = format!("an operator blocked the client (key {key})");
-            ("blocked", why)
-        }
+        DryRunOutcome::Blocked(block) => ("blocked", blocked(block)),
         DryRunOutcome::Refused(word, sentence) => ("refused", format!("{word}: {sentence}")),
     };
     ExplainedVerdict {
@@ -265,6 +263,20 @@ fn verdict(
         status: own_status(result),
         why,
         denied_by,
+    }
+}
+
+/// Who blocked a client, and until when.
+fn blocked(block: &ExplainedBlock) -> String {
+    let key = limits::short_hash(block.tag);
+    let until = block.left_us.map(|left_us| {
+        let until_us = clock::unix_us().saturating_add(left_us);
+        format!(" until {}", stamp::rfc3339(until_us))
+    });
+    let until = until.unwrap_or_default();
+    match &block.ban {
+        Some(limit) => format!("`limit.{limit}` banned the client{until} (key {key})"),
+        None => format!("an operator blocked the client{until} (key {key})"),
     }
 }
 

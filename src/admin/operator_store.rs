@@ -31,6 +31,8 @@ described! {
         by: String,
         key: String,
         reason: String,
+        /// Of a ban, which is a block: the limit whose denials began it.
+        ban: Option<String>,
     }
 
     struct KeyUsage as "KeyUsage" {
@@ -81,6 +83,7 @@ impl RecordReport {
             by: terms.by.clone(),
             key: terms.key.clone(),
             reason: terms.note.clone(),
+            ban: record.ban().map(str::to_owned),
         }
     }
 

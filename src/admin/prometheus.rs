@@ -6,9 +6,10 @@
 
 mod held;
 
+mod process;
+
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::fs;
 use std::sync::Arc;
 
 use super::response::seconds;
@@ -56,7 +57,7 @@ pub(super) fn write(state: &AdminState, snapshot: &Snapshot<'_>, format: TextFor
     upstreams(&mut text, snapshot);
     servers(&mut text, snapshot);
     server(&mut text, state, snapshot);
-    process(&mut text, state.server.introspection.started_us);
+    process::write(&mut text, state.server.introspection.started_us);
     text.finish()
 }
 
@@ -265,6 +266,16 @@ fn decisions(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
             limit_samples(text, &name, counts, true, shared);
         }
     }
+    let begun = snapshot.counts.backing.bans_begun();
+    let limits = snapshot.config.limits.iter();
+    let banning = limits.filter(|limit| limit.ban.is_some());
+    let bans = banning.map(|limit| {
+        let count = begun.get(&limit.name).copied();
+        (&*limit.name, count.unwrap_or(0))
+    });
+    labelled(text, "tidegate_bans", "limit", bans);
+    let banned = snapshot.counts.backing.count_banned();
+    single(text, "tidegate_banned", banned);
     family(text, "tidegate_decision_duration_seconds");
     text.durations(&[("source", "store")], &DECISION_BOUNDS, &sum.decisions[0]);
     held::write(text, snapshot, sum);
@@ -431,62 +442,16 @@ fn server(text: &mut MetricsText, state: &AdminState, snapshot: &Snapshot<'_>) {
     labelled(text, "tidegate_findings", "id", findings);
 }
 
-/// The usage that the kernel reports of this process. A value is 0 if it cannot be read.
-fn process(text: &mut MetricsText, started_us: u64) {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let files = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    let number = |word: &str| word.parse::<u64>().unwrap_or(0);
-    let pages: Vec<u64> = pages.split(' ').map(number).collect();
-    let memory = |place: usize| {
-        let pages = pages.get(place).copied().unwrap_or(0);
-        pages * rustix::param::page_size() as u64
-    };
-    // The name of the program, in brackets, may contain spaces and brackets itself.
-    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let fields: Vec<u64> = fields.split_whitespace().map(number).collect();
-    let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
-    let ticks = (field(14) + field(15)) as f64;
-    let seconds_of = ticks / rustix::param::clock_ticks_per_second() as f64;
-    single(text, "process_cpu_seconds", seconds_of);
-    single(text, "process_resident_memory_bytes", memory(1));
-    single(text, "process_virtual_memory_bytes", memory(0));
-    // One of them is the directory that was read.
-    single(text, "process_open_fds", files.saturating_sub(1));
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    single(text, "process_max_fds", limit.current.unwrap_or(u64::MAX));
-    single(text, "process_threads", field(20));
-    single(text, "process_start_time_seconds", seconds(started_us));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_usage_of_this_process_is_read() {
-        let mut text = MetricsText::new(TextFormat::Plain);
-        process(&mut text, 0);
-        let text = text.finish();
-        let value = |name: &str| -> f64 {
-            let mut samples = text.lines().filter_map(|line| line.split_once(' '));
-            let sample = samples.find(|(sample, _)| *sample == name);
-            sample.unwrap().1.parse().unwrap()
-        };
-        let resident = value("process_resident_memory_bytes");
-        assert!(resident > f64::from(1 << 20));
-        assert!(value("process_virtual_memory_bytes") >= resident);
-        let open_files = value("process_open_fds");
-        assert!(open_files >= 3.0 && value("process_threads") >= 1.0);
-        assert!(value("process_max_fds") >= open_files);
-        assert!((0.0..1e6).contains(&value("process_cpu_seconds_total")));
-    }
-
-    #[test]
     fn each_family_is_described_once() {
         let own = concat!(
             include_str!("prometheus.rs"),
-            include_str!("prometheus/held.rs")
+            include_str!("prometheus/held.rs"),
+            include_str!("prometheus/process.rs")
         );
         let mut names = Vec::new();
         for row in FAMILIES.lines() {

@@ -67,6 +67,8 @@ described! {
         since: Option<f64>,
         round_trip_seconds: Option<f64>,
         on_error: String = words(&["local", "allow", "deny"]),
+        /// Keys that are banned now.
+        banned: Option<usize>,
     }
 }
 
@@ -163,6 +165,7 @@ fn store(state: &AdminState, snapshot: &Snapshot<'_>) -> StoreReport {
         since,
         round_trip_seconds: round_trip.map(|took| took.as_secs_f64()),
         on_error: snapshot.config.store.on_error.word().to_owned(),
+        banned: Some(snapshot.counts.backing.count_banned()),
     }
 }
 

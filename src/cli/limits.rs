@@ -74,6 +74,8 @@ enum LimitsSubcommand {
     Override(OverrideArgs),
     /// Deny every request of one client.
     Block(BlockArgs),
+    /// End the block or the ban of one client.
+    Unblock(UnblockArgs),
 }
 
 #[derive(Debug, Args)]
@@ -107,6 +109,16 @@ struct BlockArgs {
     key: Vec<String>,
     #[command(flatten)]
     terms: TermsArgs,
+}
+
+#[derive(Debug, Args)]
+struct UnblockArgs {
+    /// The client, as in `block`.
+    #[arg(required = true)]
+    key: Vec<String>,
+    /// The reason, which `ls --audit` shows.
+    #[arg(long, value_name = "TEXT")]
+    note: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -165,7 +177,15 @@ pub(super) fn limits(args: &LimitsArgs) -> Result<u8, CommandError> {
         LimitsSubcommand::Show(args) => command.show(args),
         LimitsSubcommand::Reset(args) => command.reset(args),
         LimitsSubcommand::Override(args) => command.set_override(args),
-        LimitsSubcommand::Block(args) => command.block(args),
+        LimitsSubcommand::Block(args) => command.block(&args.key, &args.terms),
+        LimitsSubcommand::Unblock(args) => {
+            let terms = TermsArgs {
+                lasts: None,
+                note: args.note.clone(),
+                remove: true,
+            };
+            command.block(&args.key, &terms)
+        }
     }?);
     Ok(0)
 }
@@ -294,13 +314,13 @@ impl LimitsCommand<'_> {
         )
     }
 
-    fn block(&self, args: &BlockArgs) -> Result<String, CommandError> {
-        let done = self.set_terms(&args.terms, None, &args.key, RecordTerms::default())?;
+    fn block(&self, key: &[String], args: &TermsArgs) -> Result<String, CommandError> {
+        let done = self.set_terms(args, None, key, RecordTerms::default())?;
         let key = key_text(&done.id, &done.key);
         self.changed(
             None,
             &done,
-            match args.terms.remove {
+            match args.remove {
                 true => format!("key {key} is no longer blocked\n"),
                 false => format!("key {key} is blocked {}\n", until_text(done.until)),
             },

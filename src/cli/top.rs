@@ -9,6 +9,7 @@
 //! terminal        draws pictures and reads keys
 //! ```
 
+mod bans;
 mod client_page;
 mod frame;
 mod order;
@@ -32,6 +33,7 @@ use super::proxy_snapshot::{ProxySnapshot, read_or_default};
 use crate::admin::clients::FoundClients;
 use crate::admin::denials::DenialList;
 use crate::admin::limits::ClientsReport;
+use crate::admin::operator_store::RecordReport;
 use client_page::{ClientChoice, ClientName, ClientPage};
 use frame::{ScreenSize, frame};
 use order::ClientOrder;
@@ -85,7 +87,7 @@ fn whole_picture(state: &TopState) -> Vec<StyledLine> {
     let rows = snapshot.limits.len() + state.clients.len() + servers;
     let size = ScreenSize {
         columns: terminal::size().columns.max(80),
-        rows: rows + 12,
+        rows: rows + bans::lines(&state.bans, 0.0).len() + 12,
     };
     let mut lines = frame(state, size);
     lines.pop();
@@ -245,7 +247,18 @@ async fn refresh(client: &AdminClient, state: &mut TopState) {
     }
 }
 
+async fn fetch_bans(client: &AdminClient, state: &mut TopState) {
+    if state.snapshot.status.store.banned.unwrap_or(0) == 0 {
+        return state.bans.clear();
+    }
+    if let Ok(mut answer) = client.get("/api/v1/overrides").await {
+        let records = answer["overrides"].take();
+        state.bans = bans::of_records(read_or_default::<Vec<RecordReport>>(&records));
+    }
+}
+
 async fn fetch_clients(client: &AdminClient, state: &mut TopState) {
+    fetch_bans(client, state).await;
     let Some(limit) = state.selected_limit() else {
         (state.clients, state.clients_of) = (Vec::new(), None);
         return;

@@ -80,10 +80,18 @@ pub(crate) enum DryRunOutcome {
     Answered,
     Redirected,
     Denied,
-    /// An operator has blocked this key.
-    Blocked(KeyHash),
+    /// An operator has blocked this key, or a limit has banned it.
+    Blocked(ExplainedBlock),
     /// A label, and a sentence.
     Refused(&'static str, String),
+}
+
+pub(crate) struct ExplainedBlock {
+    pub(crate) tag: KeyHash,
+    /// The limit whose ban it is. `None` if an operator made it.
+    pub(crate) ban: Option<Arc<str>>,
+    /// Microseconds until it ends; `None` if it has no end.
+    pub(crate) left_us: Option<u64>,
 }
 
 impl DryRun {
@@ -93,7 +101,8 @@ impl DryRun {
         config.store.kind = StoreKind::Memory;
         config.store.hash_key = hash_key.map(Secret).or(config.store.hash_key);
         config.store.max_keys = 64;
-        let counts = StoreHandle::open_store(&config.store, None)?.open();
+        let mut counts = StoreHandle::open_store(&config.store, None)?.open();
+        counts.bans_keys = false;
         let log = Arc::new(AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0)?);
         Ok(DryRun {
             stages: Stages::new(config, counts, &log.buffer(), None),
@@ -342,7 +351,13 @@ fn hold_if_possible(live: &mut Decision, charge: &Charge, longest_us: u64) {
 fn refused(rejection: &Rejection) -> DryRunOutcome {
     let label = match rejection {
         Rejection::Limited(_) => return DryRunOutcome::Denied,
-        Rejection::Blocked(blocked) => return DryRunOutcome::Blocked(blocked.tag),
+        Rejection::Blocked(blocked) => {
+            return DryRunOutcome::Blocked(ExplainedBlock {
+                tag: blocked.tag,
+                ban: blocked.ban.clone(),
+                left_us: blocked.left_us,
+            });
+        }
         Rejection::HeadError(_) => "malformed head",
         Rejection::Request(_) => "malformed request",
         Rejection::Path(_) => "refused path",

@@ -360,3 +360,38 @@ fn without_the_store_a_call_still_gets_an_answer_of_the_limiter() {
     assert_eq!([call("allow=a"), call("allow=a")], [200, 200]);
     assert_eq!([call("local=a"), call("local=a")], [200, 429]);
 }
+
+#[test]
+fn denials_of_questions_and_calls_begin_bans() {
+    let ban = "ban = { after = \"2/h\", for = \"1h\" }";
+    let decider = Decider::start(&format!(
+        "[limit.default]\nrate = \"1/h\"\n{ban}\n\
+         [limit.user]\nrate = \"1/h\"\nkey = \"entry:user\"\n{ban}\n\
+         [[descriptor]]\ndomain = \"shop\"\nentries = \"user\"\nlimits = \"user\"\n"
+    ));
+    let ask = |client| decider.ask_for("/auth", "GET /any", client);
+    let answers: Vec<_> = (0..4).map(|_| ask("192.0.2.1")).collect();
+    let problem = "abnormal-usage-detected";
+    assert_eq!(decision(&answers[0]), "200 allow");
+    assert!(!answers[2].text().contains(problem));
+    assert_eq!(decision(&answers[3]), "429 deny");
+    assert!(answers[3].text().contains(problem), "{}", answers[3].text());
+    assert_eq!(decision(&ask("192.0.2.2")), "200 allow");
+    let call = |user: &str| decider.call("", &message(&[descriptor(&format!("user={user}"), "")]));
+    let statuses: Vec<u16> = (0..4).map(|_| call("a").0).collect();
+    assert_eq!(statuses, [200, 429, 429, 429]);
+    let message = message(&[descriptor("user=a", "")]);
+    let length = message.len();
+    let banned = Client::to(decider.address).ask(format!(
+        "POST /json HTTP/1.1\r\nHost: decide\r\nContent-Length: {length}\r\n\r\n{message}"
+    ));
+    let answer: serde_json::Value = serde_json::from_str(&banned.text()).unwrap();
+    let headers = answer["responseHeadersToAdd"].as_array().unwrap();
+    let is_wait = |one: &&serde_json::Value| one.to_string().to_lowercase().contains("retry-after");
+    let wait = headers.iter().find(is_wait).unwrap().to_string();
+    let is_told = ["3600", "3599", "3598"]
+        .iter()
+        .any(|left| wait.contains(left));
+    assert!(is_told, "{answer}");
+    assert_eq!(call("b").0, 200);
+}

@@ -15,6 +15,7 @@ mod asked;
 mod audit;
 mod backend;
 mod balance;
+mod bans;
 mod bounds;
 mod bypass;
 mod calendar;

@@ -3,6 +3,7 @@
 //! Pure data and pure decisions. Time is an argument, in integer microseconds of one clock. A
 //! decision allocates nothing beyond its small vectors.
 
+pub mod ban;
 #[cfg(test)]
 mod bounds;
 pub mod calendar;
@@ -27,6 +28,7 @@ use crate::path::Case;
 use crate::trace::TraceId;
 use crate::usage::settings::Quantity;
 
+pub use ban::Ban;
 use calendar::Boundaries;
 pub use calendar::{AnchorDay, Calendar, CalendarSettings, CalendarSpan, CalendarUnit};
 pub use delay::Delay;
@@ -134,6 +136,8 @@ pub struct Limit {
     /// requests.
     pub each: bool,
     pub exempt: Exempt,
+    /// When a key that it denies often is banned. `None` for never.
+    pub ban: Option<Ban>,
     /// How long leased units may be spent without asking the store, microseconds; 0 for never.
     pub lease_us: u64,
     /// `None` if it denies at once.
@@ -166,6 +170,7 @@ impl Limit {
             counts: Quantity::Costs,
             each: false,
             exempt: Exempt::default(),
+            ban: None,
             lease_us: 0,
             delay: None,
             slot: None,

@@ -3,8 +3,10 @@
 //! timeout, this room says why. `proxy/admit.rs` has the policy for that.
 
 mod backing;
+pub mod bans;
 pub mod batch;
 pub mod counts_file;
+mod denials;
 pub mod deny_cache;
 mod error;
 pub mod fleet;

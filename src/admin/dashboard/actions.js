@@ -355,7 +355,8 @@ export async function lookUp(limit, key) {
     for (const one of [found.override, found.block].filter(Boolean)) {
       const until = one.until ? `until ${clock(one.until)}` : 'until removed';
       const rates = ratesText(one.rates?.split(','), limit.counts);
-      const text = one.rates ? `Override: ${rates} ${until}` : `Blocked ${until}`;
+      const word = one.ban ? 'Banned' : 'Blocked';
+      const text = one.rates ? `Override: ${rates} ${until}` : `${word} ${until}`;
       body.append(h('p', { text }));
     }
     body.append(h('div', { class: 'buttons' }, buttons(subject)));

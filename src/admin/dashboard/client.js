@@ -218,7 +218,8 @@ function updateLimit(row, one) {
 function term(client, one) {
   const isBlock = one.what === 'block';
   const rates = ratesText(one.rates?.split(','), one.counts);
-  const what = isBlock ? 'Blocked' : `Override: ${rates} on ${plain(one.limit, 60)}`;
+  const blocked = one.ban ? `Banned by ${plain(one.ban, 60)}` : 'Blocked';
+  const what = isBlock ? blocked : `Override: ${rates} on ${plain(one.limit, 60)}`;
   const left = one.until
     ? `for ${span(one.until - Date.now() / 1000)} more`
     : 'until it is removed';

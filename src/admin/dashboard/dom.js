@@ -164,3 +164,8 @@ export function clock(at, withSeconds = true) {
 /** `one client`, `2 clients`. */
 export const count = (number, one, many = `${one}s`) =>
   `${exact(number)} ${number === 1 ? one : many}`;
+
+/** What a block does: an operator blocks a client, and a limit bans it. */
+export function blockWord(one) {
+  return one.ban ? 'banned' : 'blocked';
+}

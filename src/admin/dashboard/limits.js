@@ -2,7 +2,20 @@
 
 import { get, offers } from './api.js';
 import { Columns, SHARES } from './charts.js';
-import { byId, count, exact, h, percent, plain, setAttr, setText, short, si, sync } from './dom.js';
+import {
+  blockWord,
+  byId,
+  count,
+  exact,
+  h,
+  percent,
+  plain,
+  setAttr,
+  setText,
+  short,
+  si,
+  sync,
+} from './dom.js';
 import { fromAddress, setAddress } from './address.js';
 import * as actions from './actions.js';
 import { clientLink } from './client.js';
@@ -338,7 +351,7 @@ function updateClient(row, client) {
   row.meter.firstChild.style.setProperty('width', `${(share * 100).toFixed(1)}%`);
   const records = state.overrides.filter((one) => one.id === client.id);
   const mine = records.filter((one) => one.kind === 'block' || one.limit === state.chosen);
-  const tags = mine.map((one) => (one.kind === 'block' ? 'blocked' : plain(one.rate, 24)));
+  const tags = mine.map((one) => (one.kind === 'block' ? blockWord(one) : plain(one.rate, 24)));
   const joined = tags.join();
   if (row.mark.dataset.texts === joined) return;
   row.mark.dataset.texts = joined;

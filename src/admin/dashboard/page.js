@@ -9,6 +9,7 @@ import { minutes, Spark, TrafficChart } from './charts.js';
 import * as denials from './denials.js';
 import {
   actButton,
+  blockWord,
   brief,
   byId,
   clock,
@@ -308,7 +309,7 @@ async function pollOverrides() {
         .join(', by ');
       const key = h('bdi', { class: 'key', text: name, title: plain(`${one.id} ${one.key}`) });
       who.append(offers('clients/{key}') ? client.clientLink(one.id, key) : key);
-      what.append(h('span', { text: one.kind === 'block' ? 'blocked' : rate }));
+      what.append(h('span', { text: one.kind === 'block' ? blockWord(one) : rate }));
       if (why) what.append(h('span', { class: 'about', text: why }));
       const left = (one.until ?? 0) - Date.now() / 1000;
       setText(until, one.until ? `${span(left)} left` : 'until removed');

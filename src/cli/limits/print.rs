@@ -89,6 +89,9 @@ pub(super) struct RecordEntry<'r> {
     at: Option<String>,
     by: &'r str,
     note: &'r str,
+    /// Of a ban: the limit whose denials began it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ban: Option<&'r str>,
     #[serde(skip)]
     record: &'r RecordReport,
 }
@@ -106,6 +109,7 @@ impl<'r> RecordEntry<'r> {
             at: (record.at > 0.0).then(|| timestamp(record.at)),
             by: &record.by,
             note: &record.reason,
+            ban: record.ban.as_deref(),
             record,
         }
     }

@@ -106,7 +106,11 @@ impl ClientPage {
         }
         let mut lines = vec![title];
         if let Some(block) = &client.block {
-            let text = format!("blocked {}", terms(block, now));
+            let word = match &block.ban {
+                Some(_) => "banned",
+                None => "blocked",
+            };
+            let text = format!("{word} {}", terms(block, now));
             lines.push(StyledLine::new(Tone::Bad, text));
         }
         lines.push(StyledLine::default());

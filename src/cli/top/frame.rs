@@ -1,6 +1,7 @@
 //! Draws `top`. Pure: returns exactly as many lines as the screen has rows, none wider than the
 //! screen.
 
+use super::bans;
 use super::state::{Overlay, Panel, TopState, View};
 use crate::admin::limits::ClientReport;
 use crate::cli::display::{
@@ -32,6 +33,7 @@ pub(super) fn frame(state: &TopState, size: ScreenSize) -> Vec<StyledLine> {
         }
         (_, None) => {
             lines.extend(traffic_lines(state, size.columns));
+            lines.extend(bans::lines(&state.bans, state.snapshot.status.now));
             lines.extend(panels(state, body_rows.saturating_sub(lines.len())));
         }
     }

@@ -4,6 +4,7 @@ use super::client_page::{ClientChoice, ClientName, ClientPage};
 use super::order::{ClientOfLimit, ClientOrder, OrderKind};
 use super::promotion_page::PromotionPage;
 use crate::admin::limits::{ClientReport, LimitState};
+use crate::admin::operator_store::RecordReport;
 use crate::cli::proxy_snapshot::{ProxySnapshot, denials};
 
 /// Characters of a search.
@@ -95,6 +96,8 @@ pub(super) struct TopState {
     pub(super) clients: Vec<ClientReport>,
     /// The limit of those clients.
     pub(super) clients_of: Option<String>,
+    /// The banned clients.
+    pub(super) bans: Vec<RecordReport>,
     pub(super) panel: Panel,
     pub(super) sort: Sort,
     /// The name of the selected limit; by default, the first row.

@@ -117,6 +117,7 @@ impl Definitions<'_> {
             on_error_span: text.span.clone(),
             delay_span: text.span.clone(),
             has_calendar: false,
+            ban_span: None,
             is_used: false,
         };
         Some(self.add_limit(defined))

@@ -1,5 +1,6 @@
 //! Reads `[limit.NAME]`: each value, the rules between the values of one section, and the limit.
 
+mod bans;
 mod calendar;
 mod exempt;
 mod held_requests;
@@ -62,6 +63,8 @@ pub(super) struct DefinedLimit {
     pub(super) delay_span: TextSpan,
     /// Whether the section has `calendar`.
     pub(super) has_calendar: bool,
+    /// The place of `ban`, if the section has it.
+    pub(super) ban_span: Option<TextSpan>,
     pub(super) is_used: bool,
 }
 
@@ -114,6 +117,7 @@ pub(super) fn read(
         each: counts == Quantity::Requests,
         counts,
         exempt: exempt::read(&mut section),
+        ban: bans::read(&mut section),
         lease_us: lease_us.unwrap_or(0),
         delay: held_requests::read(&mut section),
         slot: slot(&mut section),
@@ -137,6 +141,7 @@ pub(super) fn read(
         on_error_span: section.value_span("on_error"),
         delay_span: section.value_span("delay"),
         has_calendar: form.calendar.day == DayWord::Calendar,
+        ban_span: section.has("ban").then(|| section.key_span("ban")),
         is_used: false,
     };
     section.finish();

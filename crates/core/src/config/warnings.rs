@@ -1,6 +1,7 @@
 //! Warnings about a file that compiled and probably does not do what its author meant, and notes
 //! about effects that the author may not expect.
 
+mod bans;
 mod decide;
 mod limits;
 mod quotas;
@@ -30,6 +31,7 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     let refused = limits::find(reader, compiled);
     usage::find(reader, compiled, &refused);
     quotas::find(reader, compiled);
+    bans::find(reader, compiled);
     decide::find(reader, compiled);
     check_tier_header(reader, compiled);
     check_own_upstream(reader, compiled);

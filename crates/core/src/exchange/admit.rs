@@ -372,6 +372,7 @@ impl Limiter {
         };
         self.count_decision(decided, source);
         if !admission.decision.allowed {
+            self.count_denials(decided, admission.generation);
             return Err(Rejection::Limited(Box::new(Denial {
                 charge: std::mem::take(&mut admission.charge),
                 decision: std::mem::take(&mut admission.decision),

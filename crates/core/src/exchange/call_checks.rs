@@ -15,7 +15,7 @@ use crate::config::LogKeys;
 use crate::descriptor::DescriptorRule;
 use crate::limit::key::{DescriptorEntry, DescriptorFacts, Key, Part};
 use crate::limit::{Algorithm, Asker, Charge, KeyHash, Limit, Rate, Rule, Window};
-use crate::store::overrides::OverrideSnapshot;
+use crate::store::overrides::{KeyBlock, OverrideSnapshot};
 use crate::telemetry::metrics::decide::OTHER_DOMAIN;
 
 /// One descriptor of a call, and the checks that its rule asks for.
@@ -132,7 +132,7 @@ impl Stages {
         let key = self.limiter.hash_key();
         if let (Some(overrides), Some(_)) = (overrides, described.facts.ip) {
             let tag = Key::ip().of_descriptor(&described.facts, &key.key);
-            part.refuse_if_blocked(overrides, tag);
+            self.refuse_if_blocked(&mut part, overrides, tag, described);
         }
         if let Some(rate) = described.descriptor.limit.filter(|_| self.believes_limits) {
             self.add_own_limit(&mut part, domain, rate, described);
@@ -141,7 +141,7 @@ impl Stages {
         if rule.is_block {
             let all = all_entries(&described.facts);
             let tag = all.of_descriptor(&described.facts, &key.key);
-            part.refuse(tag, None);
+            part.refuse(tag, KeyBlock::default());
         }
         for limit in &rule.limits {
             // The configuration refuses a key that a descriptor of the rule does not have.
@@ -150,7 +150,7 @@ impl Stages {
             };
             let mut windows = Cow::Borrowed(limit.windows_of(None));
             if let Some(overrides) = overrides {
-                part.refuse_if_blocked(overrides, Some(tag));
+                self.refuse_if_blocked(&mut part, overrides, Some(tag), described);
                 let set = overrides.windows(limit, tag);
                 windows = set.unwrap_or(windows);
             }
@@ -162,6 +162,24 @@ impl Stages {
             part.add(limit, &windows, tag, described.cost, asker);
         }
         part
+    }
+
+    /// Denies the call if the key is blocked. A client that is exempt from the limit of a ban is
+    /// spared.
+    fn refuse_if_blocked(
+        &self,
+        part: &mut CallPart<'_>,
+        overrides: &OverrideSnapshot,
+        tag: Option<KeyHash>,
+        described: &DescriptorQuery<'_, '_>,
+    ) {
+        let Some(block) = tag.and_then(|tag| overrides.block_of(tag)) else {
+            return;
+        };
+        let limit = block.ban.as_deref().and_then(|name| self.banning(name));
+        if !limit.is_some_and(|limit| described.is_exempt(limit)) {
+            part.refuse(tag, block);
+        }
     }
 
     fn note_ignored_limit(&self, described: &DescriptorQuery<'_, '_>) {
@@ -267,13 +285,7 @@ impl<'r> CallPart<'r> {
         self.shadow.append(&mut admission.shadow);
     }
 
-    fn refuse_if_blocked(&mut self, overrides: &OverrideSnapshot, tag: Option<KeyHash>) {
-        if let Some(block) = tag.and_then(|tag| overrides.block_of(tag)) {
-            self.refuse(tag, block.left_us);
-        }
-    }
-
-    fn refuse(&mut self, tag: Option<KeyHash>, left_us: Option<u64>) {
+    fn refuse(&mut self, tag: Option<KeyHash>, block: KeyBlock) {
         if self.kind == PartKind::GiveBack {
             return;
         }
@@ -282,7 +294,8 @@ impl<'r> CallPart<'r> {
         let blocked = Blocked {
             tag,
             plain: None,
-            left_us,
+            left_us: block.left_us,
+            ban: block.ban,
         };
         self.refused
             .get_or_insert(Rejection::Blocked(Box::new(blocked)));

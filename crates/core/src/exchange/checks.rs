@@ -2,6 +2,7 @@
 //! operators.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::admit::{Admission, CheckedClient};
@@ -12,7 +13,7 @@ use crate::config::LogKeys;
 use crate::limit::key::{Derived, Facts, HashSecret, Part};
 use crate::limit::{Asker, KeyHash, Limit, Window};
 use crate::route::is_preflight;
-use crate::store::overrides::OverrideSnapshot;
+use crate::store::overrides::{KeyBlock, OverrideSnapshot};
 
 impl Stages {
     /// Adds the checks of the route's limits to `admission`.
@@ -36,7 +37,7 @@ impl Stages {
                 .bypass_of(facts, head.client, found.route.case)
                 .is_some();
         if let Some(overrides) = query.overrides.filter(|_| !is_bypassed) {
-            self.refuse_blocked(overrides, facts, &key.key)?;
+            self.refuse_blocked(overrides, query, &key.key)?;
         }
         if free || is_bypassed {
             limiter.count_bypassed(limits);
@@ -54,7 +55,9 @@ impl Stages {
                     let mut windows = Cow::Borrowed(limit.windows_of(facts.tier));
                     if let Some(overrides) = query.overrides {
                         // A block also holds for an exempt client.
-                        self.refuse_key(overrides, tag, || limit.key.spell(facts, limit.missing))?;
+                        let block = overrides.block_of(tag);
+                        let spell = || limit.key.spell(facts, limit.missing);
+                        self.refuse_key(query, tag, block, spell)?;
                         let set = overrides.windows(limit, tag);
                         windows = set.unwrap_or(windows);
                     }
@@ -103,7 +106,7 @@ impl Stages {
             return Ok(LeastChecks::NeedBody);
         }
         if let Some(overrides) = query.overrides {
-            self.refuse_blocked(overrides, facts, &key.key)?;
+            self.refuse_blocked(overrides, query, &key.key)?;
         }
         for limit in &found.route.limits {
             if limit.key.asks_body() || !is_known(limit, query) {
@@ -120,7 +123,9 @@ impl Stages {
                 Derived::Hash(tag) => {
                     let mut windows = Cow::Borrowed(limit.windows_of(facts.tier));
                     if let Some(overrides) = query.overrides {
-                        self.refuse_key(overrides, tag, || limit.key.spell(facts, limit.missing))?;
+                        let block = overrides.block_of(tag);
+                        let spell = || limit.key.spell(facts, limit.missing);
+                        self.refuse_key(query, tag, block, spell)?;
                         let set = overrides.windows(limit, tag);
                         windows = set.unwrap_or(windows);
                     }
@@ -165,18 +170,22 @@ impl Stages {
     pub(super) fn refuse_blocked(
         &self,
         overrides: &OverrideSnapshot,
-        facts: &Facts<'_>,
+        query: &LimitQuery<'_, '_, '_>,
         secret: &HashSecret,
     ) -> Result<(), Rejection> {
         if !overrides.has_blocks() {
             return Ok(());
         }
-        self.refuse_key(overrides, facts.ip_tag(secret), || Part::Ip.spell(facts))?;
+        let facts = query.facts;
+        let ip = facts.ip_tag(secret);
+        let block = overrides.block_of(ip);
+        self.refuse_key(query, ip, block, || Part::Ip.spell(facts))?;
         // A blocked key stays blocked after its removal from the list of known keys.
         let mut refused = Ok(());
         let is_clear = facts.each_api_key(secret, |tag| {
             if refused.is_ok() {
-                refused = self.refuse_key(overrides, tag, || Part::ApiKey.spell(facts));
+                let block = overrides.block_of(tag);
+                refused = self.refuse_key(query, tag, block, || Part::ApiKey.spell(facts));
             }
         });
         refused?;
@@ -188,13 +197,15 @@ impl Stages {
     }
 
     /// Refuses a blocked key. `spell` writes the key in the clear, for logs that show it.
-    pub(super) fn refuse_key(
+    fn refuse_key(
         &self,
-        overrides: &OverrideSnapshot,
+        query: &LimitQuery<'_, '_, '_>,
         tag: KeyHash,
+        block: Option<KeyBlock>,
         spell: impl FnOnce() -> Option<String>,
     ) -> Result<(), Rejection> {
-        let Some(block) = overrides.block_of(tag) else {
+        let client = query.head.client;
+        let Some(block) = block.filter(|block| !self.is_spared(block, client, query.facts)) else {
             return Ok(());
         };
         let is_plain = self.log_keys == LogKeys::Plain;
@@ -203,7 +214,21 @@ impl Stages {
             tag,
             plain: plain.map(Arc::from),
             left_us: block.left_us,
+            ban: block.ban,
         })))
+    }
+
+    /// Whether a client is exempt from the limit whose ban this is. A block of an operator spares
+    /// nobody.
+    pub(super) fn is_spared(&self, block: &KeyBlock, client: IpAddr, facts: &Facts<'_>) -> bool {
+        let limit = block.ban.as_deref().and_then(|name| self.banning(name));
+        limit.is_some_and(|limit| limit.exempt.has(client, &limit.key, facts))
+    }
+
+    /// The limit with this name and with `ban`.
+    pub(super) fn banning(&self, name: &str) -> Option<&Limit> {
+        let mut limits = self.banning_limits.iter();
+        limits.find(|limit| *limit.name == *name).map(Arc::as_ref)
     }
 }
 

@@ -135,6 +135,7 @@ impl StoreHandle {
         WorkerStore {
             store: self.backing.open(),
             local: Arc::clone(&self.local),
+            bans_keys: true,
         }
     }
 }
@@ -145,6 +146,8 @@ pub struct WorkerStore {
     pub store: Store,
     /// Decides while the store is away.
     local: Arc<Memory>,
+    /// Whether denials may begin bans.
+    pub bans_keys: bool,
 }
 
 /// One worker's limiter.
@@ -153,13 +156,18 @@ pub struct Limiter {
     pub(super) store: Store,
     /// Decides while the store is away.
     pub(super) local: Arc<Memory>,
+    bans_keys: bool,
     pub meter: Arc<Meter>,
 }
 
 impl Limiter {
     /// Makes the limiter of the worker that opened `store`. Its meter keeps the counts of `old`.
     pub fn new(config: &Config, store: WorkerStore, old: Option<&Meter>) -> Arc<Limiter> {
-        let WorkerStore { store, local } = store;
+        let WorkerStore {
+            store,
+            local,
+            bans_keys,
+        } = store;
         let routes = config.routes.iter().chain(config.unrouted.as_deref());
         let routes = routes.map(|route| &*route.name);
         let limits = config.limits.iter().map(|limit| &*limit.name);
@@ -171,6 +179,7 @@ impl Limiter {
         Arc::new(Limiter {
             store,
             local,
+            bans_keys,
             meter,
         })
     }
@@ -267,6 +276,18 @@ impl Limiter {
             }
             self.push_trail(result, allowed, number == last);
             last = number;
+        }
+    }
+
+    /// Counts the denials of a decision for the bans of its limits.
+    pub(super) fn count_denials(&self, decided: Decided<'_>, generation: u64) {
+        let mut last = usize::MAX;
+        for CheckResult { check, .. } in decided.denying() {
+            let is_repeated = check.limit.number == last;
+            if self.bans_keys && !is_repeated {
+                self.store.count_denial(check, generation);
+            }
+            last = check.limit.number;
         }
     }
 

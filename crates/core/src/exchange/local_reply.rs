@@ -21,8 +21,10 @@ use super::admit::Admission;
 use super::downstream::Downstream;
 use super::grpc::{self, GrpcDenial};
 use super::headers::{RequestFault, put_line};
-use super::problem::{self, BLANK, Detail, Problem, QUOTA_EXCEEDED, REDUCED_CAPACITY};
-use super::rejection::{BLOCK_POLICY, Blocked, Denial, Rejection, RejectionMessage};
+use super::problem::{
+    self, ABNORMAL_USAGE, BLANK, Detail, Problem, QUOTA_EXCEEDED, REDUCED_CAPACITY,
+};
+use super::rejection::{Blocked, Denial, Rejection, RejectionMessage};
 use super::request_id;
 use crate::clock;
 use crate::config::{BodyKind, DenySettings};
@@ -124,7 +126,8 @@ impl LocalReplies {
                 )
             }
             Rejection::Blocked(blocked) => {
-                record.note_denier(&BLOCK_POLICY.into(), blocked.tag, blocked.plain.as_ref());
+                let policy = blocked.policy().into();
+                record.note_denier(&policy, blocked.tag, blocked.plain.as_ref());
                 self.blocked(
                     blocked,
                     DenialForm::take(x.request, x.downstream),
@@ -222,19 +225,23 @@ impl LocalReplies {
         response
     }
 
-    /// The response to a blocked client. A block without an end has no `Retry-After`.
+    /// The response to a blocked or banned client. A block without an end has no `Retry-After`.
     fn blocked(&self, blocked: &Blocked, form: DenialForm, id: &str) -> Response<Bytes> {
         let wait = blocked.left_us.map(|us| seconds_up(us).max(1));
+        let (kind, title, word) = match blocked.ban {
+            Some(_) => (ABNORMAL_USAGE, "Abnormal Usage Detected", "banned"),
+            None => (QUOTA_EXCEEDED, "Blocked", "blocked"),
+        };
         let detail = match wait {
-            Some(seconds) => format!("this client is blocked; retry in {seconds} s"),
-            None => "this client is blocked".to_owned(),
+            Some(seconds) => format!("this client is {word}; retry in {seconds} s"),
+            None => format!("this client is {word}"),
         };
         let problem = Problem {
-            kind: QUOTA_EXCEEDED,
-            title: "Blocked",
+            kind,
+            title,
             status: self.deny.status.as_u16(),
             detail: Detail::Text(&detail),
-            violated: &[BLOCK_POLICY],
+            violated: &[blocked.policy()],
             retry_after: wait,
             resets_at: None,
             docs_url: self.deny.docs_url.as_deref(),

@@ -10,6 +10,9 @@ use crate::telemetry::json;
 
 /// The `type` of a denial (draft-ietf-httpapi-ratelimit-headers-10).
 pub const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+/// The `type` of a denial because the client is banned.
+pub const ABNORMAL_USAGE: &str =
+    "https://iana.org/assignments/http-problem-types#abnormal-usage-detected";
 /// The `type` of a refusal because the store is away.
 pub const REDUCED_CAPACITY: &str =
     "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";

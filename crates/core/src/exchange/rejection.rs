@@ -47,7 +47,7 @@ pub enum Rejection {
     Draining,
     /// The address asks for its status too often.
     StatusBusy,
-    /// An operator has blocked the client.
+    /// An operator has blocked the client, or a limit has banned it.
     Blocked(Box<Blocked>),
     /// The store is away, and `on_error` of these limits is `deny`.
     StoreAway {
@@ -94,14 +94,23 @@ impl Denial {
     }
 }
 
-/// An operator's block of a client.
+/// A block of a client.
 #[derive(Debug)]
 pub struct Blocked {
     pub tag: KeyHash,
     /// The key in the clear, if logs show keys.
     pub(super) plain: Option<Arc<str>>,
     /// Microseconds until the block ends; `None` if it has no end.
-    pub(super) left_us: Option<u64>,
+    pub left_us: Option<u64>,
+    /// The limit whose ban it is. `None` if an operator made it.
+    pub ban: Option<Arc<str>>,
+}
+
+impl Blocked {
+    /// What denies, for clients and logs.
+    pub(super) fn policy(&self) -> &str {
+        self.ban.as_deref().unwrap_or(BLOCK_POLICY)
+    }
 }
 
 /// The response to a rejection.
@@ -232,7 +241,10 @@ impl Rejection {
     pub(super) fn reason(&self) -> Option<&'static str> {
         match self {
             Rejection::Limited(_) => None,
-            Rejection::Blocked(_) => Some("blocked"),
+            Rejection::Blocked(blocked) => Some(match blocked.ban {
+                Some(_) => "banned",
+                None => "blocked",
+            }),
             Rejection::StoreAway { reason, .. } => Some(reason),
             Rejection::Upstream(error) => Some(error.label),
             other => Some(other.sentence()),

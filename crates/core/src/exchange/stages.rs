@@ -15,7 +15,7 @@ use super::downstream::{Arrival, Downstream};
 use super::headers::{self, check_framing};
 use super::limiter::{Limiter, WorkerStore};
 use super::local_reply::LocalReplies;
-use super::rejection::Rejection;
+use super::rejection::{Blocked, Rejection};
 use super::request_id;
 use super::reserve::UsageReserve;
 use super::router::Router;
@@ -24,13 +24,14 @@ use super::shadow::ShadowChecks;
 use super::traced::{Trace, Tracer};
 use crate::config::{Config, LogKeys, StatusSettings};
 use crate::descriptor::DescriptorTable;
-use crate::limit::OnError;
 use crate::limit::key::Facts;
+use crate::limit::{Limit, OnError};
 use crate::path::CanonicalPath;
 use crate::request_head::{HeadError, RequestHead, Scheme};
 use crate::route::{Route, RouteMatch, RouteQuery};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::Buffer;
+use crate::telemetry::decisions::BannedRequest;
 use crate::telemetry::metrics::Meter;
 use crate::trace::TraceId;
 
@@ -50,6 +51,8 @@ pub struct Stages {
     pub log: Buffer,
     pub(super) log_keys: LogKeys,
     pub(super) logs_decisions: bool,
+    /// The limits with `ban`.
+    pub(super) banning_limits: Vec<Arc<Limit>>,
     /// Whether the decision log has the traces of requests.
     logs_traces: bool,
     secure: Secure,
@@ -99,6 +102,8 @@ impl Stages {
         let limiter = Limiter::new(&config, store, old);
         let reads_bodies = config.routes.iter().any(|route| route.reads_body.is_some());
         let lists = config.routes.iter().map(|route| &route.access);
+        let banning = config.limits.iter().filter(|limit| limit.ban.is_some());
+        let banning_limits = banning.cloned().collect();
         let has_access_lists = lists.chain([&config.access]).any(|list| !list.serves_all());
         let secure = Secure::new(config.tls.as_deref(), &config.server);
         let decide = config.decide.as_ref();
@@ -123,6 +128,7 @@ impl Stages {
             log: log.clone(),
             log_keys: config.log.keys,
             logs_decisions: config.log.decisions.is_some(),
+            banning_limits,
             logs_traces: config.tracing.is_some() && config.log.decisions.is_some(),
             secure,
             max_headers: config.server.max_headers,
@@ -406,6 +412,9 @@ impl Stages {
             changes.add_missing(response.headers_mut());
         }
         *x.response = response.map(R::from);
+        if let Rejection::Blocked(blocked) = rejection {
+            self.log_banned(blocked);
+        }
         if let Rejection::Limited(denial) = rejection {
             let (method, uri) = (x.request.method(), x.request.uri());
             let request = || x.record.denied_request(method, uri);
@@ -413,6 +422,18 @@ impl Stages {
             if let Some(reserve) = &x.admission.reserve {
                 x.record.note_denied_usage(reserve, &denial.charge);
             }
+        }
+    }
+
+    /// Writes the denial into the decision log, if a ban denies.
+    fn log_banned(&self, blocked: &Blocked) {
+        if let (Some(limit), Some(left_us)) = (&blocked.ban, blocked.left_us) {
+            self.limiter.store.log_banned(&BannedRequest {
+                limit,
+                tag: blocked.tag,
+                plain: blocked.plain.as_deref(),
+                left_us,
+            });
         }
     }
 

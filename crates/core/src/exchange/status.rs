@@ -26,7 +26,7 @@ use crate::limit::key::{Derived, Facts, HashSecret};
 use crate::limit::{CheckResult, Decided, Limit};
 use crate::request_head::RequestHead;
 use crate::route::{Route, RouteMatch};
-use crate::store::overrides::OverrideSnapshot;
+use crate::store::overrides::{KeyBlock, OverrideSnapshot};
 use crate::telemetry::{json, stamp};
 use crate::usage::settings::Quantity;
 
@@ -42,14 +42,9 @@ struct StatusQuery<'s> {
     /// Its checks cost nothing.
     admission: Admission,
     not_told: Vec<&'s str>,
-    block: Option<Block>,
+    block: Option<KeyBlock>,
     /// The client's address, grouped.
     ip: IpAddr,
-}
-
-struct Block {
-    /// Microseconds until it ends; `None` if it has no end.
-    left_us: Option<u64>,
 }
 
 struct StatusReport<'s> {
@@ -149,7 +144,10 @@ impl Stages {
         let mut query = StatusQuery {
             admission: Admission::default(),
             not_told: settings.not_told.iter().map(|name| &**name).collect(),
-            block: overrides.and_then(|overrides| find_block(overrides, facts, &key.key)),
+            block: overrides.and_then(|overrides| {
+                let block = find_block(overrides, facts, &key.key);
+                block.filter(|block| !self.is_spared(block, head.client, facts))
+            }),
             ip: facts.ip,
         };
         query.admission.generation = key.generation;
@@ -167,9 +165,7 @@ impl Stages {
                 }
             };
             let block = overrides.and_then(|overrides| overrides.block_of(tag));
-            query.block = query.block.or(block.map(|block| Block {
-                left_us: block.left_us,
-            }));
+            query.block = query.block.or(block);
             let raised = overrides.and_then(|overrides| overrides.windows(limit, tag));
             let own = || Cow::Borrowed(limit.windows_of(facts.tier));
             let windows = raised.unwrap_or_else(own);
@@ -328,10 +324,10 @@ fn find_block(
     overrides: &OverrideSnapshot,
     facts: &Facts<'_>,
     secret: &HashSecret,
-) -> Option<Block> {
+) -> Option<KeyBlock> {
     let mut found = overrides.block_of(facts.ip_tag(secret));
-    facts.each_api_key(secret, |tag| found = found.or(overrides.block_of(tag)));
-    found.map(|block| Block {
-        left_us: block.left_us,
-    })
+    facts.each_api_key(secret, |tag| {
+        found = found.take().or_else(|| overrides.block_of(tag));
+    });
+    found
 }

@@ -19,10 +19,11 @@ use arc_swap::{ArcSwap, Guard};
 use smallvec::SmallVec;
 
 pub use record::{
-    ChangeKind, MAX_CHANGES, MAX_RECORDS, Record, RecordTerms, RulesError, SCRIPT, Subject, clean,
-    rate_text, rules,
+    ChangeKind, MAX_CHANGES, MAX_RECORDS, MAX_WITH_BANS, Record, RecordTerms, RulesError, SCRIPT,
+    Subject, clean, rate_text, rules,
 };
 
+use super::bans::BanRecords;
 use crate::clock::MonotonicClock;
 use crate::limit::{KeyHash, Limit, Rule, Window};
 use override_windows::OverrideWindows;
@@ -38,13 +39,29 @@ struct Override {
     until_us: u64,
 }
 
+#[derive(Clone, Debug)]
+struct Block {
+    /// Exclusive, microseconds.
+    until_us: u64,
+    /// The limit whose ban it is. `None` if an operator made it.
+    ban: Option<Arc<str>>,
+}
+
+/// A ban that has begun.
+#[derive(Clone, Debug)]
+pub(super) struct BegunBan {
+    pub(super) limit: Arc<str>,
+    pub(super) tag: KeyHash,
+    /// By the clock of the table, exclusive, microseconds.
+    pub(super) until_us: u64,
+}
+
 /// Every override and every block in force. It is pure: all times are of one clock. An override
 /// that has ended does not apply, even if it is still in the table. Each change makes a new table.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
     overrides: HashMap<KeyHash, SmallVec<[Override; 1]>>,
-    /// Until when each key is blocked, exclusive, microseconds.
-    blocks: HashMap<KeyHash, u64>,
+    blocks: HashMap<KeyHash, Block>,
     next_end_us: Option<u64>,
 }
 
@@ -77,6 +94,7 @@ impl Overrides {
         let mut table = Overrides::default();
         // There are many overrides and few rates: overrides with the same rates share windows.
         let mut known: HashMap<(&str, &[Rule]), SharedWindows> = HashMap::new();
+        let mut names: HashMap<&str, Arc<str>> = HashMap::new();
         let in_force = records.iter().filter(|one| !one.is_over(now.store_us));
         for record in in_force.take(MAX_RECORDS) {
             let until_us = match record.terms.until_us {
@@ -93,7 +111,12 @@ impl Overrides {
                     });
                     table.set_override(&shared.limit, *tag, &shared.windows, until_us);
                 }
-                Subject::Block(tag) => table.block(*tag, until_us),
+                Subject::Block(tag) => {
+                    let name =
+                        |limit| Arc::clone(names.entry(limit).or_insert_with(|| limit.into()));
+                    let ban = record.ban().map(name);
+                    table.block(*tag, Block { until_us, ban });
+                }
                 Subject::Reset(..) => {}
             }
         }
@@ -118,9 +141,29 @@ impl Overrides {
         });
     }
 
-    fn block(&mut self, tag: KeyHash, until_us: u64) {
-        self.note_end(until_us);
-        self.blocks.insert(tag, until_us);
+    fn block(&mut self, tag: KeyHash, block: Block) {
+        self.note_end(block.until_us);
+        self.blocks.insert(tag, block);
+    }
+
+    /// Adds bans of keys that are not blocked.
+    pub(super) fn ban<'b>(&mut self, bans: impl IntoIterator<Item = &'b BegunBan>, now_us: u64) {
+        for ban in bans {
+            if ban.until_us > now_us && self.block_of(ban.tag, now_us).is_none() {
+                let block = Block {
+                    until_us: ban.until_us,
+                    ban: Some(Arc::clone(&ban.limit)),
+                };
+                self.block(ban.tag, block);
+            }
+        }
+    }
+
+    /// How many keys are banned.
+    fn count_banned(&self, now_us: u64) -> usize {
+        let blocks = self.blocks.values();
+        let bans = blocks.filter(|block| block.ban.is_some() && block.until_us > now_us);
+        bans.count()
     }
 
     fn note_end(&mut self, end_us: u64) {
@@ -149,9 +192,11 @@ impl Overrides {
 
     /// The block of a key; `None` if it is not blocked.
     fn block_of(&self, tag: KeyHash, now_us: u64) -> Option<KeyBlock> {
-        let until_us = *self.blocks.get(&tag)?;
-        let left_us = (until_us != NEVER).then(|| until_us.saturating_sub(now_us));
-        (until_us > now_us).then_some(KeyBlock { left_us })
+        let Block { until_us, ban } = self.blocks.get(&tag)?;
+        (*until_us > now_us).then(|| KeyBlock {
+            left_us: (*until_us != NEVER).then(|| until_us - now_us),
+            ban: ban.clone(),
+        })
     }
 
     /// Whether the table still has something that has ended by `now_us`.
@@ -166,7 +211,7 @@ impl Overrides {
             ended.map(|one| (Some(&*one.limit), *tag))
         });
         let blocks = self.blocks.iter();
-        let blocks = blocks.filter(move |(_, until_us)| **until_us <= now_us);
+        let blocks = blocks.filter(move |(_, block)| block.until_us <= now_us);
         overrides.chain(blocks.map(|(tag, _)| (None, *tag)))
     }
 
@@ -178,8 +223,9 @@ impl Overrides {
                 left.set_override(&one.limit, *tag, &one.windows, one.until_us);
             }
         }
-        for (tag, until_us) in self.blocks.iter().filter(|(_, end_us)| **end_us > now_us) {
-            left.block(*tag, *until_us);
+        let blocks = self.blocks.iter();
+        for (tag, block) in blocks.filter(|(_, block)| block.until_us > now_us) {
+            left.block(*tag, block.clone());
         }
         left
     }
@@ -225,6 +271,11 @@ impl OverrideTable {
         self.table.store(Arc::new(table));
         self.has_any.store(has_any, Ordering::Relaxed);
     }
+
+    /// How many keys are banned now.
+    pub(super) fn count_banned(&self) -> usize {
+        self.table.load().count_banned(self.clock.now_us())
+    }
 }
 
 /// The table in force at a time; not to be kept across an await.
@@ -259,10 +310,12 @@ impl OverrideSnapshot {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyBlock {
     /// How long the block still holds, microseconds; `None` until it is removed.
     pub left_us: Option<u64>,
+    /// The limit whose ban it is. `None` if an operator made it.
+    pub ban: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -307,6 +360,8 @@ pub struct MemoryOverrides {
     records: Mutex<Vec<Record>>,
     /// The last changes, newest last.
     changes: Mutex<VecDeque<Record>>,
+    /// The denials that may begin a ban.
+    bans: BanRecords,
 }
 
 impl MemoryOverrides {
@@ -328,6 +383,64 @@ impl MemoryOverrides {
     pub fn changes(&self) -> Vec<Record> {
         let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         changes.iter().rev().cloned().collect()
+    }
+
+    pub fn bans(&self) -> &BanRecords {
+        &self.bans
+    }
+
+    /// How many keys are banned now.
+    pub fn count_banned(&self) -> usize {
+        self.table.count_banned()
+    }
+
+    /// Counts a denial of a key by a limit with `ban`. A ban that it begins holds from the next
+    /// request on.
+    pub(super) fn count_denial(&self, limit: &Limit, tag: KeyHash) {
+        let now_us = self.table.clock.now_us();
+        let is_blocked = self.table.load().block_of(tag, now_us).is_some();
+        if is_blocked {
+            return;
+        }
+        let Some(begun) = self.bans.add(limit, tag, 1, now_us) else {
+            return;
+        };
+        let until_us = now_us.saturating_add(begun.length_us);
+        let record = Record {
+            subject: Subject::Block(tag),
+            terms: RecordTerms {
+                until_us,
+                at_us: now_us,
+                note: begun.note(),
+                ..RecordTerms::of_ban(limit)
+            },
+        };
+        if self.set_ban(record, now_us) {
+            self.bans.note_begun(limit, tag, begun);
+        }
+    }
+
+    /// Returns whether the ban holds. Another worker may have begun one at the same time.
+    fn set_ban(&self, record: Record, now_us: u64) -> bool {
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        records.retain(|one| !one.is_over(now_us));
+        let place = records.binary_search_by(|one| one.subject.cmp(&record.subject));
+        let Err(place) = place else {
+            return false;
+        };
+        if records.len() >= MAX_WITH_BANS {
+            return false;
+        }
+        let mut table = self.table.load().without_ended(now_us);
+        let ban = BegunBan {
+            limit: record.ban().unwrap_or_default().into(),
+            tag: record.subject.tag(),
+            until_us: record.terms.until_us,
+        };
+        table.ban([&ban], now_us);
+        self.table.store(table);
+        records.insert(place, record);
+        true
     }
 
     /// Makes a change, which holds from the next request on. A reset is only noted.
@@ -363,6 +476,9 @@ impl MemoryOverrides {
         let before = records.len();
         records.retain(|one| one.subject != record.subject);
         let was_there = records.len() < before;
+        if let (Subject::Block(tag), ChangeKind::Remove) = (&record.subject, record.terms.kind) {
+            self.bans.forget(*tag);
+        }
         records.retain(|one| !one.is_over(now_us));
         let outcome = match record.terms.kind {
             ChangeKind::Remove if was_there => ChangeOutcome::Made(0),

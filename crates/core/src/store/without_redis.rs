@@ -1,5 +1,6 @@
 //! The Redis store of a build without the feature `redis`: none can be made.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,8 +11,8 @@ use super::overrides::OverrideSnapshot;
 use super::recovery::Recovery;
 use super::{Observed, StoreError};
 use crate::config::{RedisSettings, StoreSettings};
-use crate::limit::{Charge, Decision};
-use crate::telemetry::decisions::{DecisionLog, Source};
+use crate::limit::{Charge, Decision, LimitCheck};
+use crate::telemetry::decisions::{BannedRequest, DecisionLog, Source};
 
 #[derive(Debug)]
 pub struct RedisShared(Infallible);
@@ -43,6 +44,18 @@ impl RedisShared {
     }
 
     pub fn overrides(&self) -> Option<OverrideSnapshot> {
+        match self.0 {}
+    }
+
+    pub(super) fn log_banned(&self, _: &BannedRequest<'_>) {
+        match self.0 {}
+    }
+
+    pub(super) fn bans_begun(&self) -> BTreeMap<Arc<str>, u64> {
+        match self.0 {}
+    }
+
+    pub(super) fn count_banned(&self) -> usize {
         match self.0 {}
     }
 
@@ -78,6 +91,10 @@ impl RedisShared {
 impl Redis {
     pub fn spawn(shared: Arc<RedisShared>) -> Redis {
         match shared.0 {}
+    }
+
+    pub(super) fn count_denial(&self, _: &LimitCheck, _: u64) {
+        match self.0 {}
     }
 
     pub async fn charge(&self, _: &Charge, _: u64, _: Instant) -> Result<Decision, StoreError> {

@@ -8,6 +8,11 @@
 //! A settlement has no line, because it is no decision: no request waits for it, and the store
 //! tells no time of it. The access log has the final tokens of each request.
 //!
+//! A request of a banned key has a line too, with the limit of its ban, and its end in µs:
+//!
+//! `{"t":0,"ban":"login","until":9,"items":[["login","<key hash>",0]],"allowed":false,
+//!   "limits":{}}`
+//!
 //! `retry_after_us` is -1 if no wait helps or it is unknown. Decisions of
 //! this process during an outage of the store have `"source":"local"`. Decisions by units that were
 //! taken in advance have `"lease"`. Decisions of limits in shadow mode have a `"role"`.
@@ -30,7 +35,7 @@ use super::log_writer::{LineWriter, WriterThread};
 use super::{FileId, json};
 use crate::clock;
 use crate::config::{LogTarget, SettingError};
-use crate::limit::{Charge, Decision, LimitCheck, Retry, Role};
+use crate::limit::{Charge, Decision, KeyHash, LimitCheck, Retry, Role};
 
 /// How long a line waits for an earlier decision to arrive.
 pub const HOLD: Duration = Duration::from_millis(200);
@@ -52,6 +57,18 @@ pub enum Source {
     Cache,
     /// Units that the store gave in advance.
     Lease,
+}
+
+/// A request that is denied because its key is banned.
+#[derive(Clone, Copy, Debug)]
+pub struct BannedRequest<'r> {
+    /// The limit whose ban it is.
+    pub limit: &'r str,
+    pub tag: KeyHash,
+    /// The key in the clear, if logs show keys.
+    pub plain: Option<&'r str>,
+    /// Microseconds until the ban ends.
+    pub left_us: u64,
 }
 
 type NextFile = Arc<Mutex<Option<Box<dyn Write + Send>>>>;
@@ -135,11 +152,20 @@ impl DecisionLog {
     /// Adds one decision without waiting. Callers know the order: they hold the locks of the
     /// embedded store, or read the replies of Redis.
     pub fn record(&self, source: Source, charge: &Charge, decision: &Decision) {
+        self.push(decision.at_us, encode(source, charge, decision));
+    }
+
+    /// Adds the denial of a banned key. `at_us` is by the store's clock.
+    pub fn record_banned(&self, request: &BannedRequest<'_>, at_us: u64) {
+        self.push(at_us, encode_banned(request, at_us));
+    }
+
+    fn push(&self, at_us: u64, text: Vec<u8>) {
         let line = DecisionLine {
-            at_us: decision.at_us,
+            at_us,
             number: self.arrivals.fetch_add(1, Ordering::Relaxed),
             arrived: clock::now(),
-            text: encode(source, charge, decision),
+            text,
         };
         if self.writer.try_send(line).is_err() {
             let before = self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -236,6 +262,25 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
         out.push(b'}');
     }
     out.extend_from_slice(b"}}\n");
+    out
+}
+
+fn encode_banned(request: &BannedRequest<'_>, at_us: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(160);
+    out.extend_from_slice(b"{\"t\":");
+    json::number(&mut out, at_us);
+    out.extend_from_slice(b",\"ban\":");
+    json::string(&mut out, request.limit);
+    out.extend_from_slice(b",\"until\":");
+    json::number(&mut out, at_us.saturating_add(request.left_us));
+    out.extend_from_slice(b",\"items\":[[");
+    json::string(&mut out, request.limit);
+    out.push(b',');
+    match request.plain {
+        Some(plain) => json::string(&mut out, plain),
+        None => json::string(&mut out, &request.tag.to_string()),
+    }
+    out.extend_from_slice(b",0]],\"allowed\":false,\"limits\":{}}\n");
     out
 }
 
@@ -375,6 +420,20 @@ mod tests {
         let line = String::from_utf8(line).unwrap();
         let start = r#"{"t":10,"model":"gpt-\"5","reserved":1030,"items":[["login","#;
         assert!(line.starts_with(start), "{line}");
+    }
+
+    #[test]
+    fn a_banned_request_has_its_ban_and_its_end() {
+        let request = BannedRequest {
+            limit: "login",
+            tag: KeyHash([0; 16]),
+            plain: None,
+            left_us: 5,
+        };
+        let line = String::from_utf8(encode_banned(&request, 10)).unwrap();
+        let expected = r#"{"t":10,"ban":"login","until":15,"#.to_owned()
+            + r#""items":[["login","AAAAAAAAAAAAAAAAAAAAAA",0]],"allowed":false,"limits":{}}"#;
+        assert_eq!(line, expected + "\n");
     }
 
     #[test]

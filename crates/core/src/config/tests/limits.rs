@@ -310,3 +310,41 @@ fn a_limit_holds_requests_where_it_knows_when_they_may_pass() {
     let config = fine(&format!("{BASE}{beside}"));
     assert!(config.limits.iter().all(|limit| limit.gives_back));
 }
+
+#[test]
+fn a_ban_has_defaults_and_bounds() {
+    let ban = |lines: &str| format!("rate = \"5/min\"\nban = {{ {lines} }}");
+    let read = |lines: &str| limit(&ban(lines)).ban.unwrap();
+    let hour = 3_600_000_000;
+    let first = read("after = \"20/10min\", for = \"1h\"");
+    assert_eq!((first.after, first.window_us), (20, hour / 6));
+    assert_eq!(
+        (first.first_us, first.again, first.max_us),
+        (hour, 2, 24 * hour)
+    );
+    assert_eq!(read("after = \"20/h\", for = \"2d\"").max_us, 48 * hour);
+    let own = read("after = \"9/s\", for = \"1s\", again = 1, max_for = \"1s\"");
+    assert_eq!((own.again, own.max_us), (1, 1_000_000));
+    assert!(limit("rate = \"5/min\"").ban.is_none());
+    for (lines, codes) in [
+        ("after = \"20/10min\"", vec!["T104"]),
+        ("for = \"1h\"", vec!["T104"]),
+        ("after = \"1001/h\", for = \"1h\"", vec!["T134"]),
+        ("after = \"20/week\", for = \"1h\"", vec!["T134"]),
+        (
+            "after = \"20/h\", for = \"1h\", max_for = \"59min\"",
+            vec!["T134"],
+        ),
+        ("after = \"20/h\", for = \"1h\", again = 0", vec!["T105"]),
+        ("after = \"unlimited\", for = \"1h\"", vec!["T109"]),
+        (
+            "after = \"20/h\", for = \"1h\", until = \"noon\"",
+            vec!["T101"],
+        ),
+        ("after = \"4/h\", for = \"1h\"", vec!["T235"]),
+    ] {
+        assert_eq!(wrong(&ban(lines)), codes, "{lines}");
+    }
+    let shared = "key = \"global\"\nban = { after = \"20/h\", for = \"1h\" }";
+    assert_eq!(wrong(&format!("rate = \"5/min\"\n{shared}")), ["T234"]);
+}

@@ -148,6 +148,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
         ("tracing", "tls"),
         ("decide", "tls"),
         ("limit.NAME", "calendar"),
+        ("limit.NAME", "ban"),
     ];
     let parts = ["servers", "health", "eject", "retries", "tls"];
     let inner = inner

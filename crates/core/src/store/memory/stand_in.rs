@@ -10,6 +10,7 @@ use crate::store::is_slots;
 use crate::store::ledger::{Away, StoreAnswer, slack_us};
 use crate::store::recovery::Recovery;
 use crate::store::store_clock::CheckTime;
+use crate::telemetry::decisions::BannedRequest;
 
 /// For what the counts are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +77,12 @@ impl DecisionMode {
 }
 
 impl Memory {
+    pub(in crate::store) fn log_banned(&self, request: &BannedRequest<'_>) {
+        if let Some(log) = &self.log {
+            log.record_banned(request, self.clock.now_us());
+        }
+    }
+
     /// Charges a request that another store admitted, even above the limit, so that this store
     /// knows recent history when it must stand in. This is not a decision, and is not logged. The
     /// result serves to give the units back. Slots are not counted here: see [`Memory::hold`].

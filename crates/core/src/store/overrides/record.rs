@@ -16,6 +16,10 @@ use crate::telemetry::stamp;
 pub const SCRIPT: &str = include_str!("../../../lua/overrides.lua");
 /// Overrides and blocks at once, at most.
 pub const MAX_RECORDS: usize = 100_000;
+/// The same if the next one is a ban: operators can always block somebody.
+pub const MAX_WITH_BANS: usize = 90_000;
+/// What stands before the name of a limit in [`RecordTerms::by`] of its bans.
+const BY_BAN: &str = "ban:";
 /// The last changes that the store keeps.
 pub const MAX_CHANGES: usize = 1000;
 /// Rates of one override, at most.
@@ -138,6 +142,12 @@ impl Record {
         }
     }
 
+    /// The limit whose ban this block is; `None` if an operator made it.
+    pub fn ban(&self) -> Option<&str> {
+        let limit = self.terms.by.strip_prefix(BY_BAN);
+        limit.filter(|_| matches!(self.subject, Subject::Block(_)))
+    }
+
     /// Whether it has ended at `now_us` of the store's clock.
     pub fn is_over(&self, now_us: u64) -> bool {
         self.terms.until_us > 0 && self.terms.until_us <= now_us
@@ -145,6 +155,17 @@ impl Record {
 }
 
 impl RecordTerms {
+    /// Those of a ban by this limit. The store adds its times.
+    pub fn of_ban(limit: &Limit) -> RecordTerms {
+        let parts = limit.key.parts.iter();
+        let parts: Vec<String> = parts.map(|part| part.to_string()).collect();
+        RecordTerms {
+            by: format!("{BY_BAN}{}", limit.name),
+            key: parts.join(", "),
+            ..RecordTerms::default()
+        }
+    }
+
     /// The rates as they are written in a configuration; `None` if there are none.
     pub fn rates(&self) -> Option<String> {
         if self.unlimited {

@@ -24,6 +24,11 @@ fn units(table: &Overrides, name: &str, who: u8, now_us: u64) -> Option<Vec<u64>
     Some(windows.iter().map(|one| one.rule.units).collect())
 }
 
+fn block(table: &mut Overrides, who: u8, until_us: u64) {
+    let ban = None;
+    table.block(KeyHash([who; 16]), Block { until_us, ban });
+}
+
 #[test]
 fn an_override_is_for_one_key_of_one_limit_until_its_end() {
     let mut table = Overrides::default();
@@ -50,8 +55,8 @@ fn an_override_is_for_one_key_of_one_limit_until_its_end() {
 #[test]
 fn a_block_holds_until_its_end_and_says_how_long() {
     let mut table = Overrides::default();
-    table.block(KeyHash([1; 16]), 100);
-    table.block(KeyHash([2; 16]), NEVER);
+    block(&mut table, 1, 100);
+    block(&mut table, 2, NEVER);
     assert!(table.has_blocks());
     let left = |who: u8, now_us| {
         let block = table.block_of(KeyHash([who; 16]), now_us)?;
@@ -66,7 +71,7 @@ fn a_block_holds_until_its_end_and_says_how_long() {
 #[test]
 fn what_has_ended_is_noticed_once_and_taken_out() {
     let mut table = Overrides::default();
-    table.block(KeyHash([1; 16]), 100);
+    block(&mut table, 1, 100);
     table.set_override(&"login".into(), KeyHash([1; 16]), &set_of(7), 50);
     table.set_override(&"search".into(), KeyHash([1; 16]), &set_of(7), NEVER);
     assert!(!table.has_ended(49));

@@ -163,10 +163,12 @@ impl OverrideClient {
             (_, ChangeKind::Set) => "set",
             (_, ChangeKind::Remove) => "remove",
         };
+        let bans = keys.bans(change.subject.tag());
+        let of_bans = matches!(change.subject, Subject::Block(_)).then_some(bans);
         let mut command = redis::cmd("EVAL");
-        command.arg(SCRIPT).arg(4);
+        command.arg(SCRIPT).arg(4 + of_bans.iter().len());
         command.arg(keys.records).arg(keys.version);
-        command.arg(keys.changes).arg(keys.ends);
+        command.arg(keys.changes).arg(keys.ends).arg(of_bans);
         command.arg("").arg(kind).arg(change.subject.to_string());
         command.arg(change.lasts_us).arg(change.terms.lines());
         command.arg(MAX_RECORDS).arg(MAX_CHANGES);

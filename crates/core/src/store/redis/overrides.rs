@@ -5,6 +5,8 @@
 //! behind them. Then it swaps the table that all workers use. While Redis is away, the last table
 //! holds.
 
+mod bans;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,8 +20,9 @@ use super::RedisShared;
 use crate::limit::{KeyHash, Window};
 use crate::store::StoreError;
 use crate::store::overrides::{
-    ClockPair, MAX_CHANGES, MAX_RECORDS, OverrideTable, Overrides, Record, Subject,
+    ChangeKind, ClockPair, MAX_CHANGES, MAX_RECORDS, OverrideTable, Overrides, Record, Subject,
 };
+use bans::SharedBans;
 
 /// The version before anything was read.
 const UNREAD: u64 = u64::MAX;
@@ -46,6 +49,7 @@ pub(super) struct SharedOverrides {
     /// The server refuses to show them, and the log says so.
     refused: AtomicBool,
     has_read: watch::Sender<bool>,
+    bans: SharedBans,
 }
 
 impl Default for SharedOverrides {
@@ -57,6 +61,7 @@ impl Default for SharedOverrides {
             reading: AtomicBool::new(false),
             refused: AtomicBool::new(false),
             has_read: watch::channel(false).0,
+            bans: SharedBans::default(),
         }
     }
 }
@@ -68,8 +73,7 @@ impl SharedOverrides {
         self.epoch.load(Ordering::Acquire)
     }
 
-    fn swap(&self, table: Overrides) {
-        self.table.store(table);
+    fn count_epoch(&self) {
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
@@ -90,7 +94,10 @@ impl SharedOverrides {
                 None => tracing::info!(key, "overrides: a block ended"),
             }
         }
-        self.swap(table.without_ended(now_us));
+        self.put_without_ended();
+        if table.ended(now_us).any(|(limit, _)| limit.is_some()) {
+            self.count_epoch();
+        }
     }
 }
 
@@ -116,6 +123,7 @@ pub(super) async fn refresh(
     shared: &Arc<RedisShared>,
 ) -> Result<(), StoreError> {
     let overrides = &shared.overrides;
+    overrides.bans.set_link(connection);
     let version = match read_version(&mut connection.clone(), shared).await {
         Ok(version) => version,
         Err(error) if error.code().is_some_and(|code| code != "LOADING") => {
@@ -186,6 +194,8 @@ pub(super) struct OverrideKeys {
     pub(super) version: String,
     pub(super) changes: String,
     pub(super) ends: String,
+    /// Of a key: what stands before its hash.
+    bans: String,
 }
 
 impl OverrideKeys {
@@ -195,7 +205,13 @@ impl OverrideKeys {
             version: format!("{prefix}{{overrides}}version"),
             changes: format!("{prefix}{{overrides}}changes"),
             ends: format!("{prefix}{{overrides}}ends"),
+            bans: format!("{prefix}{{overrides}}bans:"),
         }
+    }
+
+    /// The denials and bans of a key.
+    pub(super) fn bans(&self, tag: KeyHash) -> String {
+        format!("{}{tag}", self.bans)
     }
 }
 
@@ -339,7 +355,11 @@ async fn read_and_swap(
         let table = Overrides::from_records(&records, stored.clocks);
         overrides.sweep();
         forget_reset_keys(&shared, &new);
-        overrides.swap(table);
+        forget_ended_bans(&shared, &new);
+        overrides.put_table(table, stored.version);
+        if known == UNREAD || stored.version < known || changes_counts(&new) {
+            overrides.count_epoch();
+        }
         overrides.version.store(stored.version, Ordering::Release);
         overrides.refused.store(false, Ordering::Relaxed);
         log_read(known, &stored, records.len());
@@ -366,6 +386,22 @@ fn forget_reset_keys(shared: &RedisShared, changes: &[Record]) {
             }
         }
     }
+}
+
+/// Forgets the bans of keys that an operator has unblocked.
+fn forget_ended_bans(shared: &RedisShared, changes: &[Record]) {
+    for change in changes {
+        if let (Subject::Block(tag), ChangeKind::Remove) = (&change.subject, change.terms.kind) {
+            shared.overrides.bans.forget(*tag, change.terms.version);
+        }
+    }
+}
+
+/// Whether rates or counts of some key are not what they were. Blocks and bans change neither, and
+/// bans are no changes of operators.
+fn changes_counts(changes: &[Record]) -> bool {
+    let is_block = |change: &Record| matches!(change.subject, Subject::Block(_));
+    changes.len() >= MAX_CHANGES || !changes.iter().all(is_block)
 }
 
 /// Logs what is in force after the first reading, and what is wrong with it.
