@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use serde::Serialize;
 use smallvec::SmallVec;
 
+use super::bans::ReplayBans;
 use super::calls::{CallCost, CallFacts};
 use super::meter::{
     Adjusted, MeterCharge, MeterLook, RateOutcomes, Rates, SCALES, Scale, Stamps, WindowMeter,
@@ -181,7 +182,12 @@ pub struct LoggedOutcome {
     pub duration_us: u64,
     /// The time from its decision to its settlement, microseconds.
     pub settles_after_us: u64,
+    /// A ban denies the request, so the configured rates are not charged.
+    pub is_banned: bool,
 }
+
+/// The rows that deny a request at the configured rates.
+pub type DenyingRows = SmallVec<[usize; 2]>;
 
 /// A charge that the end of its request changes.
 #[derive(Debug)]
@@ -203,6 +209,7 @@ pub struct ReplayCounts {
     /// See [`REQUESTS`], [`DENIED`] and [`FIRST_ROW`].
     pub timeline: Timeline,
     pub clock: LogClock,
+    pub bans: ReplayBans,
     /// Charges by the time of their change, and a number that makes the key unique.
     pending: BTreeMap<(u64, u64), PendingCharge>,
     max_keys: usize,
@@ -218,6 +225,7 @@ impl ReplayCounts {
             rows: vec![RowStats::default(); plan.rows.len()],
             timeline: Timeline::new(FIRST_ROW + plan.rows.len()),
             clock: LogClock::default(),
+            bans: ReplayBans::new(max_keys.max(16)),
             pending: BTreeMap::new(),
             max_keys: max_keys.max(16),
             now_us: 0,
@@ -242,6 +250,11 @@ impl ReplayCounts {
             self.end_charge(&ended, at_us);
         }
         now_us
+    }
+
+    /// The time of the request that was begun last.
+    pub fn now_us(&self) -> u64 {
+        self.now_us
     }
 
     /// Ends all requests that are under way at the end of the log.
@@ -309,14 +322,16 @@ impl ReplayCounts {
         });
     }
 
-    /// Decides about a request: the enforced charges together, then each trial by itself.
+    /// Decides about a request: the enforced charges together, then each trial by itself. Returns
+    /// the rows that deny it, unless a ban does.
     pub fn decide(
         &mut self,
         enforced: &WindowCharges,
         trials: &[WindowCharges],
         outcome: LoggedOutcome,
-    ) {
-        let allowed = self.settle_all(enforced, outcome);
+    ) -> DenyingRows {
+        let mut denying = DenyingRows::new();
+        let allowed = self.settle_all(enforced, outcome, &mut denying);
         for scale in SCALES {
             self.totals.denied[scale] += u64::from(!allowed[scale]);
         }
@@ -324,18 +339,34 @@ impl ReplayCounts {
             self.timeline.note(DENIED);
         }
         for trial in trials {
-            self.settle_all(trial, outcome);
+            self.settle_all(trial, outcome, &mut DenyingRows::new());
         }
+        denying
+    }
+
+    /// Counts the denial of a request by a ban that no limit was asked about.
+    pub fn deny_banned(&mut self) {
+        self.totals.denied.own += 1;
+        self.timeline.note(DENIED);
     }
 
     /// Charges all windows or none, at each rate by itself. Returns the rates that allow.
-    fn settle_all(&mut self, charges: &WindowCharges, outcome: LoggedOutcome) -> Rates<bool> {
+    fn settle_all(
+        &mut self,
+        charges: &WindowCharges,
+        outcome: LoggedOutcome,
+        denying: &mut DenyingRows,
+    ) -> Rates<bool> {
         let mut allowed = Rates::default().map(|_: &bool| true);
+        allowed.own = !outcome.is_banned;
         let mut looks: SmallVec<[MeterLook; 4]> = SmallVec::new();
         for one in charges {
             let look = self.meters[one.meter].look(&one.charge, self.now_us);
             for scale in SCALES {
                 allowed[scale] &= !look.denies[scale];
+            }
+            if look.denies.own && !outcome.is_banned {
+                denying.push(one.row);
             }
             looks.push(look);
         }

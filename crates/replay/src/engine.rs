@@ -10,6 +10,7 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use smallvec::SmallVec;
 
+use super::bans::RecordName;
 use super::calls::LoggedCall;
 use super::counts::{
     ChargedWindow, LoggedOutcome, Outside, ReplayCounts, RequestCost, WindowCharges,
@@ -181,14 +182,32 @@ impl Charging<'_> {
         let tiers = config.tier.as_ref();
         let tier = tiers.and_then(|tiers| tiers.tier_of(&facts, client.is_trusted));
         facts.tier = tier.as_deref();
-        if route.limits.is_empty() || is_preflight(&method, headers) {
-            return Err(Outside::Unlimited);
-        }
+        let is_free = route.limits.is_empty() || is_preflight(&method, headers);
         let mut bypass = config.bypass.iter();
-        if bypass.any(|rule| rule.covers(&facts, client.address, route.case)) {
-            return Err(Outside::Bypassed);
+        let is_bypassed = bypass.any(|rule| rule.covers(&facts, client.address, route.case));
+        if is_bypassed {
+            return Err(match is_free {
+                true => Outside::Unlimited,
+                false => Outside::Bypassed,
+            });
         }
-        self.charge_limits(route, &facts, client)
+        let banned = self.counts.bans.find_everywhere(&facts, now_us);
+        let banned = banned.filter(|ban| !self.is_spared(ban, &facts, client));
+        match banned {
+            Some(ban) if is_free => {
+                self.counts.bans.count_denied(ban);
+                self.counts.deny_banned();
+                Ok(())
+            }
+            None if is_free => Err(Outside::Unlimited),
+            banned => self.charge_limits(route, &facts, client, banned),
+        }
+    }
+
+    /// Whether a client is exempt from the limit of a ban.
+    fn is_spared(&self, ban: &RecordName, facts: &Facts<'_>, client: RequestClient) -> bool {
+        let limit = &self.plan.limits[ban.limit].limit;
+        limit.exempt.has(client.address, &limit.key, facts)
     }
 
     fn charge_limits(
@@ -196,7 +215,9 @@ impl Charging<'_> {
         route: &Route,
         facts: &Facts<'_>,
         client: RequestClient,
+        mut banned: Option<RecordName>,
     ) -> Result<(), Outside> {
+        let now_us = self.counts.now_us();
         if facts.standing == Some(KeyStanding::Unknown) {
             self.counts.totals.unknown_keys += 1;
         }
@@ -223,6 +244,10 @@ impl Charging<'_> {
                 Err(_) if exempt => {}
                 Err(_) => return Err(Outside::NoKey),
             }
+            if banned.is_none() && !exempt {
+                let ban = self.counts.bans.find(&space.name, now_us);
+                banned = ban.filter(|ban| !self.is_spared(ban, facts, client));
+            }
             if exempt {
                 continue;
             }
@@ -242,10 +267,34 @@ impl Charging<'_> {
             is_refunded,
             duration_us: entry.duration_us.unwrap_or(0),
             settles_after_us: entry.end_us().saturating_sub(entry.start_us()),
+            is_banned: banned.is_some(),
         };
-        self.counts
-            .decide(&charges.enforced, &charges.trials, outcome);
+        let (counts, enforced) = (&mut *self.counts, &charges.enforced);
+        let denying = counts.decide(enforced, &charges.trials, outcome);
+        if let Some(ban) = banned {
+            counts.bans.count_denied(ban);
+        }
+        self.count_denials(&denying);
         Ok(())
+    }
+
+    /// Counts a denial for the ban of each limit that denies. The keys are those that were derived
+    /// last.
+    fn count_denials(&mut self, denying: &[usize]) {
+        let mut last = None;
+        for row in denying {
+            let number = self.plan.rows[*row].limit;
+            let planned = &self.plan.limits[number];
+            if let Some(ban) = planned.limit.ban.filter(|_| last != Some(number)) {
+                let name = RecordName {
+                    limit: number,
+                    key: self.plan.key_spaces[planned.key_space].name.clone(),
+                };
+                let now_us = self.counts.now_us();
+                self.counts.bans.add(name, &ban, now_us);
+            }
+            last = Some(number);
+        }
     }
 
     fn note_call(&mut self, call: Option<&LoggedCall<'_>>) {

@@ -44,6 +44,7 @@ pub fn json(report: &Report) -> Value {
         "usage": report.calls,
         "unread": unread(report),
         "limits": report.limits,
+        "bans": report.bans,
         "timeline": report.timeline,
         "notes": report.notes,
     })

@@ -29,6 +29,8 @@ pub mod key_spaces;
 
 pub mod plan;
 
+pub mod bans;
+
 pub mod counts;
 
 pub mod engine;

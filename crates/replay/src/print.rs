@@ -92,7 +92,31 @@ fn head(out: &mut String, report: &Report, paint: Paint) {
     for (kind, count) in &report.outside {
         let _ = writeln!(out, "  {} {}", grouped(*count), kind.words());
     }
+    bans(out, report, paint);
     unread(out, report, paint);
+}
+
+fn bans(out: &mut String, report: &Report, paint: Paint) {
+    let Some(bans) = &report.bans else {
+        return;
+    };
+    let line = format!(
+        "  {} of {}; {} denied by a ban",
+        counted(bans.begun, "ban"),
+        counted(bans.keys, "key"),
+        grouped(bans.denied)
+    );
+    let _ = writeln!(out, "{}", paint.count(bans.begun, &line));
+    for one in bans.worst.iter().take(CLIENTS) {
+        let line = format!(
+            "    {}: {} by {}, {} denied",
+            cut(&printable(&one.key), 40),
+            counted(one.bans, "ban"),
+            one.limit,
+            grouped(one.denied)
+        );
+        let _ = writeln!(out, "{line}");
+    }
 }
 
 fn unread(out: &mut String, report: &Report, paint: Paint) {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
+use super::bans::{BanCounts, RecordName};
 use super::counts::{self, CallTotals, HeldStats, Outside, RowStats};
 use super::engine::Engine;
 use super::entry::Fault;
@@ -47,6 +48,8 @@ pub struct Report {
     pub times: Option<(u64, u64)>,
     /// One for each rate of each limit.
     pub limits: Vec<LimitReport>,
+    /// `None` if no limit bans.
+    pub bans: Option<BanReport>,
     /// Sentences about what the log lacked.
     pub notes: Vec<String>,
     pub timeline: RequestsOverTime,
@@ -61,6 +64,27 @@ pub struct RequestsOverTime {
     pub step: u64,
     pub requests: Vec<u32>,
     pub denied: Vec<u32>,
+}
+
+/// The bans of all limits, as `--json` writes them.
+#[derive(Debug, Serialize)]
+pub struct BanReport {
+    /// Bans that would have begun.
+    pub begun: u64,
+    /// Keys that would have been banned.
+    pub keys: u64,
+    /// Requests that a ban would have denied. They are among the denied ones.
+    pub denied: u64,
+    /// The keys with the most requests that a ban would have denied.
+    pub worst: Vec<BannedKey>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct BannedKey {
+    pub limit: String,
+    pub key: String,
+    pub bans: u64,
+    pub denied: u64,
 }
 
 /// One rate of one limit, as `--json` writes it.
@@ -169,6 +193,7 @@ impl Report {
             limits: rows
                 .map(|(number, row)| limit(engine, number, row, options))
                 .collect(),
+            bans: bans(engine, options),
             notes: notes::of_log(engine, &logs),
             timeline: RequestsOverTime {
                 start: timeline.start_s(),
@@ -182,6 +207,33 @@ impl Report {
 
     pub fn unread_lines(&self) -> u64 {
         self.unread.iter().map(|(_, count)| count).sum()
+    }
+}
+
+fn bans(engine: &Engine, options: &ReportOptions) -> Option<BanReport> {
+    let limits = &engine.plan.limits;
+    limits.iter().find(|planned| planned.limit.ban.is_some())?;
+    let bans = &engine.counts.bans;
+    let mut banned: Vec<(&RecordName, &BanCounts)> = bans.banned.iter().collect();
+    banned.sort_by_key(|(_, counts)| Reverse((counts.denied, counts.bans)));
+    let key = |(of, counts): &(&RecordName, &BanCounts)| BannedKey {
+        limit: limits[of.limit].limit.name.to_string(),
+        key: key_text(&of.key, engine, options),
+        bans: counts.bans,
+        denied: counts.denied,
+    };
+    Some(BanReport {
+        begun: bans.totals.bans,
+        keys: banned.len() as u64,
+        denied: bans.totals.denied,
+        worst: banned.iter().take(WORST).map(key).collect(),
+    })
+}
+
+fn key_text(name: &[u8], engine: &Engine, options: &ReportOptions) -> String {
+    match &options.hash_keys {
+        Some(secret) => hashed(name, secret),
+        None => key_spaces::display_name(name, &engine.config.client_ip),
     }
 }
 
@@ -348,10 +400,7 @@ fn worst(
     }
     keys.sort_unstable_by(order);
     let client = |key: &&KeyCounts| ClientStats {
-        key: match &options.hash_keys {
-            Some(secret) => hashed(&key.name, secret),
-            None => key_spaces::display_name(&key.name, &engine.config.client_ip),
-        },
+        key: key_text(&key.name, engine, options),
         requests: u64::from(key.asked),
         spent: counts_usage.then_some(key.spent),
         denied: u64::from(key.denied),

@@ -1,5 +1,6 @@
 //! The engine beside the proxy's embedded store: random traces, equal denials.
 
+mod bans;
 mod calls;
 
 use std::collections::BTreeMap;

@@ -349,6 +349,12 @@
     data.requests ? el('section', { class: 'card' }, el('h3', {}, 'Requests'),
       overTime(data.timeline.requests, data.timeline.denied, 220, ['requests', 'would be denied'])) : null,
     ...data.limits.map(card),
+    data.bans && data.bans.begun ? el('section', { class: 'card' }, el('h3', {}, 'Bans'),
+      el('p', {}, `${counted(data.bans.begun, 'ban')} of ${counted(data.bans.keys, 'key')} would have denied `
+        + `${counted(data.bans.denied, 'request')}.`),
+      el('table', {}, el('thead', {}, el('tr', {}, ['Key', 'Limit', 'Bans', 'Denied'].map((t) => el('th', { scope: 'col' }, t)))),
+        el('tbody', {}, data.bans.worst.map((one) => el('tr', {}, el('td', {}, one.key), el('td', {}, one.limit),
+          el('td', {}, whole(one.bans)), el('td', { class: 'bad' }, whole(one.denied))))))) : null,
     data.limits.length ? null : el('section', { class: 'card' }, 'No route has a limit: nothing would be denied.'),
     data.notes.length ? el('section', { class: 'card' }, el('h3', {}, 'Worth knowing'),
       el('ul', {}, data.notes.map((note) => el('li', {}, note)))) : null,
