@@ -21,7 +21,6 @@ use crate::limit::delay::BookingCheck;
 use crate::limit::{LimitCheck, Retry, Rule, Verdict};
 use crate::store::guard::xorshift;
 use crate::store::store_clock::CheckTime;
-use entry_row::{EntryRow, PIECE};
 
 /// Charges of a shard between two sweeps. Keys that lie side by side are read faster than as many
 /// in different places.
