@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use tidegate::clock::Micros;
 use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, Secret, StoreKind, StoreSettings};
-use tidegate::limit::headers::{HeaderSettings, RateLimitStatus, ResetForm, write};
+use tidegate::limit::headers::{HeaderSettings, IetfForm, RateLimitStatus, ResetForm, write};
 use tidegate::limit::key::{ApiKeySources, ApiKeys, Facts, HashSecret};
 use tidegate::limit::{
     Algorithm, Charge, Decided, Decision, Key, KeyHash, Limit, LimitCheck, Missing, OnError, Rule,
@@ -246,7 +246,7 @@ fn limit_headers(name: &'static str, limits: u8) -> Word {
     let decision: Decision = memory.charge(&charge);
     let settings = HeaderSettings {
         x_ratelimit: true,
-        ietf: true,
+        ietf: Some(IetfForm::Draft10),
         reset: ResetForm::Epoch,
         cors_expose: true,
         pass_upstream: false,

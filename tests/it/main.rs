@@ -43,6 +43,7 @@ mod held;
 mod house;
 mod howto;
 mod http2;
+mod ietf;
 mod import;
 mod keys;
 mod known_keys;

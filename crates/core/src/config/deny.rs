@@ -5,10 +5,11 @@ use std::net::IpAddr;
 
 use http::{HeaderName, StatusCode};
 use ipnet::IpNet;
+use toml::de::DeValue;
 
 use super::route::path_pattern;
 use super::*;
-use crate::limit::headers::{HeaderSettings, ResetForm};
+use crate::limit::headers::{HeaderSettings, IetfForm, ResetForm};
 use crate::limit::jitter::Jitter;
 use crate::limit::key::{Facts, same_secret};
 use crate::path::Case;
@@ -71,7 +72,7 @@ pub(super) fn read_headers(mut section: Section<'_>) -> (HeaderSettings, Option<
     let forms = [("epoch", ResetForm::Epoch), ("delta", ResetForm::Delta)];
     let settings = HeaderSettings {
         x_ratelimit: section.boolean("x_ratelimit"),
-        ietf: section.boolean("ietf"),
+        ietf: ietf(&mut section),
         reset: section.word("reset", &forms),
         cors_expose: section.boolean("cors_expose"),
         pass_upstream: section.boolean("pass_upstream"),
@@ -79,6 +80,34 @@ pub(super) fn read_headers(mut section: Section<'_>) -> (HeaderSettings, Option<
     let request_id = request_id(&mut section);
     section.finish();
     (settings, request_id)
+}
+
+/// Reads `ietf`: true, false, or the form of the headers.
+fn ietf(section: &mut Section<'_>) -> Option<IetfForm> {
+    const FORMS: [(&str, IetfForm); 2] = [("10", IetfForm::Draft10), ("next", IetfForm::Next)];
+    const WANTED: &str = "true, false, `\"10\"` or `\"next\"`";
+    section.declare("ietf", || {
+        ValueKind::BooleanOrWord(FORMS.map(|(word, _)| word).to_vec())
+    });
+    let Some(value) = section.peek("ietf") else {
+        let is_sent = section.default_text("ietf") == "true";
+        return is_sent.then_some(IetfForm::Draft10);
+    };
+    let meant = habits::intended_boolean(value.get_ref());
+    match value.get_ref() {
+        DeValue::Boolean(is_sent) => is_sent.then_some(IetfForm::Draft10),
+        DeValue::String(_) if meant.is_none() => section.optional_word("ietf", &FORMS),
+        DeValue::Integer(_) if meant.is_none() => {
+            section.wrong_type("ietf", value, WANTED);
+            let help = "write the draft in quotes: `ietf = \"10\"`".to_owned();
+            section.reader.set_help(&value.span(), help);
+            None
+        }
+        _ => {
+            section.wrong_type("ietf", value, WANTED);
+            None
+        }
+    }
 }
 
 fn request_id(section: &mut Section<'_>) -> Option<HeaderName> {

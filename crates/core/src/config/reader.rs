@@ -125,6 +125,7 @@ pub(super) enum ValueKind {
     WordsOrStatuses(Vec<&'static str>),
     FalseOrText,
     BooleanOrText,
+    BooleanOrWord(Vec<&'static str>),
     BooleanOrDuration,
     BooleanOrInteger,
     /// A table whose keys the file chooses, each with a value of this kind.

@@ -184,6 +184,7 @@ impl SchemaWriter {
             ValueKind::WordsOrStatuses(words) => one_or_more(word_or_status(words)),
             ValueKind::FalseOrText => also_false(text()),
             ValueKind::BooleanOrText => also(text(), "boolean"),
+            ValueKind::BooleanOrWord(words) => also(word(words), "boolean"),
             ValueKind::BooleanOrDuration => also(duration(), "boolean"),
             ValueKind::BooleanOrInteger => also(integer(), "boolean"),
             ValueKind::Map(inner) => {

@@ -98,11 +98,12 @@ impl LocalReplies {
         let Some(decided) = admission.granted() else {
             return;
         };
+        let settings = self.headers.for_status(response.status());
         let map = response.headers_mut();
         let status = RateLimitStatus::new(decided, self.headers.reset, admission.unix_us);
-        headers::write(map, self.headers, decided.charge, &status);
+        headers::write(map, settings, decided.charge, &status);
         if admission.cors {
-            expose_to_scripts(map);
+            expose_to_scripts(map, settings);
         }
     }
 
@@ -315,7 +316,7 @@ impl LocalReplies {
             let yes = HeaderValue::from_static("true");
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, yes);
             headers.append(VARY, HeaderValue::from_static("origin"));
-            expose_to_scripts(headers);
+            expose_to_scripts(headers, self.headers);
         }
     }
 }

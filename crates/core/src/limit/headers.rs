@@ -2,16 +2,21 @@
 //! `Retry-After`, all from one decision.
 //!
 //! Pure: numbers in, header values out. Every number is an integer and every wait is rounded up, so
-//! that an obedient client is not denied again. The IETF pair follows
-//! draft-ietf-httpapi-ratelimit-headers-10, which may still rename its parameters. Only this file
-//! spells them.
+//! that an obedient client is not denied again. The headers of the IETF follow
+//! draft-ietf-httpapi-ratelimit-headers-10, or the text that its authors plan to be the next one.
+//! Only this file and `headers/ietf.rs` spell them.
+
+mod ietf;
 
 use bytes::Bytes;
+use http::StatusCode;
 use http::header::{
     ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue,
     RETRY_AFTER,
 };
 use smallvec::SmallVec;
+
+pub use ietf::{IetfForm, RATELIMIT_PARTITION};
 
 use super::{CalendarSpan, Charge, CheckResult, Decided, Decision, LimitCheck, Retry, Verdict};
 
@@ -29,6 +34,9 @@ pub const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-poli
 /// The headers that a browser's script may read on a CORS response.
 pub const EXPOSED: &str = "RateLimit, RateLimit-Policy, Retry-After, \
      X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset";
+/// The same for [`IetfForm::Next`].
+pub const EXPOSED_NEXT: &str = "RateLimit, RateLimit-Partition, RateLimit-Policy, Retry-After, \
+     X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset";
 
 const SECOND_US: u64 = 1_000_000;
 /// Bytes that the values of one limit need, with some to spare.
@@ -38,12 +46,25 @@ const TEXT_BYTES: usize = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderSettings {
     pub x_ratelimit: bool,
-    pub ietf: bool,
+    /// `None` sends no headers of the IETF.
+    pub ietf: Option<IetfForm>,
     pub reset: ResetForm,
     /// Extend `Access-Control-Expose-Headers` on CORS responses.
     pub cors_expose: bool,
     /// Keep the upstream's own rate-limit headers and merge ours in.
     pub pass_upstream: bool,
+}
+
+impl HeaderSettings {
+    /// The settings for a response with this status. A redirection has no headers of the next
+    /// draft: a client could wait before it follows.
+    pub fn for_status(self, status: StatusCode) -> HeaderSettings {
+        let is_left_out = self.ietf == Some(IetfForm::Next) && status.is_redirection();
+        HeaderSettings {
+            ietf: self.ietf.filter(|_| !is_left_out),
+            ..self
+        }
+    }
 }
 
 /// What `X-RateLimit-Reset` counts.
@@ -239,9 +260,14 @@ pub fn write_appending(
     let wait = status.wait.map(|seconds| texts.number(seconds));
     let ours = settings.x_ratelimit && !upstream_is_tighter(headers, settings, state);
     let trio = ours.then(|| (texts.number(state.remaining), texts.number(status.reset)));
-    let pair = settings
-        .ietf
-        .then(|| (texts.policies(charge, status), texts.states(charge, status)));
+    let pair = settings.ietf.map(|form| {
+        (
+            texts.policies(charge, status),
+            texts.states(charge, status, form),
+        )
+    });
+    let is_next = settings.ietf == Some(IetfForm::Next);
+    let partitions = is_next.then(|| texts.partitions(charge));
     let texts = Bytes::from(texts.0);
     if let Some(wait) = wait {
         headers.insert(RETRY_AFTER, wait.value(&texts));
@@ -259,9 +285,12 @@ pub fn write_appending(
         put_list(headers, RATELIMIT_POLICY, policy.value(&texts), keep);
         put_list(headers, RATELIMIT, state.value(&texts), keep);
     } else if !keep {
-        for name in [RATELIMIT_POLICY, RATELIMIT] {
+        for name in [RATELIMIT_POLICY, RATELIMIT, RATELIMIT_PARTITION] {
             headers.remove(name);
         }
+    }
+    if let Some(partitions) = partitions {
+        put_list(headers, RATELIMIT_PARTITION, partitions.value(&texts), keep);
     }
     texts
 }
@@ -320,12 +349,20 @@ impl ValueTexts {
         self.list_from(start)
     }
 
-    fn states(&mut self, charge: &Charge, status: &RateLimitStatus) -> ValueText {
+    fn states(&mut self, charge: &Charge, status: &RateLimitStatus, form: IetfForm) -> ValueText {
         let start = self.0.len();
         for (item, state) in status.states(charge) {
             if state.known {
-                write_state(&mut self.0, item, state);
+                ietf::write_state(&mut self.0, item, state, form);
             }
+        }
+        self.list_from(start)
+    }
+
+    fn partitions(&mut self, charge: &Charge) -> ValueText {
+        let start = self.0.len();
+        for check in charge {
+            ietf::write_partition(&mut self.0, check);
         }
         self.list_from(start)
     }
@@ -357,13 +394,15 @@ fn put_list(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue, keep:
 }
 
 /// Lets a browser's script read the rate-limit headers, if this is a CORS response.
-pub fn expose_to_scripts(headers: &mut HeaderMap) {
+pub fn expose_to_scripts(headers: &mut HeaderMap, settings: HeaderSettings) {
     if headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+        let exposed = match settings.ietf {
+            Some(IetfForm::Next) => EXPOSED_NEXT,
+            Some(IetfForm::Draft10) | None => EXPOSED,
+        };
         // A list header: a second line is the same as a longer first one.
-        headers.append(
-            ACCESS_CONTROL_EXPOSE_HEADERS,
-            HeaderValue::from_static(EXPOSED),
-        );
+        let exposed = HeaderValue::from_static(exposed);
+        headers.append(ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
     }
 }
 
@@ -376,21 +415,6 @@ fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, state: Lim
         .get(X_REMAINING)
         .and_then(|value| value.to_str().ok()?.parse().ok());
     theirs.is_some_and(|remaining: u64| remaining < state.remaining)
-}
-
-/// Writes `"login";r=0;t=11, `. There is no `t` where nothing is counted, since no more units can
-/// become free.
-fn write_state(buffer: &mut Vec<u8>, item: &LimitCheck, state: LimitStatus) {
-    // A policy's name is of `[a-z0-9_/-]`: nothing in it needs an escape.
-    buffer.push(b'"');
-    buffer.extend_from_slice(item.window.policy.as_bytes());
-    buffer.extend_from_slice(b"\";r=");
-    write_number(buffer, state.remaining);
-    if state.next > 0 {
-        buffer.extend_from_slice(b";t=");
-        write_number(buffer, state.next);
-    }
-    buffer.extend_from_slice(b", ");
 }
 
 fn write_number(buffer: &mut Vec<u8>, number: u64) {

@@ -348,6 +348,7 @@ fn values_of_the_wrong_kind_are_refused() {
         "[server]\ndrain_idle = 1",
         "[server]\npid_file = true",
         "[headers]\nietf = \"yes\"",
+        "[headers]\nietf = 10",
         "store = \"redis://x\"",
         "[[route]]\npath = \"/a\"\nlimits = 5",
         "[[route]]\npath = \"/a\"\nheaders = { x-a = false }",
@@ -355,6 +356,20 @@ fn values_of_the_wrong_kind_are_refused() {
         assert_eq!(codes(&format!("{BASE}{text}\n")), ["T103"], "{text}");
     }
     assert_eq!(codes("upstream = 3000\n"), ["T103"]);
+}
+
+#[test]
+fn the_form_of_the_ietf_headers_is_one_of_two() {
+    check(
+        &format!("{BASE}[headers]\nietf = \"nest\"\n"),
+        r#"error[T106]: `headers.ietf` must be `"10"` or `"next"`
+ --> proxy.toml:3:8
+  |
+3 | ietf = "nest"
+  |        ^^^^^^ not one of these
+help: did you mean `next`?
+"#,
+    );
 }
 
 #[test]

@@ -16,10 +16,15 @@ fn every_number_of_seconds_is_written_as_it_is() {
 
 const ALL: HeaderSettings = HeaderSettings {
     x_ratelimit: true,
-    ietf: true,
+    ietf: Some(IetfForm::Draft10),
     reset: ResetForm::Epoch,
     cors_expose: true,
     pass_upstream: false,
+};
+
+const NEXT: HeaderSettings = HeaderSettings {
+    ietf: Some(IetfForm::Next),
+    ..ALL
 };
 
 fn item(name: &str, units: u64, window_us: u64) -> LimitCheck {
@@ -164,11 +169,16 @@ fn the_upstreams_headers_are_replaced_or_merged() {
 #[test]
 fn only_cors_responses_expose_headers() {
     let mut headers = HeaderMap::new();
-    expose_to_scripts(&mut headers);
+    expose_to_scripts(&mut headers, ALL);
     assert!(headers.is_empty());
     headers.insert("access-control-allow-origin", HeaderValue::from_static("*"));
-    expose_to_scripts(&mut headers);
-    assert!(headers.contains_key(ACCESS_CONTROL_EXPOSE_HEADERS));
+    expose_to_scripts(&mut headers, ALL);
+    assert_eq!(get(&headers, ACCESS_CONTROL_EXPOSE_HEADERS), [EXPOSED]);
+    expose_to_scripts(&mut headers, NEXT);
+    assert_eq!(
+        get(&headers, ACCESS_CONTROL_EXPOSE_HEADERS)[1],
+        EXPOSED_NEXT
+    );
 }
 
 fn status(charge: &Charge, decision: &Decision) -> RateLimitStatus {
@@ -204,4 +214,74 @@ fn who_is_allowed_is_not_told_to_wait() {
         verdicts: smallvec![verdict(200, Retry::Now, 1)],
     };
     assert_eq!(status(&charge, &decision).wait, None);
+}
+
+#[test]
+fn the_next_draft_has_other_letters_the_cost_and_the_dimensions() {
+    let (mut charge, decision) = denied();
+    charge[1].cost = 25;
+    let mut headers = HeaderMap::new();
+    say(&mut headers, NEXT, (&charge, &decision), 0);
+    assert_eq!(
+        get(&headers, RATELIMIT_POLICY),
+        [r#""login";q=5;w=60, "per_client";q=600;w=60"#]
+    );
+    assert_eq!(
+        get(&headers, RATELIMIT),
+        [r#""login";a=0;w=11;c=1, "per_client";a=563;w=4;c=25"#]
+    );
+    assert_eq!(
+        get(&headers, RATELIMIT_PARTITION),
+        [r#""login";tidegate-ip, "per_client";tidegate-ip"#]
+    );
+}
+
+#[test]
+fn a_redirection_has_no_headers_of_the_next_draft() {
+    let (charge, decision) = denied();
+    for status in [301, 302, 304, 307, 308] {
+        let status = StatusCode::from_u16(status).unwrap();
+        assert_eq!(ALL.for_status(status), ALL);
+        let settings = NEXT.for_status(status);
+        let mut headers = HeaderMap::new();
+        headers.insert(RATELIMIT, HeaderValue::from_static(r#""theirs";a=1"#));
+        say(&mut headers, settings, (&charge, &decision), 0);
+        assert!(headers.contains_key(X_LIMIT) && !headers.contains_key(RATELIMIT));
+        assert!(!headers.contains_key(RATELIMIT_PARTITION));
+    }
+    assert_eq!(NEXT.for_status(StatusCode::OK), NEXT);
+    assert_eq!(NEXT.for_status(StatusCode::TOO_MANY_REQUESTS), NEXT);
+}
+
+/// The dimensions of a limit with this key.
+fn partition(key: &[&str]) -> String {
+    let mut check = item("x", 1, 1);
+    check.limit = Arc::new(Limit::new(
+        "x",
+        &[],
+        Key::parse(key.iter().copied()).unwrap(),
+    ));
+    let mut buffer = Vec::new();
+    ietf::write_partition(&mut buffer, &check);
+    String::from_utf8(buffer).unwrap()
+}
+
+#[test]
+fn a_partition_has_the_dimensions_of_the_key() {
+    for (key, expected) in [
+        (&["jwt:sub", "method"][..], "\"x\";user_id;method, "),
+        (&["api_key or ip"], "\"x\";client_id, "),
+        (&["jwt:azp", "api_key"], "\"x\";client_id, "),
+        (&["global"], "\"x\", "),
+        (
+            &["ip", "path:id", "host"],
+            "\"x\";tidegate-ip;tidegate-path;tidegate-host, ",
+        ),
+        (
+            &["header:X-Secret-Name", "header:b", "jwt:org.plan"],
+            "\"x\";tidegate-header;tidegate-jwt, ",
+        ),
+    ] {
+        assert_eq!(partition(key), expected, "{key:?}");
+    }
 }
