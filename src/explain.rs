@@ -9,6 +9,7 @@ mod limits;
 mod matching;
 mod secret;
 pub mod text;
+mod token;
 mod usage;
 
 use std::fmt;
@@ -175,12 +176,13 @@ pub fn explain(
         hash: has_secret,
     };
     let (mut route, mut limits, mut spared) = (None, Vec::new(), None);
-    let mut usage = None;
+    let (mut usage, mut token) = (None, None);
     let observe = |view: &RequestView<'_, '_, '_>| {
         path.canonical = Some(view.facts.path.as_str().to_owned());
         route = Some(matching::explain_route(config, view));
         limits = limits::explain_limits(view, visible);
         spared = why_spared(view, config);
+        token = token::explain_token(config, view.facts, clock::unix_us() / 1_000_000);
         usage = view
             .reserve
             .map(|reserve| usage::explain_usage(reserve, view.body));
@@ -192,6 +194,7 @@ pub fn explain(
         request: explained,
         verdict: verdict(&result, &limits, spared.as_deref()),
         client,
+        token,
         path,
         upstream: upstream(config, upstream_name, &result, &secrets),
         route,

@@ -22,6 +22,10 @@ mod http1;
 
 pub mod otlp;
 
+mod outgoing;
+
+mod jwks;
+
 pub mod upstream;
 
 // -- the path

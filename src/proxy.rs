@@ -28,6 +28,7 @@ use limiter::{Limiter, WorkerStore};
 use tidegate_core::exchange::access_record::AccessRecord;
 use tidegate_core::exchange::changes::own_response;
 pub use tidegate_core::exchange::downstream::{Arrival, Downstream, Secured};
+use tidegate_core::exchange::key_wait::wait_for_keys;
 use tidegate_core::exchange::rejection::Rejection;
 use tidegate_core::exchange::stages::Stages;
 pub use tidegate_core::exchange::status::StatusAnswers;
@@ -185,6 +186,9 @@ impl Proxy {
         head_error: Option<HeadError>,
     ) -> Result<(), Rejection> {
         self.stages.check(x, head_error)?;
+        if let Some(wait) = self.stages.key_wait(x) {
+            Box::pin(wait_for_keys(wait)).await;
+        }
         if let Some(status) = self.stages.status_of(x) {
             return Box::pin(self.stages.tell_status(x, status, &self.status_answers)).await;
         }

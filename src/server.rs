@@ -44,6 +44,7 @@ use crate::config::{
     Config, LogFormat, LogSettings, LogTarget, ServerSettings, SettingError, TlsSettings,
     UpstreamSettings,
 };
+use crate::jwks::JwksFetcher;
 use crate::otlp::Exports;
 use crate::proxy::limiter::StoreHandle;
 use crate::proxy::{BodyMemory, HeldRequests, StatusAnswers};
@@ -76,6 +77,7 @@ pub(crate) struct ServerState {
     pub(crate) body_memory: BodyMemory,
     pub(crate) held: HeldRequests,
     health_checks: Arc<HealthChecks>,
+    jwks: Arc<JwksFetcher>,
     /// A permit for each connection that may be opened.
     pub(crate) connections: Arc<Semaphore>,
     /// All permits of `connections`, in use or not.
@@ -104,6 +106,7 @@ impl ServerState {
             body_memory: BodyMemory::default(),
             held: HeldRequests::default(),
             health_checks: Arc::default(),
+            jwks: Arc::default(),
             connections: Arc::new(Semaphore::new(most)),
             max_connections: most,
             per_ip: Arc::default(),
@@ -146,9 +149,11 @@ impl ServerState {
         both.cloned().collect()
     }
 
-    /// Starts or changes the threads beside the workers: health checks, and the export of traces.
+    /// Starts or changes the threads beside the workers: health checks, the keys of tokens, and the
+    /// export of traces.
     fn follow(&self, config: &Config) -> io::Result<()> {
         self.health_checks.follow(&config.upstreams, &self.vitals)?;
+        self.jwks.follow(config.jwks.as_ref())?;
         self.exports.follow(config.tracing.as_ref())
     }
 

@@ -3,6 +3,7 @@
 //! The counters of the workers are checked every second, the store is asked about itself every 15
 //! seconds.
 
+mod jwks;
 mod usage;
 
 use std::collections::BTreeMap;
@@ -40,6 +41,7 @@ const NO_USAGE: &str = FINDINGS[10];
 const ENCODED: &str = FINDINGS[11];
 const ABOVE_ESTIMATE: &str = FINDINGS[12];
 const STORE_FILE: &str = FINDINGS[13];
+const JWKS_STALE: &str = FINDINGS[14];
 
 /// How long a finding about a counter holds after the counter last grew, seconds.
 const RECENT: u64 = 600;
@@ -126,6 +128,12 @@ impl Findings {
             self.check_questions(snapshot, now);
         }
         self.check_usage(snapshot, now);
+        if !silent.contains(&JWKS_STALE) {
+            self.note(
+                JWKS_STALE,
+                jwks::stale(snapshot.config.jwks.as_deref(), now),
+            );
+        }
         if now.is_multiple_of(CHECK_CLIENTS_EVERY) && !silent.contains(&ONE_CLIENT) {
             self.note(
                 ONE_CLIENT,

@@ -8,6 +8,8 @@ mod held;
 
 mod process;
 
+mod jwks;
+
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -421,16 +423,14 @@ fn server(text: &mut MetricsText, state: &AdminState, snapshot: &Snapshot<'_>) {
     ];
     labelled(text, "tidegate_spans", "outcome", spans);
     let failed = snapshot.reload.is_some_and(|last| last.outcome.is_err());
-    single(
-        text,
-        "tidegate_config_last_reload_successful",
-        u8::from(!failed),
-    );
+    let name = "tidegate_config_last_reload_successful";
+    single(text, name, u8::from(!failed));
     let name = "tidegate_config_last_reload_success_timestamp_seconds";
     single(text, name, seconds(snapshot.loaded_us));
     if let Some(known) = &snapshot.config.api_key.known {
         single(text, "tidegate_known_keys", known.len());
     }
+    jwks::write(text, snapshot);
     single(text, "tidegate_workers", snapshot.config.server.workers);
     family(text, "tidegate_build");
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
@@ -451,7 +451,8 @@ mod tests {
         let own = concat!(
             include_str!("prometheus.rs"),
             include_str!("prometheus/held.rs"),
-            include_str!("prometheus/process.rs")
+            include_str!("prometheus/process.rs"),
+            include_str!("prometheus/jwks.rs")
         );
         let mut names = Vec::new();
         for row in FAMILIES.lines() {

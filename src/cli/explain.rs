@@ -76,6 +76,10 @@ pub(super) fn explain(args: &ExplainArgs) -> Result<u8, CommandError> {
     let explanation = match &config.store.kind {
         _ if !args.live => explain::explain(&config, &request, None)?,
         StoreKind::Memory => explain_by_admin(args, "/api/v1/explain", json!(request))?,
+        // The running proxy alone has the keys of tokens.
+        StoreKind::Redis(_) if config.jwks.is_some() && config.admin.is_some() => {
+            explain_by_admin(args, "/api/v1/explain", json!(request))?
+        }
         StoreKind::Redis(server) => OperatorStore::open(&config.store, server)
             .and_then(|store| explain_live(&config, &request, store))
             .map_err(CommandError::signed)??,
@@ -150,8 +154,8 @@ fn explain_by_admin<E: DeserializeOwned>(
     };
     let answer = ask().inspect_err(|_| {
         say(&format!(
-            "tidegate: {} keeps counts in the proxy's own process, and `--live` asks that process \
-             through its admin",
+            "tidegate: `--live` asks the proxy of {} through its admin, since counts or keys are \
+             in its own process",
             args.admin.config.display()
         ));
     })?;

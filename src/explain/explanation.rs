@@ -10,6 +10,9 @@ pub struct Explanation {
     pub request: ExplainedRequest,
     pub verdict: ExplainedVerdict,
     pub client: ClientExplanation,
+    /// Its token, if the file verifies tokens.
+    #[serde(default)]
+    pub token: Option<TokenExplanation>,
     pub path: PathExplanation,
     pub route: Option<RouteExplanation>,
     pub near: Vec<NearRoute>,
@@ -63,6 +66,19 @@ pub struct HopExplanation {
     pub address: Option<String>,
     pub trusted: bool,
     pub note: String,
+}
+
+/// A bearer token. It tells nothing of the token itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenExplanation {
+    /// Whether the proxy believes its claims.
+    pub believed: bool,
+    /// The `kid` of the key that verified it; none for a key without one.
+    pub key_id: Option<String>,
+    /// Seconds since the keys were fetched, if they come from `jwks_url`.
+    pub keys_age_seconds: Option<u64>,
+    /// Why it is not believed.
+    pub why: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use super::call::CallExplanation;
 use super::explanation::{
     ClientExplanation, CountsSource, Explanation, KeyPart, LimitExplanation, NearRoute, Pairs,
-    RateExplanation, RouteExplanation, UsageExplanation,
+    RateExplanation, RouteExplanation, TokenExplanation, UsageExplanation,
 };
 
 const WIDTH: usize = 80;
@@ -24,6 +24,7 @@ pub fn render(explanation: &Explanation, colour: bool) -> String {
     ));
     page.verdict(explanation);
     page.client(&explanation.client);
+    page.token(explanation.token.as_ref());
     page.path(explanation);
     page.route(explanation.route.as_ref(), &explanation.near);
     page.usage(explanation.usage.as_ref());
@@ -174,6 +175,19 @@ impl Page {
         }
         if client.trusted && client.hops.iter().all(|hop| hop.trusted) && !client.hops.is_empty() {
             self.entry("every address in it is a trusted proxy's: the leftmost is the client");
+        }
+    }
+
+    fn token(&mut self, token: Option<&TokenExplanation>) {
+        let Some(token) = token else { return };
+        let text = match (&token.why, &token.key_id) {
+            (Some(why), _) => format!("not believed: {why}"),
+            (None, Some(id)) => format!("believed, by the key `{id}`"),
+            (None, None) => "believed, by a key without `kid`".to_owned(),
+        };
+        self.section("Token", &text);
+        if let Some(seconds) = token.keys_age_seconds {
+            self.entry(&format!("the keys were fetched {seconds} s ago"));
         }
     }
 

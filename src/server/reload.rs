@@ -192,6 +192,7 @@ impl Reloader {
         let changes = config::changes(&self.config, &config);
         let restarts = config::restarts(&self.config, &config);
         config.keep_until_restart(&self.config);
+        config.keep_fetched_keys(&self.config);
         let listeners = &self.handles.listeners;
         let unusable =
             |error| ReloadError::Unusable(SettingError::locate(error, Some(path), &config.sources));

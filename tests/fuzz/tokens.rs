@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, Method, header};
 use ring::hmac;
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::{Map, Value};
-use tidegate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtRules};
+use tidegate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtKeys, JwtRules};
 use tidegate::limit::key::{ApiKeys, Facts};
 use tidegate::path::CanonicalPath;
 
@@ -87,7 +87,7 @@ impl Keys {
         let mut keys = JwtKey::set(set.as_bytes()).unwrap();
         keys.push(JwtKey::secret(SECRET));
         let rules = JwtRules {
-            keys,
+            keys: JwtKeys::Fixed(keys),
             algorithms: JwtAlgorithm::ALL.map(|(_, algorithm)| algorithm).to_vec(),
             issuers: Vec::new(),
             audiences: Vec::new(),

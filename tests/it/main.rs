@@ -45,6 +45,7 @@ mod howto;
 mod http2;
 mod ietf;
 mod import;
+mod jwks;
 mod keys;
 mod known_keys;
 mod layer;

@@ -77,6 +77,7 @@ use section::Section;
 use values::{DAY, MS, SECOND, TextForm, UP_TO_A_DAY, header_name};
 
 pub use address::ServerAddress;
+pub use auth::JwksSettings;
 pub use changes::{changes, restarts};
 pub use decide::DecideSettings;
 pub use deny::{BodyKind, Bypass, DenySettings};
@@ -120,6 +121,8 @@ pub struct Config {
     pub access: AccessList,
     pub api_key: ApiKeys,
     pub jwt: Option<JwtRules>,
+    /// Where the keys of tokens are fetched, if they are. All workers share the keys.
+    pub jwks: Option<Arc<JwksSettings>>,
     pub tier: Option<Tiers>,
     /// Every limit, also those that no route uses.
     pub limits: Vec<Arc<Limit>>,

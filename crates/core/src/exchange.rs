@@ -23,6 +23,7 @@ pub mod downstream;
 pub mod grpc;
 pub mod headers;
 pub mod held;
+pub mod key_wait;
 pub mod limiter;
 pub mod local_reply;
 pub mod problem;

@@ -17,6 +17,9 @@ pub fn of_log(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
             counted(totals.unknown_keys, "request")
         ));
     }
+    if engine.config.jwks.is_some() {
+        notes.push("the keys of `jwks_url` are not fetched here: no token was believed".to_owned());
+    }
     let mut meters = engine.counts.meters.iter();
     if totals.untimed > 0 {
         notes.push(format!(

@@ -28,6 +28,7 @@ use crate::proxy::{Arrival, Exchange, Proxy};
 use crate::request_head::Scheme;
 use crate::telemetry::metrics::{DecideCode, Door};
 use tidegate_core::exchange::downstream::Secured;
+use tidegate_core::exchange::key_wait::wait_for_keys;
 use tidegate_core::exchange::rejection::Rejection;
 
 const FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
@@ -148,6 +149,9 @@ impl Proxy {
         x: &mut Exchange<'c, RequestBody, Body>,
     ) -> Result<(), Rejection> {
         self.stages.check(x, None)?;
+        if let Some(wait) = self.stages.key_wait(x) {
+            Box::pin(wait_for_keys(wait)).await;
+        }
         self.stages.identify(x)?;
         self.stages.admit(x).await?;
         // The proxy that asks does not say when the request ends, so it holds no slots.

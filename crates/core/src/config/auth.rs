@@ -1,63 +1,77 @@
 //! `[auth.jwt]` and `[tier]`: the tokens that are trusted, and the tier of a client.
 
+mod jwks_url;
+
 use std::time::Duration;
 
 use super::api_key::{KeyList, LineForm};
 use super::limits;
 use super::section::SectionsPresent;
 use super::*;
-use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtRules};
+use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtKeys, JwtRules};
 use crate::limit::key::{Alternatives, Key, Part};
 use crate::limit::tier::Tiers;
+
+pub use jwks_url::JwksSettings;
 
 /// Bytes of a good secret, at least: the length of the hash (RFC 7518, section 3.2).
 const GOOD_SECRET: usize = 32;
 
-pub(super) fn read(mut auth: Section<'_>) -> Option<JwtRules> {
-    let is_given = auth.has("jwt");
-    let section = auth.section("jwt");
-    let rules = jwt(section, is_given);
-    auth.finish();
-    rules
+/// `[auth.jwt]`
+pub(super) struct AuthSettings {
+    pub(super) rules: JwtRules,
+    pub(super) jwks: Option<JwksSettings>,
 }
 
-fn jwt(mut section: Section<'_>, is_given: bool) -> Option<JwtRules> {
+pub(super) fn read(mut auth: Section<'_>) -> Option<AuthSettings> {
+    let is_given = auth.has("jwt");
+    let section = auth.section("jwt");
+    let settings = jwt(section, is_given);
+    auth.finish();
+    settings
+}
+
+/// Where the keys of tokens are.
+const SOURCES: [&str; 3] = ["jwks_file", "jwks_url", "secret_file"];
+
+fn jwt(mut section: Section<'_>, is_given: bool) -> Option<AuthSettings> {
+    let sources = SOURCES.into_iter().filter(|key| section.has(key));
+    let sources: Vec<&str> = sources.collect();
+    let by_pairs = section.has("jwks_file") || section.has("jwks_url");
     let jwks = section.text("jwks_file");
-    let named = section.has("jwks_file");
-    let shared = section.has("secret_file");
     let secret = section.secret(None, "secret_file");
-    let algorithms = algorithms(&mut section, named);
+    let fetched = jwks_url::read(&mut section);
+    let algorithms = algorithms(&mut section, by_pairs);
     let issuers = words(&mut section, "issuer");
     let audiences = words(&mut section, "audience");
     let leeway = section.duration("leeway", Duration::ZERO..=Duration::from_secs(300));
-    if is_given && !named && !shared {
+    if is_given && sources.is_empty() {
         section.missing("jwks_file", "jwks_file = \"/etc/tidegate/jwks.json\"");
     }
-    if named && shared {
-        contradiction(format!(
-            "`{}` has `jwks_file` and `secret_file`",
-            section.name()
-        ))
-        .at(&section.key_span("secret_file"), "")
-        .at(&section.key_span("jwks_file"), "")
-        .help("keep one: tokens are signed either by a key pair or by a shared secret")
-        .report_to(section.reader);
+    if let [first, second, ..] = sources[..] {
+        contradiction(format!("`{}` has `{first}` and `{second}`", section.name()))
+            .at(&section.key_span(second), "")
+            .at(&section.key_span(first), "")
+            .help("keep one: tokens are signed either by a key pair or by a shared secret")
+            .report_to(section.reader);
     }
-    let keys = match (jwks, secret) {
-        (Some(path), _) => section.key_set("jwks_file", &path)?,
-        (None, Some(secret)) => vec![shared_key(&section, &secret)],
-        (None, None) => {
-            section.finish();
-            return None;
-        }
+    let keys = match (jwks, &fetched, secret) {
+        (Some(path), ..) => section.key_set("jwks_file", &path).map(JwtKeys::Fixed),
+        (None, Some(fetched), _) => Some(fetched.keys()),
+        (None, None, Some(secret)) => Some(JwtKeys::Fixed(vec![shared_key(&section, &secret)])),
+        (None, None, None) => None,
     };
     section.finish();
-    Some(JwtRules {
-        keys,
+    let rules = JwtRules {
+        keys: keys?,
         algorithms,
         issuers,
         audiences,
         leeway_s: leeway.as_secs(),
+    };
+    Some(AuthSettings {
+        rules,
+        jwks: fetched,
     })
 }
 
@@ -110,9 +124,13 @@ fn algorithms(section: &mut Section<'_>, by_pairs: bool) -> Vec<JwtAlgorithm> {
             continue;
         };
         if algorithm.is_symmetric() == by_pairs {
+            let source = match section.has("jwks_url") {
+                true => "jwks_url",
+                false => "jwks_file",
+            };
             let (kind, why) = match by_pairs {
                 true => (
-                    "jwks_file",
+                    source,
                     "any client could sign a token with the public key as the secret",
                 ),
                 false => ("secret_file", "is for key pairs"),

@@ -97,7 +97,8 @@ fn read_sections(
     places.tier = top.key_span("tier");
     places.unknown_keys.clone_from(&keys.unknown_span);
     let (headers, request_id) = deny::read_headers(top.section("headers"));
-    let jwt = auth::read(top.section("auth"));
+    let auth = auth::read(top.section("auth"));
+    let (jwt, jwks) = auth.map(|auth| (auth.rules, auth.jwks)).unzip();
     let server = server::read(top);
     Config {
         listen: values(places.listen.clone()),
@@ -111,6 +112,7 @@ fn read_sections(
         access: access::read(top.section("access")),
         api_key: keys.finish(jwt.is_some()),
         jwt,
+        jwks: jwks.flatten().map(Arc::new),
         tier,
         limits: Vec::new(),
         routes: RouteTable::new(Vec::new()).expect("a table without routes has no conflicts"),

@@ -193,6 +193,7 @@ codes! {
     BadZone = "T131",
     NothingHeld = "T132",
     ImpossibleBan = "T134",
+    PlainKeys = "T138",
     NeverDenies = "T201",
     TrustsEveryone = "T202",
     ClientChosenKey = "T203",

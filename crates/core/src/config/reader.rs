@@ -99,6 +99,8 @@ pub(super) enum ValueKind {
     Text,
     Texts,
     Duration,
+    /// The same, with `m` for minutes as well.
+    DurationInMinutes,
     /// A share, such as `10%`.
     Share,
     ShareOrDuration,

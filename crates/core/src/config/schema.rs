@@ -161,6 +161,7 @@ impl SchemaWriter {
             ValueKind::Text => text(),
             ValueKind::Texts => one_or_more(text()),
             ValueKind::Duration => duration(),
+            ValueKind::DurationInMinutes => duration_in_minutes(),
             ValueKind::Share => share(),
             ValueKind::ShareOrDuration => share_or_duration(),
             ValueKind::Rate => rate_text(&[]),
@@ -350,6 +351,13 @@ fn word_or_status(words: &[&str]) -> Value {
 fn duration() -> Value {
     let wanted = "a number and a unit of ms, s, min, h or d, such as 10s";
     text_like(&[&duration_pattern()], refused(wanted))
+}
+
+/// The same, with `m` for minutes as well.
+fn duration_in_minutes() -> Value {
+    let wanted = "a number and a unit of ms, s, min, h or d, such as 10min";
+    let patterns = [duration_pattern(), "\\s*[0-9_]+\\s*m\\s*".to_owned()];
+    text_like(&patterns.each_ref().map(String::as_str), refused(wanted))
 }
 
 fn duration_pattern() -> String {

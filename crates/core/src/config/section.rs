@@ -422,6 +422,7 @@ const NOT_A_PROXY: &str =
 const PROXY_SETTINGS: &[(&str, &str)] = &[
     ("", "listen tls admin upstream server tracing usage prices"),
     ("log", "access format sample_allowed keys silence"),
+    ("auth.jwt", "jwks_url refresh max_stale tls"),
     (
         "route",
         "upstream strip_prefix add_prefix body_limit headers_up headers_down respond redirect \

@@ -76,7 +76,7 @@ pub struct LogSettings {
 }
 
 /// The ids of findings about a running proxy.
-pub const FINDINGS: [&str; 14] = [
+pub const FINDINGS: [&str; 15] = [
     "untrusted-forwarded",
     "one-client",
     "store-clock",
@@ -91,6 +91,7 @@ pub const FINDINGS: [&str; 14] = [
     "usage-encoded",
     "usage-above-estimate",
     "store-file",
+    "jwks-stale",
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

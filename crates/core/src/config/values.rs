@@ -294,9 +294,19 @@ impl Section<'_> {
         key: &'static str,
         range: RangeInclusive<Duration>,
     ) -> Option<Duration> {
+        self.duration_by(key, range, rate::parse_duration)
+    }
+
+    /// The same for a key with another spelling of times.
+    pub(super) fn duration_by(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<Duration>,
+        parse: fn(&str) -> Result<Duration, rate::QuantityError>,
+    ) -> Option<Duration> {
         const FORM: TextForm = TextForm::new(Code::BadQuantity, "a length of time");
         self.declare(key, || ValueKind::Duration);
-        let Some(value) = self.parse(key, FORM, rate::parse_duration) else {
+        let Some(value) = self.parse(key, FORM, parse) else {
             self.explain_missing_unit(key);
             return None;
         };

@@ -1,12 +1,12 @@
 //! The claims of bearer tokens. A verified token is cached for a minute, so that not every request
-//! costs the check of a signature.
+//! costs the check of a signature. If the keys change, the cache is emptied.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::clock;
-use crate::limit::key::jwt::JwtRules;
+use crate::limit::key::jwt::{BelievedKeys, FetchedKeys, JwtRules};
 use crate::limit::key::{Claims, Facts};
 
 /// Cached tokens, at most. Clients cannot fill the cache: a token needs a valid signature.
@@ -17,8 +17,15 @@ const CACHED_S: u64 = 60;
 /// One worker's cache of verified tokens.
 pub(super) struct Tokens {
     rules: JwtRules,
+    known: Mutex<KnownTokens>,
+}
+
+#[derive(Default)]
+struct KnownTokens {
+    /// That of the keys which verified them.
+    generation: u64,
     /// By the BLAKE3 hash of the token.
-    known: Mutex<HashMap<[u8; 32], VerifiedToken>>,
+    tokens: HashMap<[u8; 32], VerifiedToken>,
 }
 
 struct VerifiedToken {
@@ -45,13 +52,38 @@ impl Tokens {
         facts.with_bearer(|token| self.verified(token, clock::unix_us() / 1_000_000))
     }
 
+    /// The keys that are fetched from a URL, if they are.
+    pub(super) fn fetched_keys(&self) -> Option<&FetchedKeys> {
+        self.rules.keys.fetched().map(|keys| &**keys)
+    }
+
+    /// Whether newer keys could verify a token, and those at hand cannot.
+    pub(super) fn lacks_key_of(&self, token: &[u8], now_s: u64) -> bool {
+        self.rules.lacks_key_of(token, now_s)
+    }
+
     fn verified(&self, token: &[u8], now_s: u64) -> Option<Arc<Claims>> {
+        let verified = |believed: BelievedKeys<'_>| self.verified_by(believed, token, now_s);
+        self.rules.keys.with_believed(now_s, verified)
+    }
+
+    fn verified_by(
+        &self,
+        believed: BelievedKeys<'_>,
+        token: &[u8],
+        now_s: u64,
+    ) -> Option<Arc<Claims>> {
         let hash = *blake3::hash(token).as_bytes();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.generation != believed.generation {
+            known.generation = believed.generation;
+            known.tokens.clear();
+        }
+        let known = &mut known.tokens;
         if let Some(one) = known.get(&hash).filter(|one| now_s < one.until_s) {
             return Some(Arc::clone(&one.claims));
         }
-        let verified = self.rules.verify(token, now_s)?;
+        let verified = self.rules.verify_by(believed.keys, token, now_s)?;
         if known.len() >= MAX_TOKENS {
             known.retain(|_, one| now_s < one.until_s);
         }
@@ -75,13 +107,13 @@ mod tests {
     use ring::hmac;
 
     use super::*;
-    use crate::limit::key::jwt::{JwtAlgorithm, JwtKey};
+    use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtKeys};
 
     const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 
     fn tokens() -> Tokens {
         Tokens::new(JwtRules {
-            keys: vec![JwtKey::secret(SECRET)],
+            keys: JwtKeys::Fixed(vec![JwtKey::secret(SECRET)]),
             algorithms: vec![JwtAlgorithm::Hs256],
             issuers: Vec::new(),
             audiences: Vec::new(),
@@ -112,11 +144,35 @@ mod tests {
     }
 
     #[test]
+    fn a_token_whose_key_was_withdrawn_is_not_believed_from_the_cache() {
+        let fetched = Arc::<FetchedKeys>::default();
+        let tokens = Tokens::new(JwtRules {
+            keys: JwtKeys::Fetched {
+                keys: Arc::clone(&fetched),
+                max_stale_s: 50,
+            },
+            ..tokens().rules
+        });
+        let token = token(1, 1000);
+        assert!(tokens.verified(&token, 100).is_none());
+        fetched.begin().succeed(vec![JwtKey::secret(SECRET)], 100);
+        assert!(tokens.verified(&token, 100).is_some());
+        // Stale keys are not believed, neither are the tokens that they verified.
+        assert!(tokens.verified(&token, 149).is_some());
+        assert!(tokens.verified(&token, 150).is_none());
+        fetched.begin().succeed(vec![JwtKey::secret(SECRET)], 150);
+        assert!(tokens.verified(&token, 150).is_some());
+        let other = JwtKey::secret(&[b'x'; 32]);
+        fetched.begin().succeed(vec![other], 151);
+        assert!(tokens.verified(&token, 151).is_none());
+    }
+
+    #[test]
     fn no_more_are_remembered_than_there_is_room_for() {
         let tokens = tokens();
         for sub in 0..MAX_TOKENS + 10 {
             assert!(tokens.verified(&token(sub, 1000), 100).is_some());
         }
-        assert!(tokens.known.lock().unwrap().len() <= MAX_TOKENS);
+        assert!(tokens.known.lock().unwrap().tokens.len() <= MAX_TOKENS);
     }
 }

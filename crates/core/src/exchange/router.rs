@@ -112,7 +112,7 @@ impl Router {
     }
 
     /// The tiers, if the route needs one.
-    fn tiers_for(&self, route: &Route) -> Option<&Tiers> {
+    pub(super) fn tiers_for(&self, route: &Route) -> Option<&Tiers> {
         let tiers = self.tiers.as_ref()?;
         let needed = route.limits.iter().any(|limit| limit.asks_tier())
             || route.is_balanced_by(|part| matches!(part, Part::Tier));
@@ -127,7 +127,7 @@ impl Router {
     }
 
     /// The tokens, if the route or its tier needs claims.
-    fn tokens_for(&self, route: &Route, tiers: Option<&Tiers>) -> Option<&Tokens> {
+    pub(super) fn tokens_for(&self, route: &Route, tiers: Option<&Tiers>) -> Option<&Tokens> {
         let tokens = self.tokens.as_ref()?;
         let for_tier = tiers.is_some_and(Tiers::asks_claims);
         let needed = for_tier

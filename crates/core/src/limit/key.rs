@@ -35,8 +35,8 @@ pub use listed::{ListedValues, OTHER};
 pub use parse::{KeyError, MAX_CHOICES, part_forms, part_pattern, part_words};
 pub use text::address;
 pub use text::{Given, PartText};
-pub use value::Credential;
 use value::{Carried, PartValue};
+pub use value::{Credential, with_bearer};
 
 /// The secret that identities are hashed with, shared by all proxies of one store.
 #[derive(Clone, PartialEq, Eq)]

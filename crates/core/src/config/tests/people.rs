@@ -1,8 +1,8 @@
 //! `[tier]` and `[auth.jwt]`: who a client is, and who says so.
 
-use super::super::Fleet;
+use super::super::{Config, Fleet};
 use super::{check, codes, fine, refuse};
-use crate::limit::key::jwt::JwtAlgorithm;
+use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtKeys};
 
 const BASE: &str = "upstream = \"http://10.0.0.1:3000\"\n";
 const JWKS: &str = "jwks_file = \"src/config/tests/jwks.json\"\n";
@@ -76,7 +76,10 @@ fn tokens_are_believed_by_the_rules_of_the_file() {
     ));
     let rules = config.jwt.as_ref().unwrap();
     assert_eq!(rules.algorithms, [JwtAlgorithm::Rs256, JwtAlgorithm::EdDsa]);
-    assert_eq!((rules.keys.len(), rules.leeway_s), (1, 60));
+    let JwtKeys::Fixed(keys) = &rules.keys else {
+        panic!("{rules:?}");
+    };
+    assert_eq!((keys.len(), rules.leeway_s), (1, 60));
     assert_eq!((rules.issuers.len(), rules.audiences.len()), (1, 2));
     let secret = file("0123456789abcdef0123456789abcdef\n");
     let shared = format!("secret_file = \"{}\"\n", secret.path().display());
@@ -90,6 +93,21 @@ fn tokens_are_believed_by_the_rules_of_the_file() {
     let with = |lines: &str| codes(&format!("{BASE}[auth.jwt]\n{lines}\n"));
     assert_eq!(with(""), ["T104"]);
     assert_eq!(with(&format!("{JWKS}{shared}")), ["T124"]);
+    const URL: &str = "jwks_url = \"https://login.example/keys\"\n";
+    assert_eq!(with(&format!("{JWKS}{URL}")), ["T124"]);
+    assert_eq!(with(&format!("{URL}{shared}")), ["T124"]);
+    assert_eq!(with(&format!("{URL}algorithms = \"HS256\"")), ["T124"]);
+    assert_eq!(with(&format!("{JWKS}refresh = \"1min\"")), ["T124"]);
+    assert_eq!(with(&format!("{JWKS}max_stale = \"1d\"")), ["T124"]);
+    assert_eq!(with(&format!("{URL}max_stale = \"1min\"")), ["T124"]);
+    assert_eq!(with(&format!("{URL}refresh = \"10ms\"")), ["T105"]);
+    assert_eq!(with("jwks_url = \"http://login.example/keys\""), ["T138"]);
+    assert_eq!(with("jwks_url = \"login.example/keys\""), ["T114"]);
+    let config = fine(&format!("{BASE}[auth.jwt]\n{URL}"));
+    let jwks = config.jwks.unwrap();
+    let times = (jwks.refresh.as_secs(), jwks.max_stale.as_secs());
+    assert_eq!(times, (600, 86_400));
+    assert_eq!(config.jwt.unwrap().algorithms.len(), 9);
     assert_eq!(with(&format!("{JWKS}algorithms = [\"none\"]")), ["T106"]);
     assert_eq!(with(&format!("{JWKS}algorithms = [\"HS256\"]")), ["T124"]);
     assert_eq!(with(&format!("{shared}algorithms = \"RS256\"")), ["T124"]);
@@ -136,4 +154,36 @@ fn a_fleet_is_a_number_or_counted() {
 help: did you mean `auto`?
 "#,
     );
+}
+
+#[test]
+fn a_reload_keeps_the_keys_of_the_same_url() {
+    let read =
+        |url: &str, more: &str| fine(&format!("{BASE}[auth.jwt]\njwks_url = \"{url}\"\n{more}"));
+    let running = read("https://login.example/keys", "");
+    let jwks = running.jwks.as_ref().unwrap();
+    let keys = JwtKey::set(include_bytes!("jwks.json")).unwrap();
+    jwks.keys.begin().succeed(keys, 100);
+    let count = |config: &Config| {
+        let rules = config.jwt.as_ref().unwrap();
+        rules.keys.with_believed(160, |set| Some(set.keys.len()))
+    };
+    for (mut next, kept) in [
+        (
+            read("https://login.example/keys", "refresh = \"20s\""),
+            Some(1),
+        ),
+        (read("https://login.example/others", ""), None),
+        // The new bound holds for the old keys.
+        (
+            read(
+                "https://login.example/keys",
+                "refresh = \"1s\"\nmax_stale = \"50s\"",
+            ),
+            None,
+        ),
+    ] {
+        next.keep_fetched_keys(&running);
+        assert_eq!(count(&next), kept);
+    }
 }

@@ -4,8 +4,11 @@
 //! from it. A key works only with the algorithms of its own kind, so that a public key is never
 //! used as a shared secret. `none` is not an algorithm. Time is an argument.
 
+mod key_sets;
+
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -13,10 +16,12 @@ use ring::hmac;
 use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde_json::{Map, Value};
 
+pub use key_sets::{BelievedKeys, FetchAttempt, FetchStatus, FetchedKeys, JwtKeys, KeyWait};
+
 /// Bytes of a token, at most.
 const MAX_TOKEN: usize = 16 << 10;
 /// Keys of one set, at most: a token may have to be tried with each.
-const MAX_KEYS: usize = 64;
+const MAX_KEYS: usize = 100;
 /// Bytes of an RSA modulus: 2048 to 8192 bits.
 const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 
@@ -70,7 +75,7 @@ impl JwtAlgorithm {
 /// `[auth.jwt]`: which tokens are accepted.
 #[derive(Clone, Debug)]
 pub struct JwtRules {
-    pub keys: Vec<JwtKey>,
+    pub keys: JwtKeys,
     pub algorithms: Vec<JwtAlgorithm>,
     /// Accepted values of `iss`; empty accepts all.
     pub issuers: Vec<String>,
@@ -84,6 +89,8 @@ pub struct JwtRules {
 #[derive(Debug)]
 pub struct Verified {
     pub claims: Claims,
+    /// The `kid` of the key that verified it; `None` for a key without one.
+    pub key_id: Option<Arc<str>>,
     /// The Unix time at which it expires, leeway included, seconds.
     pub until_s: u64,
 }
@@ -116,9 +123,53 @@ fn find_claim<'c>(object: &'c Map<String, Value>, name: &str) -> Option<&'c Valu
     })
 }
 
+/// A token that is right but for its signature, which is not verified yet.
+struct UnverifiedToken<'t> {
+    algorithm: JwtAlgorithm,
+    key_id: Option<String>,
+    claims: Map<String, Value>,
+    until_s: u64,
+    signed: &'t str,
+    signature: Vec<u8>,
+}
+
 impl JwtRules {
-    /// Verifies a token at this Unix time in seconds. The expensive signature comes last.
+    /// Verifies a token at this Unix time in seconds.
     pub fn verify(&self, token: &[u8], now_s: u64) -> Option<Verified> {
+        let verify = |believed: BelievedKeys<'_>| self.verify_by(believed.keys, token, now_s);
+        self.keys.with_believed(now_s, verify)
+    }
+
+    /// Verifies a token with one of these keys. The expensive signature comes last.
+    pub fn verify_by(&self, keys: &[JwtKey], token: &[u8], now_s: u64) -> Option<Verified> {
+        let token = self.read(token, now_s)?;
+        let key_id = token.key_id.as_deref();
+        let mut keys = keys.iter().filter(|key| key.may_have_id(key_id));
+        let signed = token.signed.as_bytes();
+        let key = keys.find(|key| key.has_signed(token.algorithm, signed, &token.signature))?;
+        Some(Verified {
+            claims: Claims(token.claims),
+            key_id: key.id.clone(),
+            until_s: token.until_s,
+        })
+    }
+
+    /// Whether another set of keys could verify a token, and this one cannot: no key has its `kid`,
+    /// or there are no keys.
+    pub fn lacks_key_of(&self, token: &[u8], now_s: u64) -> bool {
+        let Some(token) = self.read(token, now_s) else {
+            return false;
+        };
+        let has_key = |believed: BelievedKeys<'_>| {
+            let mut keys = believed.keys.iter();
+            let is_known = keys.any(|key| key.may_have_id(token.key_id.as_deref()));
+            (is_known || token.key_id.is_none()).then_some(())
+        };
+        self.keys.with_believed(now_s, has_key).is_none()
+    }
+
+    /// Reads a token that a client may have made up.
+    fn read<'t>(&self, token: &'t [u8], now_s: u64) -> Option<UnverifiedToken<'t>> {
         let token = std::str::from_utf8(token).ok()?;
         if token.len() > MAX_TOKEN {
             return None;
@@ -142,17 +193,18 @@ impl JwtRules {
             return None;
         }
         let signature = URL_SAFE_NO_PAD.decode(signature).ok()?;
-        let id = match head.get("kid") {
-            Some(id) => Some(id.as_str()?),
+        let key_id = match head.get("kid") {
+            Some(id) => Some(id.as_str()?.to_owned()),
             None => None,
         };
-        let mut keys = self.keys.iter().filter(|key| key.may_have_id(id));
-        let signed = signed.as_bytes();
-        keys.any(|key| key.has_signed(algorithm, signed, &signature))
-            .then_some(Verified {
-                claims: Claims(claims),
-                until_s,
-            })
+        Some(UnverifiedToken {
+            algorithm,
+            key_id,
+            claims,
+            until_s,
+            signed,
+            signature,
+        })
     }
 
     /// When a token expires, if it is valid now. A token without `exp` never expires (RFC 7519,
@@ -204,15 +256,15 @@ fn seconds(value: &Value) -> Option<u64> {
 }
 
 /// A key that verifies tokens: a shared secret, or a member of a JSON Web Key Set (RFC 7517).
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct JwtKey {
-    id: Option<String>,
+    id: Option<Arc<str>>,
     /// The only algorithm that the key set allows for this key.
     algorithm: Option<JwtAlgorithm>,
     material: Material,
 }
 
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 enum Material {
     Secret(Vec<u8>),
     Rsa {
@@ -254,7 +306,7 @@ impl fmt::Debug for JwtKey {
     }
 }
 
-/// Why a text is not a set of keys. The configuration's author is at fault.
+/// Why a text is not a set of keys. The configuration's author is at fault, or the issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JwksError(String);
 
@@ -279,18 +331,9 @@ impl JwtKey {
     /// Reads the keys of a set that verify signatures. Unknown kinds are left out, as the standard
     /// demands; a broken key is an error.
     pub fn set(text: &[u8]) -> Result<Vec<JwtKey>, JwksError> {
-        let set: Option<Map<String, Value>> = serde_json::from_slice(text).ok();
-        let all = set.as_ref().and_then(|set| set.get("keys")?.as_array());
-        let no_set = || JwksError("not a JSON Web Key Set: an object with `keys`".to_owned());
-        let all = all.ok_or_else(no_set)?;
-        if all.len() > MAX_KEYS {
-            return Err(JwksError(format!("more than {MAX_KEYS} keys")));
-        }
         let mut keys = Vec::new();
-        for (index, key) in all.iter().enumerate() {
-            let wrong = |why| JwksError(format!("key {}: {why}", index + 1));
-            let key = key.as_object().ok_or_else(|| wrong("not an object"))?;
-            keys.extend(read_key(key).map_err(wrong)?);
+        for key in members(text)? {
+            keys.extend(key?);
         }
         if keys.is_empty() {
             let message = "no key for signatures; RSA, P-256, P-384 and Ed25519 are possible";
@@ -299,10 +342,17 @@ impl JwtKey {
         Ok(keys)
     }
 
+    /// Reads the keys of a set that an issuer publishes. Broken keys are left out too, since nobody
+    /// here can mend them. There may be none: then the issuer has withdrawn all.
+    pub fn published_set(text: &[u8]) -> Result<Vec<JwtKey>, JwksError> {
+        let usable = |key: Result<Option<JwtKey>, JwksError>| key.ok().flatten();
+        Ok(members(text)?.into_iter().filter_map(usable).collect())
+    }
+
     /// Whether a token with this `kid` may be signed by this key.
     fn may_have_id(&self, wanted: Option<&str>) -> bool {
         match (&self.id, wanted) {
-            (Some(own), Some(wanted)) => own == wanted,
+            (Some(own), Some(wanted)) => **own == *wanted,
             _ => true,
         }
     }
@@ -326,6 +376,23 @@ impl JwtKey {
         };
         verified.is_ok()
     }
+}
+
+/// The members of a set, each read by itself.
+fn members(text: &[u8]) -> Result<Vec<Result<Option<JwtKey>, JwksError>>, JwksError> {
+    let set: Option<Map<String, Value>> = serde_json::from_slice(text).ok();
+    let all = set.as_ref().and_then(|set| set.get("keys")?.as_array());
+    let no_set = || JwksError("not a JSON Web Key Set: an object with `keys`".to_owned());
+    let all = all.ok_or_else(no_set)?;
+    if all.len() > MAX_KEYS {
+        return Err(JwksError(format!("more than {MAX_KEYS} keys")));
+    }
+    let read = |(index, key): (usize, &Value)| {
+        let wrong = |why| JwksError(format!("key {}: {why}", index + 1));
+        let key = key.as_object().ok_or_else(|| wrong("not an object"))?;
+        read_key(key).map_err(wrong)
+    };
+    Ok(all.iter().enumerate().map(read).collect())
 }
 
 /// Reads one key of a set. `None` if the key is for another purpose, or of an unknown kind.
@@ -379,7 +446,7 @@ fn read_key(key: &Map<String, Value>) -> Result<Option<JwtKey>, &'static str> {
         None => None,
     };
     Ok(Some(JwtKey {
-        id: text("kid").map(str::to_owned),
+        id: text("kid").map(Arc::from),
         algorithm,
         material,
     }))

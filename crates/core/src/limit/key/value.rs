@@ -48,14 +48,20 @@ impl PartValue<'_> {
     }
 }
 
+/// Calls `read` with the bearer token of these headers. `None` if there is no token, or several that
+/// differ.
+pub fn with_bearer<T>(headers: &HeaderMap, read: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
+    match bearer(headers) {
+        Carried::One(token) => read(token.as_bytes()),
+        Carried::Nothing | Carried::Several | Carried::Unknown => None,
+    }
+}
+
 impl Facts<'_> {
     /// Calls `read` with the request's bearer token. `None` if it carries no token, or several that
     /// differ.
     pub fn with_bearer<T>(&self, read: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
-        match bearer(self.headers) {
-            Carried::One(token) => read(token.as_bytes()),
-            Carried::Nothing | Carried::Several | Carried::Unknown => None,
-        }
+        with_bearer(self.headers, read)
     }
 
     /// Whether `test` holds for an API key that the request carries, known or not. For keys that

@@ -67,6 +67,6 @@ fn broken_keys_are_told_and_strange_ones_left_out() {
     }
     let error = JwtKey::set(b"[]").unwrap_err().to_string();
     assert_eq!(error, "not a JSON Web Key Set: an object with `keys`");
-    let error = set(&vec!["{}"; 65].join(",")).unwrap_err().to_string();
-    assert_eq!(error, "more than 64 keys");
+    let error = set(&vec!["{}"; 101].join(",")).unwrap_err().to_string();
+    assert_eq!(error, "more than 100 keys");
 }

@@ -10,7 +10,7 @@ const NOW: u64 = 1_700_000_000;
 
 fn rules() -> JwtRules {
     JwtRules {
-        keys: vec![JwtKey::secret(SECRET)],
+        keys: JwtKeys::Fixed(vec![JwtKey::secret(SECRET)]),
         algorithms: vec![JwtAlgorithm::Hs256],
         issuers: Vec::new(),
         audiences: Vec::new(),
@@ -118,7 +118,7 @@ fn a_public_key_is_no_secret() {
     let jwks = r#"{"keys":[{"kty":"OKP","crv":"Ed25519",
         "x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
     let rules = JwtRules {
-        keys: JwtKey::set(jwks.as_bytes()).unwrap(),
+        keys: JwtKeys::Fixed(JwtKey::set(jwks.as_bytes()).unwrap()),
         algorithms: JwtAlgorithm::ALL.map(|(_, algorithm)| algorithm).to_vec(),
         ..rules()
     };
