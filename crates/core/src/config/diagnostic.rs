@@ -227,6 +227,7 @@ codes! {
     NothingLimited = "T301",
     LetterCase = "T302",
     SlidingDay = "T303",
+    CommonReturn = "T341",
 }
 
 const EXPLANATIONS: &str = include_str!("../../docs/diagnostics.md");

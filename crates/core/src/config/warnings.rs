@@ -45,6 +45,7 @@ pub(super) fn notes(compiled: &Compiled<'_>) -> Vec<Diagnostic> {
         nothing_limited(compiled),
         letter_case(compiled),
         quotas::sliding_day(compiled),
+        quotas::common_return(compiled),
     ];
     notes.into_iter().flatten().collect()
 }

@@ -3,6 +3,7 @@
 use crate::config::compile::Compiled;
 use crate::config::limits::DefinedLimit;
 use crate::config::*;
+use crate::limit::calendar::AnchorSource;
 use crate::limit::{CalendarUnit, Rule};
 
 const DAY_US: u64 = 86_400_000_000;
@@ -53,6 +54,36 @@ pub(super) fn sliding_day(compiled: &Compiled<'_>) -> Option<Diagnostic> {
             "write `calendar = { zone = \"UTC\" }`, and it is a day of the calendar too; or `24h`, \
              and it slides on",
         );
+    Some(note)
+}
+
+/// A day or a month of the calendar without jitter: all clients that are denied come back when the
+/// window ends.
+pub(super) fn common_return(compiled: &Compiled<'_>) -> Option<Diagnostic> {
+    if compiled.config.deny.jitter.is_some() {
+        return None;
+    }
+    let mut limits = compiled.definitions.limits.iter();
+    let (defined, rule) = limits.find_map(|defined| {
+        let limit = defined.limit.as_ref().filter(|limit| !limit.shadow)?;
+        let ends_for_all = |rule: &&Located<Rule>| match rule.value.calendar_unit() {
+            None => false,
+            Some(CalendarUnit::Day | CalendarUnit::Week) => true,
+            // Each client may have a day of its own.
+            Some(_) => limit.calendar.source == AnchorSource::Limit,
+        };
+        let rule = defined.rules.iter().find(ends_for_all)?;
+        Some((defined, rule))
+    })?;
+    let unit = rule.value.calendar_unit().map_or("", CalendarUnit::word);
+    let message = format!(
+        "clients that `limit.{}` denies come back at the same time",
+        defined.name.value
+    );
+    let label = format!("all windows of this {unit} end together");
+    let note = Diagnostic::new(Code::CommonReturn, message)
+        .at(&rule.span, label)
+        .help("write `jitter = \"5min\"` in `[deny]`: `Retry-After` is then up to so much later");
     Some(note)
 }
 
