@@ -5,10 +5,8 @@
 //! series begin with their first request. So do all series of routes beyond [`MANY_ROUTES`] routes.
 
 mod held;
-
-mod process;
-
 mod jwks;
+mod process;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
