@@ -21,6 +21,7 @@ pub(crate) mod explain;
 pub(crate) mod findings;
 pub mod gate;
 pub(crate) mod history;
+pub(crate) mod known_keys;
 pub(crate) mod limits;
 mod listener;
 mod openapi;

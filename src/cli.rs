@@ -10,6 +10,7 @@ mod demo;
 mod display;
 mod explain;
 mod generate;
+mod keys;
 mod limits;
 mod output;
 mod proxy_snapshot;
@@ -77,6 +78,8 @@ enum CliCommand {
     Tap(tap::TapArgs),
     /// Show the usage of single clients, reset it, override a rate, or block a client.
     Limits(limits::LimitsArgs),
+    /// Add, list and remove the API keys that all proxies of a Redis know.
+    Keys(keys::KeysArgs),
     /// Run an access log through the limits, and report the requests that they would deny.
     Replay(replay::ReplayArgs),
     /// Send requests, and show the first denial with its headers.
@@ -114,6 +117,7 @@ pub fn main() -> ExitCode {
         CliCommand::Top(args) => top::top(&args),
         CliCommand::Tap(args) => tap::tap(&args),
         CliCommand::Limits(args) => limits::limits(&args),
+        CliCommand::Keys(args) => keys::keys(&args),
         CliCommand::Replay(args) => replay::replay(args),
         CliCommand::Try(args) => send::send(&args),
         CliCommand::Init(args) => generate::init(&args),

@@ -143,6 +143,22 @@ impl RequestDescription {
     }
 }
 
+/// The API keys that a request carries, and that no file lists.
+///
+/// # Errors
+/// No client could send this request.
+pub(crate) fn carried_keys(
+    config: &Config,
+    description: &RequestDescription,
+) -> Result<Vec<Vec<u8>>, RequestError> {
+    let request = description.request()?;
+    let (headers, query) = (request.headers(), request.uri().query());
+    let mut keys = Vec::new();
+    let api_key = &config.api_key;
+    api_key.each_unlisted(headers, query, |_, key| keys.push(key.to_vec()));
+    Ok(keys)
+}
+
 /// Explains a request: with `live` counts, or for a client without earlier requests.
 ///
 /// # Errors
@@ -157,7 +173,8 @@ pub fn explain(
     let secrets = Secrets::new(config);
     let has_secret = live.is_some() || config.store.hash_key.is_some();
     let dry_run = DryRun::new(config, live.as_ref().map(|live| live.hash_key))
-        .map_err(|error| RequestError::Machine(error.to_string()))?;
+        .map_err(|error| RequestError::Machine(error.to_string()))?
+        .knowing(live.as_ref().and_then(|live| live.known_keys.clone()));
     let from = live.as_ref().map(|live| live.from.clone());
     let explained = ExplainedRequest {
         method: request.method().to_string(),
@@ -174,6 +191,7 @@ pub fn explain(
         secrets: &secrets,
         address: &client.counted_as,
         hash: has_secret,
+        live: live.is_some(),
     };
     let (mut route, mut limits, mut spared) = (None, Vec::new(), None);
     let (mut usage, mut token) = (None, None);

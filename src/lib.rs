@@ -25,6 +25,7 @@ pub mod otlp;
 mod outgoing;
 
 mod jwks;
+mod key_callback;
 
 pub mod upstream;
 

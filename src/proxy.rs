@@ -28,6 +28,8 @@ use limiter::{Limiter, WorkerStore};
 use tidegate_core::exchange::access_record::AccessRecord;
 use tidegate_core::exchange::changes::own_response;
 pub use tidegate_core::exchange::downstream::{Arrival, Downstream, Secured};
+use tidegate_core::exchange::key_callback::KeyCallback;
+use tidegate_core::exchange::key_registry::KeyLookup;
 use tidegate_core::exchange::key_wait::wait_for_keys;
 use tidegate_core::exchange::rejection::Rejection;
 use tidegate_core::exchange::stages::Stages;
@@ -111,6 +113,14 @@ impl Proxy {
         self
     }
 
+    /// Has this service say which API keys are known.
+    pub fn with_key_callback(mut self, callback: Option<&Arc<KeyCallback>>) -> Proxy {
+        if let Some(callback) = callback {
+            self.stages.router.keys = KeyLookup::Callback(Arc::clone(callback));
+        }
+        self
+    }
+
     /// Counts the bodies that are read before their decisions together with those of other workers.
     pub fn with_body_memory(mut self, memory: &BodyMemory) -> Proxy {
         self.body_memory = memory.clone();
@@ -188,6 +198,9 @@ impl Proxy {
         self.stages.check(x, head_error)?;
         if let Some(wait) = self.stages.key_wait(x) {
             Box::pin(wait_for_keys(wait)).await;
+        }
+        if let Some(questions) = self.stages.key_questions(x) {
+            questions.ask().await;
         }
         if let Some(status) = self.stages.status_of(x) {
             return Box::pin(self.stages.tell_status(x, status, &self.status_answers)).await;

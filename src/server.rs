@@ -45,6 +45,7 @@ use crate::config::{
     UpstreamSettings,
 };
 use crate::jwks::JwksFetcher;
+use crate::key_callback::KeyCallbacks;
 use crate::otlp::Exports;
 use crate::proxy::limiter::StoreHandle;
 use crate::proxy::{BodyMemory, HeldRequests, StatusAnswers};
@@ -59,6 +60,7 @@ use echo::DemoSettings;
 use introspection::Introspection;
 use listen::{Listeners, WorkerSocket};
 use reload::{ReloadOrder, Reloader};
+use tidegate_core::exchange::key_callback::KeyCallback;
 use tidegate_core::failpoint;
 use tls::ServerTls;
 use worker::{CarriedOver, Worker, flush};
@@ -86,6 +88,9 @@ pub(crate) struct ServerState {
     pub(crate) heartbeats: Arc<Heartbeats>,
     pub(crate) introspection: Arc<Introspection>,
     pub(crate) exports: Arc<Exports>,
+    key_callbacks: Arc<KeyCallbacks>,
+    /// The service that knows the API keys; `None` if no service does.
+    pub(crate) key_callback: Option<Arc<KeyCallback>>,
     /// With clients.
     pub(crate) tls: Option<Arc<ServerTls>>,
     /// With proxies that ask for decisions.
@@ -97,8 +102,11 @@ impl ServerState {
         let most = config.server.max_connections;
         let tls = config.tls.as_deref().map(ServerTls::new).transpose()?;
         let decide_tls = decide_tls(config).map(ServerTls::new).transpose()?;
+        let key_callbacks: Arc<KeyCallbacks> = Arc::default();
         let state = ServerState {
             exports: Arc::default(),
+            key_callback: key_callbacks.follow(config.key_callback.as_ref())?,
+            key_callbacks,
             access: Arc::new(open_access_log(&config.log)?),
             counts: Arc::new(StoreHandle::replacing(config, handles.predecessor)?),
             vitals: Arc::default(),
@@ -136,6 +144,7 @@ impl ServerState {
         self.follow(config)?;
         Ok(ServerState {
             access,
+            key_callback: self.key_callbacks.follow(config.key_callback.as_ref())?,
             counts,
             max_connections: self.limit_connections(config.server.max_connections),
             tls,

@@ -107,6 +107,7 @@ impl Store {
             fleet: Fleet::Fixed(1),
             hash_key: None,
             file: None,
+            known_keys: false,
             // At least the default, with which few keys are found as well.
             max_keys: usize::try_from(keys.max(1_000_000)).unwrap(),
             max_memory: 1 << 40,

@@ -173,6 +173,7 @@ fn key(name: &'static str, part: &str) -> Word {
             ip: IpAddr::from([192, 0, 2, 7]),
             api_key: &sources,
             standing: None,
+            registered: None,
             method: &Method::GET,
             host: "shop.example",
             path: &CanonicalPath::parse("/").unwrap(),
@@ -224,6 +225,7 @@ fn memory() -> Memory {
         on_error: OnError::Local,
         fleet: Fleet::Fixed(1),
         hash_key: Some(Secret([7; 32])),
+        known_keys: false,
         max_keys: 1000,
         max_memory: 1 << 20,
     };

@@ -338,6 +338,7 @@ mod tests {
                 ip: config.client_ip.group(ip),
                 api_key: &config.api_key,
                 standing: None,
+                registered: None,
                 method: &http::Method::GET,
                 host: "a.test",
                 path: &path,

@@ -1,6 +1,7 @@
 //! `/api/v1/explain`: what `tidegate explain` reports, for the configuration in effect.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -11,8 +12,9 @@ use super::response::{ApiError, ApiResult, json_response};
 use crate::config::{Config, StoreKind};
 use crate::explain::call::{CallDescription, explain_call};
 use crate::explain::{
-    EXAMPLE_PEER, Explanation, LiveCounts, RequestDescription, RequestError, explain,
+    EXAMPLE_PEER, Explanation, LiveCounts, RequestDescription, RequestError, carried_keys, explain,
 };
+use crate::key_callback::ask_now;
 use crate::limit::Charge;
 use crate::store::redis::OverrideClientError;
 
@@ -130,7 +132,17 @@ pub(crate) fn explain_live(
     question: &RequestDescription,
     store: OperatorStore,
 ) -> Result<Result<Explanation, RequestError>, OverrideClientError> {
-    with_live(config, store, |live| explain(config, question, live))
+    with_live(config, store, |live| {
+        let Some(mut live) = live else {
+            return explain(config, question, None);
+        };
+        if let Some(callback) = &config.key_callback {
+            let keys = carried_keys(config, question)?;
+            let machine = |error: std::io::Error| RequestError::Machine(error.to_string());
+            live.known_keys = Some(Arc::new(ask_now(callback, keys).map_err(machine)?));
+        }
+        explain(config, question, Some(live))
+    })
 }
 
 /// Calls `explain` with the current counts of the store.
@@ -141,6 +153,7 @@ pub(crate) fn with_live<T>(
 ) -> Result<T, OverrideClientError> {
     let overrides = store.overrides()?;
     let hash_key = *store.hash_key().as_bytes();
+    let known_keys = store.known_keys(&config.store)?;
     let mut stand = |charge: &Charge| store.stand(charge).map_err(|error| error.to_string());
     let live = LiveCounts {
         from: match &config.store.kind {
@@ -149,6 +162,7 @@ pub(crate) fn with_live<T>(
         },
         hash_key,
         overrides: overrides.snapshot(),
+        known_keys,
         peek: &mut stand,
     };
     Ok(explain(Some(live)))

@@ -13,6 +13,7 @@ use std::time::Duration;
 use usage::UsageIssue;
 
 use super::crowd::Crowd;
+use super::known_keys;
 use super::response::{now, seconds};
 use super::schema::described;
 use crate::clock;
@@ -42,6 +43,8 @@ const ENCODED: &str = FINDINGS[11];
 const ABOVE_ESTIMATE: &str = FINDINGS[12];
 const STORE_FILE: &str = FINDINGS[13];
 const JWKS_STALE: &str = FINDINGS[14];
+const KNOWN_KEYS: &str = FINDINGS[15];
+const KEY_CALLBACK: &str = FINDINGS[16];
 
 /// How long a finding about a counter holds after the counter last grew, seconds.
 const RECENT: u64 = 600;
@@ -133,6 +136,14 @@ impl Findings {
                 JWKS_STALE,
                 jwks::stale(snapshot.config.jwks.as_deref(), now),
             );
+        }
+        let keys = [
+            (KNOWN_KEYS, known_keys::unusable_keys(snapshot)),
+            (KEY_CALLBACK, known_keys::away_callback(snapshot)),
+        ];
+        for (id, text) in keys.into_iter().filter(|(id, _)| !silent.contains(id)) {
+            let count = self.found.get(id).map_or(0, |finding| finding.report.count) + 1;
+            self.note(id, text.map(|text| FoundIssue { text, count }));
         }
         if now.is_multiple_of(CHECK_CLIENTS_EVERY) && !silent.contains(&ONE_CLIENT) {
             self.note(

@@ -14,6 +14,7 @@ use crate::key_selector::{SelectedKey, client_usage, limit_checks, windows_of_ke
 use crate::limit::key::HashSecret;
 use crate::limit::key::KeyHashPrefix;
 use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck, Retry, Window};
+use crate::store::known_keys::RegisteredKeys;
 use crate::store::memory::Memory;
 use crate::store::overrides::{
     ChangeOutcome, OverrideChange, OverrideList, Record, RecordTerms, Subject,
@@ -139,6 +140,19 @@ impl OperatorStore {
         match self {
             OperatorStore::Here(memory) => Ok(memory.overrides().list()),
             OperatorStore::Redis(client) => client.overrides(),
+        }
+    }
+
+    /// The API keys that Redis has, if the configuration keeps them there.
+    pub(crate) fn known_keys(
+        &mut self,
+        settings: &StoreSettings,
+    ) -> OverrideResult<Option<Arc<RegisteredKeys>>> {
+        match self {
+            OperatorStore::Redis(client) if settings.known_keys => {
+                Ok(Some(Arc::new(RegisteredKeys::of(&client.known_keys()?))))
+            }
+            OperatorStore::Redis(_) | OperatorStore::Here(_) => Ok(None),
         }
     }
 

@@ -8,14 +8,15 @@ mod held;
 mod jwks;
 mod process;
 
+mod keys;
+
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
 
 use super::response::seconds;
 use super::state::AdminState;
-use super::status::servers as upstream_servers;
-use super::status::store_kind;
+use super::status::{servers as upstream_servers, store_kind};
 use crate::config::{FINDINGS, ServerAddress, StoreKind, UpstreamSettings};
 use crate::limit::Limit;
 use crate::proxy::Proxy;
@@ -425,9 +426,7 @@ fn server(text: &mut MetricsText, state: &AdminState, snapshot: &Snapshot<'_>) {
     single(text, name, u8::from(!failed));
     let name = "tidegate_config_last_reload_success_timestamp_seconds";
     single(text, name, seconds(snapshot.loaded_us));
-    if let Some(known) = &snapshot.config.api_key.known {
-        single(text, "tidegate_known_keys", known.len());
-    }
+    keys::known_keys(text, snapshot);
     jwks::write(text, snapshot);
     single(text, "tidegate_workers", snapshot.config.server.workers);
     family(text, "tidegate_build");
@@ -450,7 +449,8 @@ mod tests {
             include_str!("prometheus.rs"),
             include_str!("prometheus/held.rs"),
             include_str!("prometheus/process.rs"),
-            include_str!("prometheus/jwks.rs")
+            include_str!("prometheus/jwks.rs"),
+            include_str!("prometheus/keys.rs")
         );
         let mut names = Vec::new();
         for row in FAMILIES.lines() {

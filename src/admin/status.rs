@@ -4,7 +4,8 @@
 //!
 //! `/healthz` says whether the process should live, `/readyz` whether it should get requests.
 //! Neither depends on the store or on upstreams. A restart does not end their outages, and other
-//! processes would meet them too. The metrics and `/api/v1/status` report such outages.
+//! processes would meet them too. The metrics and `/api/v1/status` report such outages. One
+//! exception: a process that has never read the API keys in Redis knows no client, and others do.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use http::{Response, StatusCode, header};
 
 use super::findings::FindingReport;
+use super::known_keys::{self, KnownKeysReport};
 use super::request::ApiRequest;
 use super::response::{
     AdminBody, ApiError, ApiResult, json_response, json_text, now, seconds, with_type,
@@ -42,6 +44,8 @@ described! {
         listen: Vec<String>,
         config: ConfigReport,
         store: StoreReport,
+        /// Null without a source of known API keys.
+        known_keys: Option<KnownKeysReport>,
         connections: usize,
         findings: Vec<FindingReport>,
     }
@@ -88,6 +92,9 @@ pub(super) fn readyz(state: &AdminState) -> Response<AdminBody> {
     } else if !serves() {
         reasons.push("starting".to_owned());
     }
+    if let Ok(Some(reason)) = state.inspect(known_keys::unread) {
+        reasons.push(reason.to_owned());
+    }
     if state.is_stuck() {
         reasons.push(STUCK.to_owned());
     }
@@ -117,6 +124,7 @@ pub(super) fn status(state: &AdminState) -> Result<StatusReport, ApiError> {
             last_reload: snapshot.reload.map(last_reload),
         },
         store: store(state, snapshot),
+        known_keys: known_keys::report(snapshot),
         connections: snapshot.connections,
         findings: state
             .record()

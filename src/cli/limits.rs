@@ -370,7 +370,7 @@ impl LimitsCommand<'_> {
 }
 
 /// The user that makes a change: `ann@desk`.
-fn user() -> String {
+pub(super) fn user() -> String {
     let variables = ["SUDO_USER", "USER", "LOGNAME"];
     let mut names = variables
         .iter()

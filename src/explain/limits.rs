@@ -8,7 +8,8 @@ use super::usage::explain_reserve;
 use crate::clock;
 use crate::limit::key::SHOWN;
 use crate::limit::key::{
-    ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, PartText,
+    ApiKeySource, Derived, Facts, HashSecret, KeyRegistry, KeyStanding, KnownBy, KnownKey, Part,
+    PartText,
 };
 use crate::limit::{
     Algorithm, Charge, Decision, Delay, EnforcedShare, KeyHash, Limit, LimitCheck, Missing, Retry,
@@ -25,6 +26,8 @@ pub(super) struct Visible<'s> {
     pub(super) address: &'s str,
     /// Whether the hash is that of the running proxies.
     pub(super) hash: bool,
+    /// Whether the keys of Redis or the callback were asked for.
+    pub(super) live: bool,
 }
 
 pub(super) fn explain_limits(
@@ -277,7 +280,8 @@ fn explain_key(limit: &Limit, facts: &Facts<'_>, visible: Visible<'_>) -> Vec<Ke
                 Some("refused with 401".to_owned()),
             ),
         };
-        let unknown = part.0.contains(&Part::ApiKey).then(|| unknown_key(facts));
+        let asks_key = part.0.contains(&Part::ApiKey);
+        let unknown = asks_key.then(|| unknown_key(facts, visible.live));
         let notes: Vec<String> = unknown.flatten().into_iter().chain(note).collect();
         KeyPart {
             part: part.to_string(),
@@ -299,22 +303,41 @@ fn key_source(part: &Part, facts: &Facts<'_>) -> Option<String> {
         ApiKeySource::Query(name) => format!("from the query's {name}"),
         ApiKeySource::Cookie(name) => format!("from the cookie {name}"),
     };
+    let by = match facts.key_standing() {
+        KeyStanding::Counted {
+            known: Some(KnownBy::Registry),
+            ..
+        } => match facts.api_key.registry {
+            KeyRegistry::Callback => ", says the callback",
+            KeyRegistry::Redis | KeyRegistry::None => ", in Redis",
+        },
+        _ => "",
+    };
     Some(match facts.known_key() {
         Some(KnownKey {
             name: Some(name), ..
-        }) => format!("{place}; known as {name}"),
-        Some(_) => format!("{place}; known"),
+        }) => format!("{place}; known as {name}{by}"),
+        Some(_) => format!("{place}; known{by}"),
         None => format!("{place}; not known, and trusted"),
     })
 }
 
 /// Says that limits do not count by this API key.
-fn unknown_key(facts: &Facts<'_>) -> Option<String> {
+fn unknown_key(facts: &Facts<'_>, is_live: bool) -> Option<String> {
     let unknown = facts.key_standing() == KeyStanding::Unknown;
-    unknown.then(|| match facts.api_key.has_source() {
-        true => "the API key is not known".to_owned(),
-        false => "no API key is known: there is no source of known keys".to_owned(),
-    })
+    let text = match (facts.api_key.has_source(), facts.api_key.registry) {
+        (false, _) => "no API key is known: there is no source of known keys",
+        (true, KeyRegistry::Redis) if !is_live => {
+            "the API key is in no file; --live looks for it in Redis"
+        }
+        (true, KeyRegistry::Callback) if !is_live => {
+            "the API key is in no file; --live asks the callback"
+        }
+        (true, KeyRegistry::Redis) => "the API key is not known: Redis does not have it",
+        (true, KeyRegistry::Callback) => "the API key is not known: the callback does not say so",
+        (true, KeyRegistry::None) => "the API key is not known",
+    };
+    unknown.then(|| text.to_owned())
 }
 
 fn explain_absence(missing: Missing, address: &str) -> String {

@@ -17,12 +17,14 @@ use crate::config::{Config, LogFormat, LogTarget, Secret, StoreKind};
 use crate::limit::key::Facts;
 use crate::limit::{Charge, Decided, Decision, KeyHash, Retry, Role};
 use crate::route::{RouteMatch, Target, is_preflight};
+use crate::store::known_keys::RegisteredKeys;
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::AccessLog;
 use crate::usage::request::RequestReader;
 use tidegate_core::exchange::Exchange;
 use tidegate_core::exchange::admit::Admission;
 use tidegate_core::exchange::changes::own_response;
+use tidegate_core::exchange::key_registry::KeyLookup;
 use tidegate_core::exchange::rejection::Rejection;
 use tidegate_core::exchange::reserve::{ReadBody, UsageReserve};
 use tidegate_core::exchange::stages::{LimitQuery, Stages};
@@ -37,6 +39,8 @@ pub struct LiveCounts<'l> {
     pub from: String,
     pub hash_key: [u8; 32],
     pub overrides: Option<OverrideSnapshot>,
+    /// The API keys that no file lists, as far as they are known.
+    pub known_keys: Option<Arc<RegisteredKeys>>,
     /// Returns the decision on a charge without making it.
     pub peek: &'l mut Peek<'l>,
 }
@@ -107,6 +111,12 @@ impl DryRun {
         Ok(DryRun {
             stages: Stages::new(config, counts, &log.buffer(), None),
         })
+    }
+
+    /// Knows these API keys too.
+    pub(crate) fn knowing(mut self, keys: Option<Arc<RegisteredKeys>>) -> DryRun {
+        self.stages.router.keys = keys.map_or(KeyLookup::None, KeyLookup::Table);
+        self
     }
 
     /// Runs one request. It calls `observe` if a route is found.

@@ -19,6 +19,7 @@ use crate::proxy::Proxy;
 use crate::proxy::limiter::StoreHandle;
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::panics::lock;
+use tidegate_core::exchange::key_callback::KeyCallback;
 
 #[derive(Debug)]
 pub struct Introspection {
@@ -57,6 +58,7 @@ pub struct Snapshot<'v> {
     pub(crate) counts: &'v StoreHandle,
     pub(crate) access: &'v AccessLog,
     pub(crate) exports: &'v Exports,
+    pub(crate) key_callback: Option<&'v Arc<KeyCallback>>,
     pub connections: usize,
     pub reload: Option<&'v LastReload>,
     pub reloads: u64,
@@ -98,6 +100,7 @@ impl Introspection {
             counts: &server.counts,
             access: &server.access,
             exports: &server.exports,
+            key_callback: server.key_callback.as_ref(),
             connections: server.max_connections.saturating_sub(free),
             reload: state.reload.as_ref(),
             reloads: state.reloads,

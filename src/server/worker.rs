@@ -212,7 +212,8 @@ impl CarriedOver {
         let proxy = Proxy::new(config, stores, sweep, vitals, &log, old_proxy)
             .with_status_answers(&state.status_answers)
             .with_body_memory(&state.body_memory)
-            .with_held_requests(&state.held);
+            .with_held_requests(&state.held)
+            .with_key_callback(state.key_callback.as_ref());
         ActiveConfig {
             proxy: proxy.traced(tracing.as_deref(), &self.spans),
             settings,

@@ -59,6 +59,7 @@ fn derive(key: &[&str], missing: Missing, query: &str, headers: &HeaderMap) -> D
         ip: "192.0.2.7".parse().unwrap(),
         api_key: &ApiKeys::trusting(ApiKeySources::parse(sources).unwrap()),
         standing: None,
+        registered: None,
         method: &Method::GET,
         host: "h.example",
         path: &CanonicalPath::parse("/a/b").unwrap(),

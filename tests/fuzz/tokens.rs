@@ -184,6 +184,7 @@ fn check(keys: &Keys, token: &[u8]) {
             ip: "192.0.2.7".parse().unwrap(),
             api_key: &ApiKeys::default(),
             standing: None,
+            registered: None,
             method: &Method::GET,
             host: "h.example",
             path: &path,

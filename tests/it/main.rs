@@ -46,6 +46,7 @@ mod http2;
 mod ietf;
 mod import;
 mod jwks;
+mod key_registry;
 mod keys;
 mod known_keys;
 mod layer;

@@ -257,6 +257,7 @@ pub fn memory_settings() -> StoreSettings {
         fleet: tidegate::config::Fleet::Fixed(1),
         hash_key: None,
         file: None,
+        known_keys: false,
         max_keys: 1_000_000,
         max_memory: 1 << 30,
     }

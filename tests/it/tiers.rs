@@ -134,6 +134,46 @@ fn a_tier_can_have_one_budget_for_all_its_clients() {
 }
 
 #[test]
+fn a_claim_of_a_token_says_when_the_clients_months_begin() {
+    let upstream = Upstream::ok();
+    let proxy = with_files(
+        &upstream,
+        &[("secret", SECRET)],
+        r#"
+        [auth.jwt]
+        secret_file = "secret"
+        [status]
+        path = "/left"
+        [limit.default]
+        rate     = ["3/month", "100/s"]
+        key      = "jwt:sub"
+        missing  = "deny"
+        calendar = { anchor = "jwt:billing.day" }
+        "#,
+    );
+    let token = |sub: &str, day: &str| {
+        let end = unix_s() + 600;
+        let body = format!(r#"{{"sub":"{sub}","exp":{end},"billing":{{"day":{day}}}}}"#);
+        bearer(&hs256(SECRET.as_bytes(), &body))
+    };
+    // A number, a text, a date; and no day at all, which is the first of the month.
+    for (sub, day, expected) in [
+        ("ann", "15", "-15T00:00:00"),
+        ("bob", "\"20\"", "-20T00:00:00"),
+        ("cy", "\"2026-03-07T10:00:00Z\"", "-07T00:00:00"),
+        ("di", "null", "-01T00:00:00"),
+        ("ed", "32", "-01T00:00:00"),
+    ] {
+        let token = token(sub, day);
+        assert_eq!(served(&proxy, &token, 5), 3, "{sub}");
+        let left = proxy.get_with("/left", &token).text();
+        let month = left.split("default/month").nth(1).unwrap();
+        let month = month.split("default/s").next().unwrap();
+        assert!(month.contains(expected), "{sub}: {left}");
+    }
+}
+
+#[test]
 fn a_token_of_a_shared_secret_says_key_and_tier() {
     let upstream = Upstream::ok();
     let proxy = with_files(

@@ -11,6 +11,7 @@ mod access;
 mod address;
 mod api_key;
 mod auth;
+mod callback_settings;
 mod changes;
 mod compile;
 mod decide;
@@ -78,6 +79,8 @@ use values::{DAY, MS, SECOND, TextForm, UP_TO_A_DAY, header_name};
 
 pub use address::ServerAddress;
 pub use auth::JwksSettings;
+pub use api_key::process_secret;
+pub use callback_settings::KeyCallbackSettings;
 pub use changes::{changes, restarts};
 pub use decide::DecideSettings;
 pub use deny::{BodyKind, Bypass, DenySettings};
@@ -120,6 +123,8 @@ pub struct Config {
     pub client_ip: ClientIp,
     pub access: AccessList,
     pub api_key: ApiKeys,
+    /// The service that knows the API keys; `None` if no service does.
+    pub key_callback: Option<Arc<KeyCallbackSettings>>,
     pub jwt: Option<JwtRules>,
     /// Where the keys of tokens are fetched, if they are. All workers share the keys.
     pub jwks: Option<Arc<JwksSettings>>,

@@ -24,6 +24,8 @@ pub mod grpc;
 pub mod headers;
 pub mod held;
 pub mod key_wait;
+pub mod key_callback;
+pub mod key_registry;
 pub mod limiter;
 pub mod local_reply;
 pub mod problem;

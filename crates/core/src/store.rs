@@ -14,6 +14,7 @@ mod gather;
 pub mod guard;
 pub mod hash_key;
 mod journal;
+pub mod known_keys;
 pub mod lease;
 mod ledger;
 pub mod memory;

@@ -157,6 +157,7 @@ impl Charging<'_> {
             ip: config.client_ip.group(client.address),
             api_key: &config.api_key,
             standing: None,
+            registered: None,
             method: &method,
             host: &host,
             path: path.in_case(route.case),

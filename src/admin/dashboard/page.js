@@ -140,6 +140,7 @@ function showStatus(status) {
       failed ? 'amber' : '',
       `${plain(config.file ?? '')} as of ${clock(config.loaded_at)}`,
     ],
+    ...knownKeys(status.known_keys),
     ['Connections', si(status.connections), '', exact(status.connections)],
     ['Workers', String(status.workers)],
     ['Listening on', status.listen.map((one) => plain(one, 60)).join(', ')],
@@ -152,6 +153,14 @@ function showStatus(status) {
   showStore(store);
   showFindings(status.findings ?? []);
   setText(byId('foot'), `tidegate ${plain(status.version, 40)}, process ${status.pid}`);
+}
+
+function knownKeys(known) {
+  if (!known) return [];
+  const sources = { file: 'in files', redis: 'in Redis', callback: 'cached of the callback' };
+  const text = `${si(known.keys)} ${sources[known.source] ?? plain(known.source)}`;
+  const away = known.source === 'redis' ? ', not read' : ', callback away';
+  return [['API keys', known.up ? text : text + away, known.up ? '' : 'amber', exact(known.keys)]];
 }
 
 function facts(place, list) {

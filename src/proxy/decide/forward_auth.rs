@@ -152,6 +152,9 @@ impl Proxy {
         if let Some(wait) = self.stages.key_wait(x) {
             Box::pin(wait_for_keys(wait)).await;
         }
+        if let Some(questions) = self.stages.key_questions(x) {
+            questions.ask().await;
+        }
         self.stages.identify(x)?;
         self.stages.admit(x).await?;
         // The proxy that asks does not say when the request ends, so it holds no slots.

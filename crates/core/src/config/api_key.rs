@@ -4,12 +4,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use toml::de::DeValue;
-
+use super::callback_settings::KeyCallbackSettings;
 use super::*;
 use crate::limit::key::{
-    ApiKeySource, ApiKeySources, ApiKeys, HashSecret, KeyDigest, KnownKey, KnownKeys, MAX_CHOICES,
-    UnknownKey,
+    ApiKeySource, ApiKeySources, ApiKeys, HashSecret, KeyDigest, KeyRegistry, KnownKey, KnownKeys,
+    MAX_CHOICES, UnknownKey, is_client_name,
 };
 use crate::limit::{AnchorDay, Limit};
 
@@ -17,8 +16,6 @@ use crate::limit::{AnchorDay, Limit};
 const MAX_KEYS: usize = 1_000_000;
 /// Bytes of a line.
 const MAX_LINE: usize = 4096;
-/// Characters of a name.
-const MAX_WORD: usize = 64;
 /// The prefix of a key's SHA-256.
 const HASHED: &str = "sha256:";
 
@@ -26,7 +23,11 @@ const HASHED: &str = "sha256:";
 pub(super) struct RawKeys {
     from: ApiKeySources,
     unknown: UnknownKey,
+    registry: KeyRegistry,
+    pub(super) callback: Option<KeyCallbackSettings>,
     pub(super) known: KeyList,
+    /// The place of the value of `known`.
+    known_span: TextSpan,
     /// The place of `unknown`, if the file has it.
     pub(super) unknown_span: Option<TextSpan>,
 }
@@ -61,12 +62,24 @@ struct KeyLine {
 pub(super) fn read(mut section: Section<'_>) -> RawKeys {
     let from = sources(&mut section);
     let mut known = KeyList::default();
-    if refuse_other_sources(&section) {
-        section.declare("known", || ValueKind::Text);
-        known.is_named = true;
-    } else if let Some(path) = section.text("known") {
-        known.add_file(&section, "known", &path, LineForm::Named);
-    }
+    section.declare("known", || ValueKind::TextOrTable);
+    let callback = callback_settings::read(&section);
+    let is_table = section
+        .peek("known")
+        .is_some_and(|value| value.get_ref().is_table());
+    let registry = match is_table {
+        true => KeyRegistry::Callback,
+        false => match section.text("known").as_deref() {
+            Some("redis") => KeyRegistry::Redis,
+            Some(path) => {
+                known.add_file(&section, "known", path, LineForm::Named);
+                KeyRegistry::None
+            }
+            None => KeyRegistry::None,
+        },
+    };
+    known.is_named |= registry != KeyRegistry::None;
+    let known_span = section.value_span("known");
     let words = [
         ("ip", UnknownKey::Missing),
         ("deny", UnknownKey::Deny),
@@ -77,13 +90,37 @@ pub(super) fn read(mut section: Section<'_>) -> RawKeys {
     section.finish();
     RawKeys {
         from,
+        registry,
+        callback,
         known,
+        known_span,
         unknown_span: unknown.map(|_| unknown_span),
         unknown: unknown.unwrap_or(UnknownKey::Missing),
     }
 }
 
 impl RawKeys {
+    /// Whether Redis has the known keys. Reports a store that is not Redis.
+    pub(super) fn are_in_redis(&self, reader: &ConfigReader<'_>, store: &StoreKind) -> bool {
+        let are_wanted = self.registry == KeyRegistry::Redis;
+        if are_wanted && *store == StoreKind::Memory {
+            Diagnostic::new(
+                Code::KeysNeedRedis,
+                "`known = \"redis\"` needs a Redis store",
+            )
+            .at(
+                &self.known_span,
+                "the counts of this file are in the proxy's memory",
+            )
+            .help(
+                "write `url = \"redis://HOST:6379\"` in `[store]`, or name a file of keys; a \
+                     file of this name is `./redis`",
+            )
+            .report_to(reader);
+        }
+        are_wanted
+    }
+
     /// The finished settings. `tokens` is whether `[auth.jwt]` verifies bearer tokens.
     pub(super) fn finish(self, tokens: bool) -> ApiKeys {
         let lines = self.known.lines.iter().map(|(key, line)| {
@@ -100,13 +137,14 @@ impl RawKeys {
             tokens: tokens && self.from.0.contains(&ApiKeySource::Bearer),
             from: self.from,
             known: known.map(Arc::new),
+            registry: self.registry,
             unknown: self.unknown,
         }
     }
 }
 
 /// The secret that known keys are hashed with: made once in a process.
-fn process_secret() -> HashSecret {
+pub fn process_secret() -> HashSecret {
     static SECRET: OnceLock<[u8; 32]> = OnceLock::new();
     HashSecret::from_bytes(*SECRET.get_or_init(|| {
         let mut bytes = [0; 32];
@@ -135,29 +173,6 @@ fn sources(section: &mut Section<'_>) -> ApiKeySources {
         true => ApiKeySources::default(),
         false => ApiKeySources(values(sources)),
     }
-}
-
-/// Reports a source of known keys that this version does not have. Returns whether `known` is one.
-fn refuse_other_sources(section: &Section<'_>) -> bool {
-    let Some(given) = section.peek("known") else {
-        return false;
-    };
-    let (what, help) = match given.get_ref() {
-        DeValue::String(text) if text == "redis" => (
-            "keys in Redis are not supported in this version",
-            "name a file of keys; a file of this name is `./redis`",
-        ),
-        DeValue::Table(_) => (
-            "asking a service about keys is not supported in this version",
-            "name a file of keys: `known = \"keys.txt\"`",
-        ),
-        _ => return false,
-    };
-    Diagnostic::new(Code::UnknownWord, "`api_key.known` must be a file")
-        .at(&given.span(), what)
-        .help(help)
-        .report_to(section.reader);
-    true
 }
 
 impl KeyList {
@@ -262,7 +277,7 @@ fn key_and_names(line: &str) -> Result<(&str, KeyLine), &'static str> {
         _ => return Err("more than a key, a name and a tier; write `KEY NAME TIER`"),
     };
     let name = name.filter(|name| *name != "-");
-    if name.is_some_and(|name| !is_name(name)) {
+    if name.is_some_and(|name| !is_client_name(name)) {
         return Err("not a name: 1 to 64 letters, digits, `_`, `-`, `.`, `:` and `@`");
     }
     if tier.is_some_and(|tier| !section::is_name(tier)) {
@@ -291,11 +306,6 @@ fn anchor(words: &mut Vec<&str>) -> Result<Option<AnchorDay>, &'static str> {
 }
 
 const NOT_A_TIER: &str = "not a tier: 1 to 64 of `a-z`, `0-9`, `_` and `-`";
-
-fn is_name(word: &str) -> bool {
-    let fits = |c: char| c.is_alphanumeric() || "_-.:@".contains(c);
-    word.chars().count() <= MAX_WORD && word.chars().all(fits)
-}
 
 /// `KEY TIER`, `KEY = TIER`, `KEY: TIER` or `KEY,TIER`; either may be in quotes, and a comment may
 /// follow.

@@ -100,6 +100,8 @@ fn read_sections(
     let auth = auth::read(top.section("auth"));
     let (jwt, jwks) = auth.map(|auth| (auth.rules, auth.jwks)).unzip();
     let server = server::read(top);
+    let mut store = store::read(top.section("store"));
+    store.known_keys = keys.are_in_redis(top.reader, &store.kind);
     Config {
         listen: values(places.listen.clone()),
         tls: tls::read(top, server.http2, places).map(Arc::new),
@@ -107,9 +109,10 @@ fn read_sections(
         unrouted: None,
         status: None,
         admin: admin.map(|admin| admin.value),
-        store: store::read(top.section("store")),
+        store,
         client_ip: server::read_client_ip(top),
         access: access::read(top.section("access")),
+        key_callback: keys.callback.take().map(Arc::new),
         api_key: keys.finish(jwt.is_some()),
         jwt,
         jwks: jwks.flatten().map(Arc::new),

@@ -193,6 +193,8 @@ codes! {
     BadZone = "T131",
     NothingHeld = "T132",
     ImpossibleBan = "T134",
+    KeysNeedRedis = "T136",
+    PlainCallback = "T137",
     PlainKeys = "T138",
     NeverDenies = "T201",
     TrustsEveryone = "T202",

@@ -13,6 +13,7 @@ use super::diagnostic::{Code, Diagnostic, TextSpan};
 use super::habits::{self, nearest};
 use super::reader::{ConfigReader, Located, Surroundings, ValueKind};
 use super::reference;
+use crate::limit::key::is_tier_name;
 
 /// Settings of later versions, so that the error for such a file can say so.
 pub(super) const PLANNED: &[(&str, &str)] = &[("store", "connections")];
@@ -433,9 +434,7 @@ const PROXY_SETTINGS: &[(&str, &str)] = &[
 pub(super) const NAME_FORM: &str = "1 to 64 of `a-z`, `0-9`, `_` and `-`";
 
 pub(super) fn is_name(text: &str) -> bool {
-    let fits =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
-    (1..=64).contains(&text.len()) && text.bytes().all(fits)
+    is_tier_name(text)
 }
 
 fn kind_name(value: &DeValue<'_>) -> &'static str {

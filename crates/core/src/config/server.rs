@@ -76,7 +76,7 @@ pub struct LogSettings {
 }
 
 /// The ids of findings about a running proxy.
-pub const FINDINGS: [&str; 15] = [
+pub const FINDINGS: [&str; 17] = [
     "untrusted-forwarded",
     "one-client",
     "store-clock",
@@ -92,6 +92,8 @@ pub const FINDINGS: [&str; 15] = [
     "usage-above-estimate",
     "store-file",
     "jwks-stale",
+    "known-keys",
+    "key-callback",
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

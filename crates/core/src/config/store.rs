@@ -25,6 +25,8 @@ pub struct StoreSettings {
     pub hash_key: Option<Secret<[u8; 32]>>,
     /// Keeps the calendar windows of the embedded store over restarts; `None` with Redis.
     pub file: Option<PathBuf>,
+    /// Whether Redis has the known API keys: `known = "redis"` in `[api_key]`.
+    pub known_keys: bool,
     pub max_keys: usize,
     /// Bytes of the embedded store's counts, at most.
     pub max_memory: usize,
@@ -63,6 +65,7 @@ pub(super) fn read(mut section: Section<'_>) -> StoreSettings {
         // The file may hold a secret of any form.
         hash_key: secret.map(|secret| Secret(blake3::derive_key(hash_context, &secret))),
         file: counts_file(&mut section, is_shared),
+        known_keys: false,
         max_keys: section.integer("max_keys", 1..=1 << 32),
         max_memory: section.size("max_memory", MIB..=1 << 46),
     };

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::claims::Tokens;
+use super::key_registry::KeyLookup;
 use super::rejection::Rejection;
 use crate::client::ClientIp;
 use crate::client::networks::AccessList;
@@ -23,6 +24,7 @@ pub struct Router {
     pub client_ip: ClientIp,
     pub(super) access: AccessList,
     pub(super) api_key: ApiKeys,
+    pub keys: KeyLookup,
     pub(super) tokens: Option<Tokens>,
     pub(super) tiers: Option<Tiers>,
 }
@@ -66,11 +68,12 @@ impl Router {
         body: Option<&BodyFacts>,
         then: impl FnOnce(&Facts<'_>) -> R,
     ) -> R {
-        let (claims, tier);
+        let (claims, registered, tier);
         let mut facts = Facts {
             ip: self.client_ip.group(head.client),
             api_key: &self.api_key,
             standing: None,
+            registered: None,
             method: head.method,
             host: head.host,
             path: head.path.in_case(found.route.case),
@@ -90,6 +93,8 @@ impl Router {
             .and_then(|tokens| tokens.claims(&facts));
         facts.claims = claims.as_deref();
         if self.api_key.has_source() && self.asks_api_key(found.route, tiers) {
+            registered = self.keys.find(&facts);
+            facts.registered = registered.as_ref();
             facts.standing = Some(facts.key_standing());
         }
         tier = tiers.and_then(|tiers| tiers.tier_of(&facts, head.is_trusted));
@@ -119,10 +124,15 @@ impl Router {
         needed.then_some(tiers)
     }
 
+    /// Whether something of a request of this route depends on its API key.
+    pub(super) fn counts_by_key(&self, route: &Route) -> bool {
+        self.asks_api_key(route, self.tiers_for(route))
+    }
+
     /// Whether something of the route or the tier depends on the API key.
     fn asks_api_key(&self, route: &Route, tiers: Option<&Tiers>) -> bool {
         tiers.is_some_and(|tiers| tiers.by_key)
-            || route.limits.iter().any(|limit| limit.key.asks_api_key())
+            || route.limits.iter().any(|limit| limit.asks_api_key())
             || route.is_balanced_by(|part| matches!(part, Part::ApiKey))
     }
 

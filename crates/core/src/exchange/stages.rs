@@ -13,6 +13,7 @@ use super::changes::Changes;
 use super::claims::Tokens;
 use super::downstream::{Arrival, Downstream};
 use super::headers::{self, check_framing};
+use super::key_registry::KeyLookup;
 use super::limiter::{Limiter, WorkerStore};
 use super::local_reply::LocalReplies;
 use super::rejection::{Blocked, Rejection};
@@ -99,7 +100,6 @@ pub struct LimitQuery<'q, 't, 'p> {
 impl Stages {
     /// Makes the stages of the worker that opened `store`. Metrics keep the counts of `old`.
     pub fn new(config: Config, store: WorkerStore, log: &Buffer, old: Option<&Meter>) -> Stages {
-        let limiter = Limiter::new(&config, store, old);
         let reads_bodies = config.routes.iter().any(|route| route.reads_body.is_some());
         let lists = config.routes.iter().map(|route| &route.access);
         let banning = config.limits.iter().filter(|limit| limit.ban.is_some());
@@ -107,6 +107,11 @@ impl Stages {
         let has_access_lists = lists.chain([&config.access]).any(|list| !list.serves_all());
         let secure = Secure::new(config.tls.as_deref(), &config.server);
         let decide = config.decide.as_ref();
+        let keys = match store.store.known_keys() {
+            Some(keys) => KeyLookup::Table(Arc::clone(keys)),
+            None => KeyLookup::None,
+        };
+        let limiter = Limiter::new(&config, store, old);
         let router = Router {
             routes: config.routes,
             unrouted: config.unrouted,
@@ -114,6 +119,7 @@ impl Stages {
             client_ip: config.client_ip,
             access: config.access,
             api_key: config.api_key,
+            keys,
             tokens: config.jwt.map(Tokens::new),
             tiers: config.tier,
         };

@@ -9,6 +9,7 @@ mod custom;
 mod descriptor;
 pub mod jwt;
 mod key_hash;
+mod key_table;
 mod known;
 mod listed;
 mod parse;
@@ -30,7 +31,11 @@ pub use descriptor::{DescriptorEntry, DescriptorFacts};
 pub use jwt::Claims;
 use key_hash::Identity;
 pub use key_hash::{KeyHash, KeyHashPrefix, SHORTEST, SHOWN};
-pub use known::{ApiKeys, KeyDigest, KeyNote, KeyStanding, KnownKey, KnownKeys, UnknownKey};
+pub use key_table::{
+    KeyClient, KeyDigest, KeyNote, KeyTable, KnownKey, KnownKeys, is_client_name, is_tier_name,
+    same_secret,
+};
+pub use known::{ApiKeys, KeyRegistry, KeyStanding, KnownBy, RegisteredKey, UnknownKey};
 pub use listed::{ListedValues, OTHER};
 pub use parse::{KeyError, MAX_CHOICES, part_forms, part_pattern, part_words};
 pub use text::address;
@@ -51,12 +56,6 @@ impl HashSecret {
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
-}
-
-/// Whether `given` is `secret`, in a time that depends on their lengths only.
-pub fn same_secret(given: &[u8], secret: &[u8]) -> bool {
-    // blake3::Hash compares in constant time; hashing hides where the two begin to differ.
-    blake3::hash(given) == blake3::hash(secret)
 }
 
 /// A source of key values in a request.
@@ -126,6 +125,8 @@ pub struct Facts<'r> {
     pub api_key: &'r ApiKeys,
     /// The result of looking up the API key; `None` looks it up for each question.
     pub standing: Option<KeyStanding>,
+    /// The first of the request's keys that Redis or the callback knows.
+    pub registered: Option<&'r RegisteredKey>,
     pub method: &'r Method,
     /// The host, as `route::host_of` returns it.
     pub host: &'r str,
@@ -360,6 +361,7 @@ mod tests {
             ip: "192.0.2.7".parse().unwrap(),
             api_key: &ApiKeys::trusting(ApiKeySources::parse(sources).unwrap()),
             standing: None,
+            registered: None,
             method: &Method::GET,
             host: "h.example",
             path: &CanonicalPath::parse("/a/b").unwrap(),

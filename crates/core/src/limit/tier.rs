@@ -61,6 +61,11 @@ impl Limit {
             || matches!(self.calendar.source, AnchorSource::Claim(_))
     }
 
+    /// Whether the key or the anchor depends on the client's API key.
+    pub fn asks_api_key(&self) -> bool {
+        self.key.asks_api_key() || self.calendar.source == AnchorSource::Keys
+    }
+
     /// The anchor of a client, from its line in the file of keys or from its token. `None` for that
     /// of the limit.
     pub fn anchor_of(&self, facts: &Facts<'_>) -> Option<AnchorDay> {

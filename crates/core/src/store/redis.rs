@@ -8,6 +8,7 @@
 mod access;
 mod cluster;
 mod health;
+mod known_keys;
 mod link;
 mod maintenance;
 mod notices;
@@ -30,6 +31,8 @@ use smallvec::SmallVec;
 use tokio::sync::{mpsc, watch};
 
 use cluster::{ClusterView, slot_of};
+pub use known_keys::KeyChangeOutcome;
+use known_keys::SharedKeys;
 pub use outage::OUTAGE_AFTER;
 use outage::Outages;
 pub use override_client::{FoundHashes, OverrideClient, OverrideClientError};
@@ -46,7 +49,6 @@ use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::lease::{CacheLookup, WorkerCache};
 use super::memory::Memory;
-use super::overrides::OverrideSnapshot;
 use super::recovery::{ProcessName, Recovery};
 use super::store_clock::StoreInstant;
 use super::{Observed, StoreError};
@@ -84,6 +86,7 @@ pub struct RedisShared {
     beat_at_us: AtomicU64,
     journal: Journal,
     overrides: SharedOverrides,
+    known_keys: SharedKeys,
 }
 
 impl fmt::Debug for RedisShared {
@@ -124,6 +127,7 @@ impl RedisShared {
             beat_at_us: AtomicU64::new(0),
             journal: Journal::default(),
             overrides: SharedOverrides::default(),
+            known_keys: SharedKeys::new(settings.known_keys),
         })
     }
 
@@ -142,11 +146,6 @@ impl RedisShared {
     /// Since when some worker makes decisions without the store.
     pub fn away_since(&self) -> Option<Instant> {
         self.outages.away_since()
-    }
-
-    /// `None`, at the cost of one load, if there are no overrides.
-    pub fn overrides(&self) -> Option<OverrideSnapshot> {
-        self.overrides.table.snapshot()
     }
 
     pub(super) fn hash_key(&self) -> CurrentKey {

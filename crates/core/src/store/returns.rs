@@ -175,6 +175,7 @@ fn settings() -> StoreSettings {
         fleet: config::Fleet::Auto,
         hash_key: None,
         file: None,
+        known_keys: false,
         max_keys: 10_000,
         max_memory: 1 << 30,
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::hash_key::{CurrentKey, KeyRing};
+use super::known_keys::RegisteredKeys;
 use super::memory::Memory;
 use super::overrides::OverrideSnapshot;
 use super::recovery::Recovery;
@@ -56,6 +57,10 @@ impl RedisShared {
     }
 
     pub(super) fn count_banned(&self) -> usize {
+        match self.0 {}
+    }
+
+    pub fn known_keys(&self) -> Option<&Arc<RegisteredKeys>> {
         match self.0 {}
     }
 

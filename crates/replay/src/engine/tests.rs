@@ -163,6 +163,7 @@ impl Model {
             ip: self.config.client_ip.group(client),
             api_key: &self.config.api_key,
             standing: None,
+            registered: None,
             method: &Method::GET,
             host: "",
             path: &path,

@@ -117,7 +117,26 @@ fn mistakes_in_the_files_of_keys() {
     assert_eq!(known("a b c d\n".repeat(99).as_str()), ["T108"; 5]);
     let words = |line: &str| codes(&format!("{BASE}[api_key]\n{line}\n"));
     assert_eq!(words("known = \"/nowhere/keys\""), ["T108"]);
-    assert_eq!(words("known = \"redis\""), ["T106"]);
-    assert_eq!(words("known = { url = \"http://127.0.0.1:9\" }"), ["T106"]);
+    assert_eq!(words("known = \"redis\""), ["T136"]);
+    let redis = "known = \"redis\"\n[store]\nurl = \"redis://127.0.0.1:1\"";
+    assert_eq!(words(redis), [""; 0]);
     assert_eq!(words("unknown = \"allow\""), ["T106"]);
+}
+
+#[test]
+fn mistakes_about_the_service_that_knows_keys() {
+    let table = |table: &str| codes(&format!("{BASE}[api_key]\nknown = {{ {table} }}\n"));
+    let url = "url = \"http://127.0.0.1:9\"";
+    assert_eq!(table(url), [""; 0]);
+    assert_eq!(table("url = \"https://keys.example.com/v1\""), [""; 0]);
+    assert_eq!(table("url = \"http://keys.example.com/v1\""), ["T137"]);
+    assert_eq!(table("url = \"keys.example.com\""), ["T114"]);
+    assert_eq!(table("ttl = \"5min\""), ["T104"]);
+    assert_eq!(table(&format!("{url}, tll = \"5min\"")), ["T101"]);
+    assert_eq!(table(&format!("{url}, timeout = \"1min\"")), ["T105"]);
+    assert_eq!(table(&format!("{url}, ttl = \"5\"")), ["T110"]);
+    let text = format!("{BASE}[api_key]\nknown = {{ {url}, ttl = \"5m\" }}\n");
+    let callback = super::fine(&text).key_callback.unwrap();
+    let seconds = [callback.ttl, callback.ttl_unknown].map(|length| length.as_secs());
+    assert_eq!((seconds, callback.timeout.as_millis()), ([300, 10], 200));
 }

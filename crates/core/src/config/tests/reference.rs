@@ -210,6 +210,7 @@ const EXCLUDED: &[&str] = &[
     "concurrent",
     "hold",
     "keys_file",
+    "known",
     "secret_file",
     "jwks_url",
     "refresh",

@@ -83,6 +83,7 @@ mod tests {
             ip: "192.0.2.7".parse().unwrap(),
             api_key: &ApiKeys::default(),
             standing: None,
+            registered: None,
             method: &Method::POST,
             host: "h",
             path: &CanonicalPath::parse("/").unwrap(),

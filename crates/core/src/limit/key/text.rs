@@ -231,6 +231,7 @@ mod tests {
             ip: "1.2.3.4".parse().unwrap(),
             api_key: &ApiKeys::trusting(ApiKeySources::default()),
             standing: None,
+            registered: None,
             method: &Method::GET,
             host: "example.com",
             path: &path,

@@ -181,14 +181,20 @@ impl<'r> Carried<'r> {
 
 impl ApiKeySource {
     pub(super) fn find<'r>(&self, facts: &Facts<'r>) -> Carried<'r> {
+        self.find_in(facts.headers, facts.query)
+    }
+
+    pub(super) fn find_in<'r>(
+        &self,
+        headers: &'r HeaderMap,
+        query_text: Option<&'r str>,
+    ) -> Carried<'r> {
         match self {
-            ApiKeySource::Header(name) if *name == header::AUTHORIZATION => {
-                header(facts.headers, name)
-            }
-            ApiKeySource::Header(name) => listed(facts.headers, name),
-            ApiKeySource::Bearer => bearer(facts.headers),
-            ApiKeySource::Query(name) => query(facts.query, name),
-            ApiKeySource::Cookie(name) => cookie(facts.headers, name),
+            ApiKeySource::Header(name) if *name == header::AUTHORIZATION => header(headers, name),
+            ApiKeySource::Header(name) => listed(headers, name),
+            ApiKeySource::Bearer => bearer(headers),
+            ApiKeySource::Query(name) => query(query_text, name),
+            ApiKeySource::Cookie(name) => cookie(headers, name),
         }
     }
 }

@@ -29,6 +29,7 @@ fn bench(max_keys: usize) -> Bench {
         fleet: Fleet::Fixed(1),
         hash_key: None,
         file: None,
+        known_keys: false,
         max_keys,
         max_memory: 1 << 34,
     };

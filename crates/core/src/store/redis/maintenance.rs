@@ -8,7 +8,7 @@ use redis::Cmd;
 use redis::aio::MultiplexedConnection;
 
 use super::link::{RedisLink, ScriptRun, learn_key};
-use super::{RedisShared, overrides};
+use super::{RedisShared, known_keys, overrides};
 use crate::limit::Charge;
 use crate::store::batch::{Group, GroupEnd, Operation, Reply};
 use crate::store::recovery::{Greeting, Heartbeat, ProcessName};
@@ -30,6 +30,7 @@ pub(super) async fn begin(
     learn_key(link.connection(), shared).await?;
     try_script(link, shared).await?;
     overrides::learn(link.connection(), shared).await?;
+    known_keys::learn(link.connection(), shared).await?;
     beat(link.connection(), shared).await
 }
 
@@ -49,9 +50,10 @@ pub(super) async fn run(
 ) -> Result<MaintenanceReport, StoreError> {
     let connection = link.connection();
     let (mut second, mut third) = (connection.clone(), connection.clone());
-    let (was_there, (), ()) = tokio::try_join!(
+    let (was_there, (), (), ()) = tokio::try_join!(
         learn_key(&mut second, shared),
         overrides::refresh(connection, shared),
+        known_keys::refresh(connection, shared),
         beat(&mut third, shared),
     )?;
     shared.journal.ripen(shared.instant());

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, RedisError};
 use tokio::runtime::Runtime;
 
@@ -122,15 +123,34 @@ impl OverrideClient {
         self.shared.keys.current()
     }
 
+    pub(super) fn prefix(&self) -> &str {
+        &self.shared.prefix
+    }
+
+    /// Reads with `read`, over this connection.
+    pub(super) fn read<T, R>(
+        &mut self,
+        read: impl FnOnce(MultiplexedConnection, Arc<RedisShared>) -> R,
+    ) -> Result<T, OverrideClientError>
+    where
+        R: Future<Output = Result<T, RedisError>>,
+    {
+        let connection = self.link.connection().clone();
+        wait(&self.runtime, read(connection, Arc::clone(&self.shared)))
+    }
+
     /// Connects to the node of a cluster that holds a slot.
-    fn connect_to(&mut self, slot: u16) -> Result<(), OverrideClientError> {
+    pub(super) fn connect_to(&mut self, slot: u16) -> Result<(), OverrideClientError> {
         if let Some(link) = wait(&self.runtime, open_slot(&self.shared, slot))? {
             self.link = link;
         }
         Ok(())
     }
 
-    fn query<T: FromRedisValue>(&mut self, command: &Cmd) -> Result<T, OverrideClientError> {
+    pub(super) fn query<T: FromRedisValue>(
+        &mut self,
+        command: &Cmd,
+    ) -> Result<T, OverrideClientError> {
         wait(&self.runtime, command.query_async(self.link.connection()))
     }
 

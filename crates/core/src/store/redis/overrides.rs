@@ -20,7 +20,8 @@ use super::RedisShared;
 use crate::limit::{KeyHash, Window};
 use crate::store::StoreError;
 use crate::store::overrides::{
-    ChangeKind, ClockPair, MAX_CHANGES, MAX_RECORDS, OverrideTable, Overrides, Record, Subject,
+    ChangeKind, ClockPair, MAX_CHANGES, MAX_RECORDS, OverrideSnapshot, OverrideTable, Overrides,
+    Record, Subject,
 };
 use bans::SharedBans;
 
@@ -98,6 +99,13 @@ impl SharedOverrides {
         if table.ended(now_us).any(|(limit, _)| limit.is_some()) {
             self.count_epoch();
         }
+    }
+}
+
+impl RedisShared {
+    /// `None`, at the cost of one load, if there are no overrides.
+    pub fn overrides(&self) -> Option<OverrideSnapshot> {
+        self.overrides.table.snapshot()
     }
 }
 

@@ -87,6 +87,7 @@ fn backing(topology: RedisTopology, prefix: &str) -> Backing {
         fleet: Fleet::Fixed(1),
         hash_key: None,
         file: None,
+        known_keys: false,
         max_keys: 1000,
         max_memory: 1 << 20,
     };

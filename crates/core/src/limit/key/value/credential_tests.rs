@@ -15,6 +15,7 @@ fn derived(key: &str, certificate: Option<&Certificate>) -> Derived {
         ip: "1.2.3.4".parse().unwrap(),
         api_key: &ApiKeys::default(),
         standing: None,
+        registered: None,
         method: &Method::GET,
         host: "example.com",
         path: &CanonicalPath::parse("/").unwrap(),

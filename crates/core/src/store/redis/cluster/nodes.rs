@@ -19,7 +19,7 @@ use crate::store::batch::Operation;
 use crate::store::gather::{StoreRequest, wait_for};
 use crate::store::redis::health::ReplyReport;
 use crate::store::redis::link::{PROBE_TIMEOUT, RedisLink, learn_key, within};
-use crate::store::redis::{maintenance, overrides};
+use crate::store::redis::{known_keys, maintenance, overrides};
 use crate::store::{ServerTrouble, StoreError};
 
 /// Keys charged at once for what is owed.
@@ -285,11 +285,15 @@ impl ClusterTask {
         self.learning = true;
         let fleet = self.connection_for("fleet");
         let records = self.connection_for("{overrides}");
+        let keys = self.connection_for("keys");
         let shared = Arc::clone(&self.shared);
         self.work.push(Box::pin(async move {
             let learning = within(PROBE_TIMEOUT, async {
                 if let Some(records) = records {
                     overrides::refresh(&records, &shared).await?;
+                }
+                if let Some(keys) = keys {
+                    known_keys::learn(&keys, &shared).await?;
                 }
                 if let Some(mut fleet) = fleet {
                     maintenance::beat(&mut fleet, &shared).await?;

@@ -1,0 +1,133 @@
+//! Which questions are asked, and who waits for them.
+
+use std::future::Future;
+
+use super::*;
+use crate::config::Endpoint;
+
+fn settings() -> Arc<KeyCallbackSettings> {
+    Arc::new(KeyCallbackSettings {
+        endpoint: Endpoint::default(),
+        ttl: Duration::from_secs(300),
+        ttl_unknown: Duration::from_secs(10),
+        timeout: Duration::from_secs(20),
+    })
+}
+
+fn run<F: Future>(body: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(body)
+}
+
+fn ip(number: u32) -> IpAddr {
+    IpAddr::from(number.to_be_bytes())
+}
+
+fn is_known(callback: &KeyCallback, key: &str) -> bool {
+    callback.find(key.as_bytes(), clock::now()).is_some()
+}
+
+/// Starts a request with this key.
+fn asks(callback: &Arc<KeyCallback>, key: &str, number: u32) -> tokio::task::JoinHandle<()> {
+    let (callback, key) = (Arc::clone(callback), key.to_owned());
+    tokio::spawn(async move { callback.ask(key.as_bytes(), ip(number)).await })
+}
+
+#[test]
+fn requests_with_one_key_wait_for_one_question() {
+    run(async {
+        let (callback, mut questions) = KeyCallback::new(&settings());
+        let all: Vec<_> = (0..100).map(|_| asks(&callback, "k1", 1)).collect();
+        let question = questions.recv().await.unwrap();
+        assert_eq!(question.key(), b"k1");
+        question.answer(KeyAnswer::Known(KeyClient::default()));
+        for one in all {
+            one.await.unwrap();
+        }
+        assert!(questions.try_recv().is_err() && is_known(&callback, "k1"));
+        assert!(!callback.wants_answer(b"k1", clock::now()));
+        let later = clock::now() + Duration::from_secs(301);
+        assert!(callback.wants_answer(b"k1", later));
+        assert!(callback.find(b"k1", later).is_some(), "by the older answer");
+        let too_late = clock::now() + Duration::from_secs(3001);
+        assert!(callback.find(b"k1", too_late).is_none());
+    });
+}
+
+#[test]
+fn an_address_asks_for_few_unknown_keys_and_for_any_number_of_known_ones() {
+    run(async {
+        let (callback, mut questions) = KeyCallback::new(&settings());
+        let all: Vec<_> = (0..40)
+            .map(|number| asks(&callback, &format!("key-{number}"), 1))
+            .collect();
+        for _ in 0..40 {
+            let question = questions.recv().await.unwrap();
+            question.answer(KeyAnswer::Known(KeyClient::default()));
+        }
+        for one in all {
+            one.await.unwrap();
+        }
+        assert_eq!(callback.known(), 40);
+        let all: Vec<_> = (0..40)
+            .map(|number| asks(&callback, &format!("made-up-{number}"), 1))
+            .collect();
+        for _ in 0..10 {
+            questions.recv().await.unwrap().answer(KeyAnswer::Unknown);
+        }
+        for one in all {
+            one.await.unwrap();
+        }
+        assert!(questions.try_recv().is_err(), "ten in a second");
+        assert_eq!(callback.refusals(), [30, 0, 0]);
+        let other = asks(&callback, "made-up-99", 2);
+        questions.recv().await.unwrap().answer(KeyAnswer::Unknown);
+        other.await.unwrap();
+        assert_eq!(callback.outcomes()[..2], [40, 11]);
+    });
+}
+
+#[test]
+fn a_service_that_is_away_is_asked_once_in_a_while() {
+    run(async {
+        let (callback, mut questions) = KeyCallback::new(&settings());
+        for number in 0..FAILURES {
+            let one = asks(&callback, &format!("key-{number}"), number);
+            // A question that is dropped has no answer.
+            drop(questions.recv().await.unwrap());
+            one.await.unwrap();
+        }
+        assert!(callback.is_away());
+        callback.ask(b"other", ip(9)).await;
+        assert!(questions.try_recv().is_err());
+        assert_eq!(callback.refusals(), [0, 0, 1]);
+        assert_eq!(callback.outcomes()[3], u64::from(FAILURES));
+        assert!(!callback.wants_answer(b"key-0", clock::now()), "it rests");
+        assert!(callback.may_ask_service(clock::now() + RETRY_EVERY));
+    });
+}
+
+#[test]
+fn no_more_questions_are_under_way_than_there_may_be() {
+    run(async {
+        let (callback, mut questions) = KeyCallback::new(&settings());
+        let most = MAX_UNDER_WAY as u32;
+        let all: Vec<_> = (0..most)
+            .map(|number| asks(&callback, &format!("key-{number}"), number))
+            .collect();
+        tokio::task::yield_now().await;
+        callback.ask(b"one-more", ip(most)).await;
+        assert_eq!(callback.refusals(), [0, 1, 0]);
+        for _ in 0..most {
+            questions.recv().await.unwrap().answer(KeyAnswer::Unknown);
+        }
+        for one in all {
+            one.await.unwrap();
+        }
+        let long = [b'k'; MAX_KEY + 1];
+        callback.ask(&long, ip(most)).await;
+        assert!(questions.try_recv().is_err(), "it is too long to be a key");
+    });
+}

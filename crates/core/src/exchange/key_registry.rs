@@ -1,0 +1,136 @@
+//! Known API keys that change while the proxy runs: those in Redis, and those of the callback.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::Exchange;
+use super::headers::check_framing;
+use super::key_callback::KeyCallback;
+use super::stages::Stages;
+use crate::clock;
+use crate::limit::key::{Facts, RegisteredKey};
+use crate::store::known_keys::RegisteredKeys;
+
+/// Where a worker looks keys up that no file lists.
+#[derive(Clone, Debug, Default)]
+pub enum KeyLookup {
+    /// Nowhere.
+    #[default]
+    None,
+    Table(Arc<RegisteredKeys>),
+    Callback(Arc<KeyCallback>),
+}
+
+/// What a request asks the callback, each question by itself.
+pub struct KeyQuestions<'c> {
+    callback: &'c Arc<KeyCallback>,
+    keys: SmallVec<[Vec<u8>; 1]>,
+    /// The client's address, grouped.
+    ip: IpAddr,
+}
+
+impl KeyLookup {
+    /// The first key of the request that is known. Never waits.
+    pub(super) fn find(&self, facts: &Facts<'_>) -> Option<RegisteredKey> {
+        if let KeyLookup::None = self {
+            return None;
+        }
+        let find = |key: &[u8]| match self {
+            KeyLookup::None => None,
+            KeyLookup::Table(table) => table.find(key),
+            KeyLookup::Callback(callback) => callback.find(key, clock::now()),
+        };
+        let mut found = None;
+        let (headers, query) = (facts.headers, facts.query);
+        facts.api_key.each_unlisted(headers, query, |source, key| {
+            if found.is_none()
+                && let Some(client) = find(key)
+            {
+                found = Some(RegisteredKey { source, client });
+            }
+        });
+        found
+    }
+}
+
+impl Stages {
+    /// What the callback must be asked before the request is identified: its limits count by API
+    /// keys, and the cache has no answer. `None` if nothing.
+    pub fn key_questions<B, R>(&self, x: &Exchange<'_, B, R>) -> Option<KeyQuestions<'_>> {
+        let KeyLookup::Callback(callback) = &self.router.keys else {
+            return None;
+        };
+        let keys = self.unanswered(callback, x, x.record.began);
+        if keys.is_empty() {
+            return None;
+        }
+        let ip = self.asking_client(x)?;
+        let ip = self.router.client_ip.group(ip);
+        Some(KeyQuestions { callback, keys, ip })
+    }
+
+    /// The keys of the request that the cache has no answer for.
+    fn unanswered<B, R>(
+        &self,
+        callback: &KeyCallback,
+        x: &Exchange<'_, B, R>,
+        now: Instant,
+    ) -> SmallVec<[Vec<u8>; 1]> {
+        let (headers, query) = (x.request.headers(), x.request.uri().query());
+        let mut keys = SmallVec::new();
+        let api_key = &self.router.api_key;
+        api_key.each_unlisted(headers, query, |_, key| {
+            if !api_key.may_be_token(key) && callback.wants_answer(key, now) {
+                keys.push(key.to_vec());
+            }
+        });
+        keys
+    }
+
+    /// The client's address; `None` if nothing of the request depends on its API key, or if it is
+    /// refused in any case.
+    fn asking_client<B, R>(&self, x: &Exchange<'_, B, R>) -> Option<IpAddr> {
+        let (request, downstream) = (&*x.request, x.downstream);
+        let host: Cow<'_, str> = check_framing(request).ok()?;
+        let path = self.router.routes.read_path(request.uri().path()).ok()?;
+        let head = self.head_of(request, downstream, &host, &path);
+        if !self.router.access.admits(head.client) {
+            return None;
+        }
+        if let Some(status) = self.status_of(x) {
+            let asks = self.router.counts_by_key(&status.route);
+            return asks.then_some(head.client);
+        }
+        let found = match self.router.find_route(&head) {
+            Ok(found) => found,
+            Err(_) if downstream.is_described => self.router.unrouted().ok()?,
+            Err(_) => return None,
+        };
+        let route = found.route;
+        let asks = route.access.admits(head.client) && self.router.counts_by_key(route);
+        asks.then_some(head.client)
+    }
+}
+
+impl fmt::Debug for KeyQuestions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The keys are in the clear.
+        f.write_str("KeyQuestions(..)")
+    }
+}
+
+impl KeyQuestions<'_> {
+    /// Asks, and waits for the answers: no longer than the callback's timeout.
+    pub async fn ask(self) {
+        let KeyQuestions { callback, keys, ip } = self;
+        let asked = keys.iter().map(|key| callback.ask(key, ip));
+        // In a box: few requests need this much room.
+        Box::pin(join_all(asked)).await;
+    }
+}

@@ -1,0 +1,141 @@
+//! Known and unknown keys, and the standing of a request's key.
+
+use http::{HeaderMap, HeaderValue, Method};
+
+use super::*;
+use crate::limit::key::{Derived, HashSecret, Key, KeyDigest};
+use crate::limit::{AnchorDay, Missing};
+use crate::path::CanonicalPath;
+
+const SECRET: HashSecret = HashSecret::from_bytes([7; 32]);
+
+fn known(keys: &[(&str, KnownKey<'_>)]) -> Option<Arc<KnownKeys>> {
+    let keys = keys
+        .iter()
+        .map(|(key, said)| (KeyDigest::of(key.as_bytes()), *said));
+    Some(Arc::new(KnownKeys::new(keys, SECRET)))
+}
+
+fn look<T>(
+    keys: &ApiKeys,
+    headers: &[(&'static str, &str)],
+    see: impl FnOnce(&Facts<'_>) -> T,
+) -> T {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.append(*name, HeaderValue::from_str(value).unwrap());
+    }
+    see(&Facts {
+        ip: "192.0.2.7".parse().unwrap(),
+        api_key: keys,
+        standing: None,
+        registered: None,
+        method: &Method::GET,
+        host: "h",
+        path: &CanonicalPath::parse("/").unwrap(),
+        query: None,
+        headers: &map,
+        route: "r",
+        params: &[],
+        claims: None,
+        tier: None,
+        certificate: None,
+        extensions: None,
+        body: None,
+    })
+}
+
+fn derive(keys: &ApiKeys, key: &str, headers: &[(&'static str, &str)]) -> Derived {
+    let key = Key::parse([key]).unwrap();
+    look(keys, headers, |facts| {
+        key.derive(facts, Missing::Ip, &SECRET)
+    })
+}
+
+#[test]
+fn a_key_that_is_not_known_is_as_if_there_were_none() {
+    let mut keys = ApiKeys {
+        known: known(&[("k1", KnownKey::default())]),
+        ..ApiKeys::default()
+    };
+    let none = derive(&keys, "api_key or ip", &[]);
+    let invented = [("x-api-key", "made-up")];
+    assert_eq!(derive(&keys, "api_key or ip", &invented), none);
+    assert_eq!(derive(&keys, "api_key", &invented), none);
+    assert_ne!(derive(&keys, "api_key or ip", &[("x-api-key", "k1")]), none);
+    keys.known = None;
+    assert_eq!(derive(&keys, "api_key or ip", &[("x-api-key", "k1")]), none);
+    keys.unknown = UnknownKey::Trust;
+    assert_ne!(derive(&keys, "api_key or ip", &invented), none);
+    keys.unknown = UnknownKey::Deny;
+    assert_eq!(derive(&keys, "api_key or ip", &invented), Derived::Unknown);
+    assert_eq!(derive(&keys, "api_key or ip", &[]), none);
+    assert_eq!(derive(&keys, "ip", &invented), none, "nobody asks");
+}
+
+#[test]
+fn a_known_key_does_not_hide_behind_an_invented_one() {
+    let mut keys = ApiKeys {
+        known: known(&[("k1", KnownKey::default())]),
+        ..ApiKeys::default()
+    };
+    let alone = derive(&keys, "api_key", &[("x-api-key", "k1")]);
+    let bearer = ("authorization", "Bearer k1");
+    for unknown in [UnknownKey::Missing, UnknownKey::Deny] {
+        keys.unknown = unknown;
+        let both = derive(&keys, "api_key", &[("x-api-key", "made-up"), bearer]);
+        assert_eq!(both, alone, "{unknown:?}");
+    }
+    let two = [("x-api-key", "k1"), ("x-api-key", "made-up")];
+    assert_eq!(derive(&keys, "api_key", &two), Derived::Ambiguous);
+    let list = [("x-api-key", "k1, made-up")];
+    assert_eq!(derive(&keys, "api_key", &list), Derived::Ambiguous);
+}
+
+#[test]
+fn a_known_key_has_a_name_and_a_tier() {
+    let said = KnownKey {
+        name: Some("acme"),
+        tier: Some("pro"),
+        anchor: AnchorDay::of_month(31),
+    };
+    let nameless = KnownKey {
+        tier: Some("acme"),
+        ..KnownKey::default()
+    };
+    let keys = ApiKeys {
+        known: known(&[("k1", said), ("k2", nameless), ("k3", KnownKey::default())]),
+        ..ApiKeys::default()
+    };
+    for (key, expected) in [
+        ("k1", Some(said)),
+        ("k2", Some(nameless)),
+        ("k3", Some(KnownKey::default())),
+        ("k4", None),
+    ] {
+        look(&keys, &[("x-api-key", key)], |facts| {
+            assert_eq!(facts.known_key(), expected, "{key}");
+            let known = facts.key_standing();
+            let facts = Facts {
+                standing: Some(known),
+                ..*facts
+            };
+            assert_eq!(facts.known_key(), expected, "looked up before: {key}");
+        });
+    }
+    assert!(keys.is_listed(b"k1") && !keys.is_listed(b"k4"));
+    let shown = format!("{keys:?}");
+    assert!(shown.contains("3 keys") && !shown.contains("k1"), "{shown}");
+}
+
+#[test]
+fn a_digest_is_read_in_either_case() {
+    // echo -n abc | sha256sum
+    let hex = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+    assert_eq!(KeyDigest::parse_hex(hex), Some(KeyDigest::of(b"abc")));
+    let upper = hex.to_uppercase();
+    assert_eq!(KeyDigest::parse_hex(&upper), Some(KeyDigest::of(b"abc")));
+    for wrong in ["", &hex[1..], &format!("{hex}0"), &hex.replace('b', "g")] {
+        assert_eq!(KeyDigest::parse_hex(wrong), None, "{wrong}");
+    }
+}

@@ -1,0 +1,176 @@
+//! The connections to the service, and one request on them.
+//!
+//! An idle connection that turns out to be closed is replaced, and is no failure. A redirect is not
+//! followed: nobody else may get the key.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, HOST, HeaderMap, HeaderValue, USER_AGENT};
+use http::{Request, Response};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tidegate_core::exchange::key_callback::{CallbackFailure, KeyAnswer, KeyQuestion};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout_at;
+
+use super::answer::read_answer;
+use crate::config::{ClientTls, KeyCallbackSettings};
+use crate::telemetry::panics::lock;
+use crate::tls::{TlsClient, TlsTrouble};
+
+/// Connections at once. Other questions wait for one of them.
+const MAX_CONNECTIONS: usize = 64;
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
+
+pub(super) struct CallbackClient {
+    settings: Arc<KeyCallbackSettings>,
+    /// `None` for a service without TLS.
+    tls: Option<Result<TlsClient, TlsTrouble>>,
+    /// The headers of every question; `None` if the host cannot be one.
+    headers: Option<HeaderMap>,
+    permits: Semaphore,
+    idle: Mutex<Vec<ServiceConnection>>,
+}
+
+struct ServiceConnection {
+    sender: http1::SendRequest<Empty<Bytes>>,
+    /// The connection ends when this is dropped.
+    _driver: JoinSet<()>,
+}
+
+impl CallbackClient {
+    /// Reads the system's authorities, if the service has TLS.
+    pub(super) fn new(settings: &Arc<KeyCallbackSettings>) -> CallbackClient {
+        let secure = settings.endpoint.secure;
+        let system = ClientTls::default();
+        CallbackClient {
+            settings: Arc::clone(settings),
+            tls: secure.then(|| TlsClient::new(&system, &[b"http/1.1".as_slice()])),
+            headers: headers(settings),
+            permits: Semaphore::new(MAX_CONNECTIONS),
+            idle: Mutex::default(),
+        }
+    }
+
+    pub(super) async fn ask(&self, question: &KeyQuestion) -> KeyAnswer {
+        self.ask_until(question.key(), question.deadline()).await
+    }
+
+    /// Asks about one key.
+    pub(super) async fn ask_until(&self, key: &[u8], deadline: Instant) -> KeyAnswer {
+        let bearer = [b"Bearer ".as_slice(), key].concat();
+        let Ok(mut bearer) = HeaderValue::from_bytes(&bearer) else {
+            // No client can send it in a header, and the service neither.
+            return KeyAnswer::Unknown;
+        };
+        bearer.set_sensitive(true);
+        let asking = self.ask_with(&bearer);
+        match timeout_at(deadline.into(), asking).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(failure)) => KeyAnswer::Failed(failure),
+            Err(_) => KeyAnswer::Failed(CallbackFailure::Timeout),
+        }
+    }
+
+    async fn ask_with(&self, bearer: &HeaderValue) -> Result<KeyAnswer, CallbackFailure> {
+        let _permit = self.permits.acquire().await;
+        let kept = lock(&self.idle).pop();
+        if let Some(mut kept) = kept
+            && let Ok(response) = self.send(&mut kept, bearer).await
+        {
+            return self.read(kept, response).await;
+        }
+        let mut fresh = self.connect().await?;
+        let response = self.send(&mut fresh, bearer).await?;
+        self.read(fresh, response).await
+    }
+
+    async fn connect(&self) -> Result<ServiceConnection, CallbackFailure> {
+        let to = &self.settings.endpoint;
+        let stream = TcpStream::connect((to.host.as_str(), to.port)).await;
+        let stream = stream.map_err(|_| CallbackFailure::Unreachable)?;
+        let _ = stream.set_nodelay(true);
+        match &self.tls {
+            None => handshake(stream).await,
+            Some(Err(_)) => Err(CallbackFailure::Unreachable),
+            Some(Ok(tls)) => match tls.over(stream, &to.host).await {
+                Ok(stream) => handshake(stream).await,
+                Err(error) => {
+                    tracing::debug!(%error, "api keys: no TLS with the callback");
+                    Err(CallbackFailure::Unreachable)
+                }
+            },
+        }
+    }
+
+    async fn send(
+        &self,
+        connection: &mut ServiceConnection,
+        bearer: &HeaderValue,
+    ) -> Result<Response<Incoming>, CallbackFailure> {
+        let unusable = CallbackFailure::Unusable;
+        let mut request = Request::new(Empty::new());
+        // The configuration has checked the URL.
+        *request.uri_mut() = self.settings.endpoint.path.parse().map_err(|_| unusable)?;
+        let headers = self.headers.clone().ok_or(unusable)?;
+        *request.headers_mut() = headers;
+        request.headers_mut().insert(AUTHORIZATION, bearer.clone());
+        let sender = &mut connection.sender;
+        let unreachable = |_| CallbackFailure::Unreachable;
+        sender.ready().await.map_err(unreachable)?;
+        sender.send_request(request).await.map_err(unreachable)
+    }
+
+    /// Reads a response to its end, and keeps the connection.
+    async fn read(
+        &self,
+        connection: ServiceConnection,
+        response: Response<Incoming>,
+    ) -> Result<KeyAnswer, CallbackFailure> {
+        let (head, body) = response.into_parts();
+        let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
+        let body = body.map_err(|_| CallbackFailure::Unusable)?.to_bytes();
+        if !connection.sender.is_closed() {
+            lock(&self.idle).push(connection);
+        }
+        Ok(read_answer(head.status, &body))
+    }
+}
+
+async fn handshake<S>(stream: S) -> Result<ServiceConnection, CallbackFailure>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let opened = http1::handshake(TokioIo::new(stream)).await;
+    let (sender, connection) = opened.map_err(|_| CallbackFailure::Unreachable)?;
+    let mut driver = JoinSet::new();
+    // The sender reports errors of the connection, so its task ignores them.
+    driver.spawn(async move { drop(connection.await) });
+    Ok(ServiceConnection {
+        sender,
+        _driver: driver,
+    })
+}
+
+fn headers(settings: &KeyCallbackSettings) -> Option<HeaderMap> {
+    let authority = settings.endpoint.authority();
+    let usual = if settings.endpoint.secure {
+        ":443"
+    } else {
+        ":80"
+    };
+    let host = authority.strip_suffix(usual).unwrap_or(&authority);
+    let agent = concat!("tidegate/", env!("CARGO_PKG_VERSION"));
+    let mut headers = HeaderMap::new();
+    headers.insert(HOST, HeaderValue::try_from(host).ok()?);
+    headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+    headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+    Some(headers)
+}
