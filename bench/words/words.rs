@@ -225,6 +225,7 @@ fn memory() -> Memory {
         on_error: OnError::Local,
         fleet: Fleet::Fixed(1),
         hash_key: Some(Secret([7; 32])),
+        file: None,
         known_keys: false,
         max_keys: 1000,
         max_memory: 1 << 20,
@@ -339,6 +340,7 @@ fn log_line() -> Word {
         buffer.record(black_box(&AccessEntry {
             unix_us: 1_795_214_226_123_456,
             duration: Duration::from_micros(234),
+            delayed: Duration::ZERO,
             client: IpAddr::from([192, 0, 2, 7]),
             method: &Method::GET,
             path: "/api/v1/items/17",

@@ -78,8 +78,8 @@ use section::Section;
 use values::{DAY, MS, SECOND, TextForm, UP_TO_A_DAY, header_name};
 
 pub use address::ServerAddress;
-pub use auth::JwksSettings;
 pub use api_key::process_secret;
+pub use auth::JwksSettings;
 pub use callback_settings::KeyCallbackSettings;
 pub use changes::{changes, restarts};
 pub use decide::DecideSettings;

@@ -179,7 +179,7 @@ impl Memory {
         }
         drop(shard);
         if let Some(recovery) = &self.recovery {
-            recovery.ledger.forget(budget);
+            recovery.last_answers.forget(budget);
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::fleet::Fleet;
-use super::ledger::{Away, Ledger};
+use super::last_answers::{Away, LastAnswers};
 use super::store_clock::StoreClock;
 
 /// The name of a process among those that share the store.
@@ -58,7 +58,7 @@ pub struct Greeting {
 pub struct Recovery {
     fleet: Arc<Fleet>,
     name: ProcessName,
-    pub ledger: Ledger,
+    pub last_answers: LastAnswers,
     pub store_clock: StoreClock,
     /// Whether shares hold, beside the store's decisions where there are any.
     on: AtomicBool,
@@ -91,7 +91,7 @@ impl Recovery {
         Recovery {
             fleet,
             name,
-            ledger: Ledger::default(),
+            last_answers: LastAnswers::default(),
             store_clock: StoreClock::default(),
             on: AtomicBool::new(false),
             since_us: AtomicU64::new(0),

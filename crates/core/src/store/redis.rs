@@ -19,7 +19,7 @@ mod overrides;
 mod panics;
 mod server_info;
 mod slot_lease;
-mod slot_ledger;
+mod slot_reports;
 mod task;
 
 use std::fmt;

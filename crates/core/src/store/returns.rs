@@ -1,6 +1,6 @@
-//! Outages in virtual time: two to eight proxies with the shipped fleet, recovery, ledger, journal
-//! and local store, around a store that goes away and comes back as a seed says. Every run is named
-//! by its seed.
+//! Outages in virtual time: two to eight proxies with the shipped fleet, recovery, last answers,
+//! journal and local store, around a store that goes away and comes back as a seed says. Every run
+//! is named by its seed.
 //!
 //! `cargo test --lib returns -- --nocapture` prints the fullest windows.
 

@@ -9,6 +9,7 @@ use http::HeaderMap;
 
 use super::value::Carried;
 use super::{ApiKeySource, ApiKeySources, Facts, KeyClient, KeyNote, KnownKey, KnownKeys};
+use crate::limit::AnchorDay;
 
 /// `[api_key] unknown`: the meaning of an unknown key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -106,7 +107,8 @@ impl ApiKeys {
 
     /// The anchor that the file of keys gives this key.
     pub fn anchor_of(&self, key: &[u8]) -> Option<AnchorDay> {
-        self.listed(key)?.anchor
+        let note = self.listed(key)?;
+        self.known.as_ref()?.client(note).anchor
     }
 
     /// Whether `[auth.jwt]` may verify the key.

@@ -38,6 +38,7 @@ fn memory(time: &Arc<AtomicU64>) -> Memory {
         fleet: Fleet::Fixed(1),
         hash_key: None,
         file: None,
+        known_keys: false,
         max_keys: 100_000,
         max_memory: 1 << 30,
     };

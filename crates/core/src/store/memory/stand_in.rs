@@ -7,7 +7,7 @@ use super::shard::{CheckOutcome, PendingCheck, Shard};
 use super::{Memory, id};
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck, OnError, Retry, Verdict};
 use crate::store::is_slots;
-use crate::store::ledger::{Away, StoreAnswer, slack_us};
+use crate::store::last_answers::{Away, StoreAnswer, slack_us};
 use crate::store::recovery::Recovery;
 use crate::store::store_clock::CheckTime;
 use crate::telemetry::decisions::BannedRequest;
@@ -182,7 +182,7 @@ impl Memory {
             now_us,
         });
         let away = recovery.away_at(now_us).or(begins)?;
-        recovery.ledger.max_units(item, &self.fleet, away)
+        recovery.last_answers.max_units(item, &self.fleet, away)
     }
 
     /// Units of this budget that were admitted here and count at a time, microseconds.
@@ -235,7 +235,7 @@ impl Memory {
                 store_us: decision.at_us,
                 now_us,
             };
-            let missing = recovery.ledger.missing_units(&answer, others);
+            let missing = recovery.last_answers.missing_units(&answer, others);
             if missing > 0 {
                 lost.push(LimitCheck {
                     cost: missing.min(own),
@@ -264,8 +264,8 @@ impl Memory {
                 now_us,
             };
             // A store that does not know of all units says too little.
-            if !is_on || recovery.ledger.is_tighter(&answer, &self.fleet) {
-                recovery.ledger.note(&answer);
+            if !is_on || recovery.last_answers.is_tighter(&answer, &self.fleet) {
+                recovery.last_answers.note(&answer);
             }
         };
         for (index, (item, verdict)) in charge.iter().zip(&decision.verdicts).enumerate() {
@@ -285,7 +285,7 @@ impl Memory {
             return Vec::new();
         };
         let now_us = self.clock.now_us();
-        let mut items = recovery.ledger.items(now_us);
+        let mut items = recovery.last_answers.items(now_us);
         for item in &mut items {
             item.cost = self.own_at(item, now_us);
         }

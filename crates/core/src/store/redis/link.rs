@@ -346,7 +346,7 @@ pub(super) async fn learn_key(
                 if let Ok(bytes) = <[u8; 32]>::try_from(bytes) {
                     if shared.keys.learn(bytes) {
                         shared.journal.clear();
-                        shared.recovery.ledger.clear();
+                        shared.recovery.last_answers.clear();
                         tracing::debug!("redis: the hash key is read");
                     }
                     return Ok(was_there);

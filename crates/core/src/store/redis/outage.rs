@@ -419,7 +419,7 @@ impl RedisShared {
         if self.troubled.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.recovery.back(self.clock.now_us());
         }
-        self.recovery.ledger.forget_clock();
+        self.recovery.last_answers.forget_clock();
         self.outages.end(node, now);
     }
 

@@ -1,4 +1,4 @@
-//! A worker as a holder of slots: its name in Redis, its ledger of slots, and the answers that may
+//! A worker as a holder of slots: its name in Redis, its reports of slots, and the answers that may
 //! grant some.
 //!
 //! A granted slot has an owner at every instant: the call, then the answer on its way to the
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::sync::oneshot::error::TryRecvError;
 
-use super::slot_ledger::SlotLedger;
+use super::slot_reports::SlotReports;
 use crate::clock;
 use crate::limit::{Charge, Decision};
 use crate::store::batch::{GroupOutcome, Operation};
@@ -34,7 +34,7 @@ pub(in crate::store) struct SlotLease(Arc<SharedSlots>);
 #[derive(Debug)]
 struct SharedSlots {
     name: u64,
-    ledger: Mutex<SlotLedger>,
+    reports: Mutex<SlotReports>,
     /// Wakes the task: there is something to report.
     is_due: Notify,
     /// Wakes [`SlotLease::flush`] after a report.
@@ -46,7 +46,7 @@ impl SlotLease {
         SlotLease(Arc::new(SharedSlots {
             // 64 random bits: no two workers of any proxies have the same name.
             name: RandomState::new().hash_one(std::process::id()),
-            ledger: Mutex::default(),
+            reports: Mutex::default(),
             is_due: Notify::new(),
             has_reported: Notify::new(),
         }))
@@ -57,12 +57,15 @@ impl SlotLease {
     }
 
     /// Not to be kept across an await.
-    fn ledger(&self) -> MutexGuard<'_, SlotLedger> {
-        self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reports(&self) -> MutexGuard<'_, SlotReports> {
+        self.0
+            .reports
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
-        self.ledger().next_due(now)
+        self.reports().next_due(now)
     }
 
     pub(super) async fn woken(&self) {
@@ -73,7 +76,7 @@ impl SlotLease {
     /// that are not reported by then expire by themselves.
     pub(in crate::store) async fn flush(&self) {
         let all_reported = async {
-            while !self.ledger().is_all_reported() {
+            while !self.reports().is_all_reported() {
                 self.0.has_reported.notified().await;
             }
         };
@@ -82,7 +85,7 @@ impl SlotLease {
 
     /// The server may be another one: everything is reported again.
     pub(super) fn reconnected(&self) {
-        self.ledger().reconnected();
+        self.reports().reconnected();
     }
 
     /// Adds the reports that are due to the call that leaves now, and what is held to its groups.
@@ -95,7 +98,7 @@ impl SlotLease {
     }
 
     pub(super) fn due_reports(&self, now: Instant, generation: u64) -> Vec<QueuedRequest> {
-        let due = self.ledger().due(now, MAX_REPORTS);
+        let due = self.reports().due(now, MAX_REPORTS);
         let report = |charge: Charge| {
             let request = StoreRequest {
                 slot: charge.first().map_or(0, super::slot_of),
@@ -112,16 +115,16 @@ impl SlotLease {
 
     /// Adds to each group how much is held of the slots that it asks for or reports.
     pub(super) fn add_held(&self, batch: &mut Batch) {
-        let ledger = self.ledger();
+        let reports = self.reports();
         for bundle in batch.bundles.iter_mut().filter(|bundle| may_hold(bundle)) {
-            let held = bundle.charge().iter().map(|item| ledger.held(item));
+            let held = bundle.charge().iter().map(|item| reports.held(item));
             bundle.extra = held.collect();
         }
     }
 
     pub(super) fn reported(&self, bundle: &Bundle) {
         if bundle.operation == Operation::Report {
-            self.ledger().reported(bundle.charge());
+            self.reports().reported(bundle.charge());
             self.0.has_reported.notify_one();
         }
     }
@@ -138,7 +141,8 @@ impl SlotLease {
             return;
         }
         let slots = bundle.charge().clone();
-        self.ledger().granted(&slots, outcome.granted, clock::now());
+        self.reports()
+            .granted(&slots, outcome.granted, clock::now());
         for _ in 0..bundle.answer(outcome, observe) {
             self.release(&slots);
         }
@@ -156,7 +160,7 @@ impl SlotLease {
     pub(super) fn refuse(&self, bundles: Vec<Bundle>, kind: StoreError) {
         for bundle in bundles {
             match bundle.operation {
-                Operation::Report => self.ledger().refused(bundle.charge(), clock::now()),
+                Operation::Report => self.reports().refused(bundle.charge(), clock::now()),
                 _ => self.note_unsure(&bundle),
             }
             bundle.fail(kind);
@@ -165,20 +169,20 @@ impl SlotLease {
 
     fn note_unsure(&self, bundle: &Bundle) {
         if may_hold(bundle) {
-            self.ledger().unsure(bundle.charge(), clock::now());
+            self.reports().unsure(bundle.charge(), clock::now());
         }
     }
 
     /// Counts slots that were admitted without Redis.
     pub(super) fn hold(&self, charge: &Charge) {
-        self.ledger().hold(charge, clock::now());
+        self.reports().hold(charge, clock::now());
         self.0.is_due.notify_one();
     }
 
     /// Frees the slots of `charge`. The next call, which is due at once, reports it to Redis.
     pub(in crate::store) fn release(&self, charge: &Charge) {
         if has_slots(charge) {
-            self.ledger().release(charge);
+            self.reports().release(charge);
             self.0.is_due.notify_one();
         }
     }

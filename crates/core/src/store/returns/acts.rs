@@ -148,7 +148,7 @@ impl World {
         let proxy = &mut self.proxies[who];
         proxy.is_away = false;
         proxy.recovery.back(self.now_us);
-        proxy.recovery.ledger.forget_clock();
+        proxy.recovery.last_answers.forget_clock();
     }
 
     pub(super) fn maintenance(&mut self, who: usize) {

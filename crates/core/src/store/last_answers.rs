@@ -21,13 +21,13 @@ const SWEEP_EVERY_US: u64 = 1_000_000;
 const SLACK_US: u64 = 100_000;
 
 #[derive(Debug)]
-pub struct Ledger {
+pub struct LastAnswers {
     maps: Box<[Mutex<Map>]>,
 }
 
-impl Default for Ledger {
-    fn default() -> Ledger {
-        Ledger {
+impl Default for LastAnswers {
+    fn default() -> LastAnswers {
+        LastAnswers {
             maps: (0..MAPS).map(|_| Mutex::default()).collect(),
         }
     }
@@ -35,13 +35,13 @@ impl Default for Ledger {
 
 #[derive(Debug, Default)]
 struct Map {
-    keys: HashMap<u128, LedgerEntry>,
+    keys: HashMap<u128, LastAnswer>,
     swept_us: u64,
 }
 
 /// One key as the store last answered.
 #[derive(Clone, Debug)]
-pub(super) struct LedgerEntry {
+pub(super) struct LastAnswer {
     item: LimitCheck,
     /// Units that all proxies had used after the answer.
     used: u64,
@@ -80,7 +80,7 @@ pub(super) fn slack_us(window_us: u64) -> u64 {
     SLACK_US.min(window_us / 4)
 }
 
-impl Ledger {
+impl LastAnswers {
     fn map(&self, id: u128) -> MutexGuard<'_, Map> {
         let map = &self.maps[id as usize % MAPS];
         map.lock().unwrap_or_else(PoisonError::into_inner)
@@ -109,7 +109,7 @@ impl Ledger {
         if !map.keys.contains_key(&id) && !map.has_room(now_us) {
             return;
         }
-        let seen = LedgerEntry {
+        let seen = LastAnswer {
             item: LimitCheck {
                 asker: None,
                 cost: 1,
@@ -192,7 +192,7 @@ impl Ledger {
 
     /// Every key that may still count something.
     pub fn items(&self, now_us: u64) -> Vec<LimitCheck> {
-        let live = |seen: &&LedgerEntry| seen.reset_at_us > now_us;
+        let live = |seen: &&LastAnswer| seen.reset_at_us > now_us;
         let items_of = |map: MutexGuard<'_, Map>| -> Vec<LimitCheck> {
             let live = map.keys.values().filter(live);
             live.map(|seen| seen.item.clone()).collect()
@@ -211,12 +211,12 @@ impl Ledger {
     /// Forgets the store's clock: another server may answer from now on.
     pub fn forget_clock(&self) {
         for mut map in self.all() {
-            map.keys.values_mut().for_each(LedgerEntry::forget_clock);
+            map.keys.values_mut().for_each(LastAnswer::forget_clock);
         }
     }
 }
 
-impl LedgerEntry {
+impl LastAnswer {
     fn forget_clock(&mut self) {
         self.store_us = 0;
         self.compared_us = 0;
@@ -294,52 +294,52 @@ mod tests {
 
     #[test]
     fn a_proxy_has_its_part_of_what_was_left_and_what_it_had() {
-        let (ledger, fleet, item) = (Ledger::default(), Fleet::of(4), item(1));
+        let (answers, fleet, item) = (LastAnswers::default(), Fleet::of(4), item(1));
         let at = |since_us, now_us| Away { since_us, now_us };
         let soon = at(51_000_000, 52_000_000);
-        assert_eq!(ledger.max_units(&item, &fleet, soon), None);
-        ledger.note(&answered(&item, &verdict(199), 50));
-        assert_eq!(ledger.max_units(&item, &fleet, soon), Some(50 + 50));
-        ledger.note(&answered(&item, &verdict(399), 100));
-        assert_eq!(ledger.max_units(&item, &fleet, soon), Some(100));
+        assert_eq!(answers.max_units(&item, &fleet, soon), None);
+        answers.note(&answered(&item, &verdict(199), 50));
+        assert_eq!(answers.max_units(&item, &fleet, soon), Some(50 + 50));
+        answers.note(&answered(&item, &verdict(399), 100));
+        assert_eq!(answers.max_units(&item, &fleet, soon), Some(100));
         // All that the store had admitted has left the window.
         assert_eq!(
-            ledger.max_units(&item, &fleet, at(51_000_000, 61_000_000)),
+            answers.max_units(&item, &fleet, at(51_000_000, 61_000_000)),
             None
         );
         assert_eq!(
-            ledger.max_units(&item, &fleet, at(60_000_001, 60_000_002)),
+            answers.max_units(&item, &fleet, at(60_000_001, 60_000_002)),
             None
         );
     }
 
     #[test]
     fn what_is_known_of_a_calendar_window_holds_until_it_ends() {
-        let (ledger, fleet, mut item) = (Ledger::default(), Fleet::of(4), item(1));
+        let (answers, fleet, mut item) = (LastAnswers::default(), Fleet::of(4), item(1));
         let rule = Rule {
             algorithm: Algorithm::Calendar,
             window_us: 7_000_000_000,
             ..item.window.rule
         };
         item.window = Arc::new(Window::new("l", rule));
-        ledger.note(&answered(&item, &verdict(199), 50));
+        answers.note(&answered(&item, &verdict(199), 50));
         let at = |now_us| Away {
             since_us: 51_000_000,
             now_us,
         };
-        assert_eq!(ledger.max_units(&item, &fleet, at(59_999_999)), Some(100));
-        assert_eq!(ledger.max_units(&item, &fleet, at(60_000_000)), None);
+        assert_eq!(answers.max_units(&item, &fleet, at(59_999_999)), Some(100));
+        assert_eq!(answers.max_units(&item, &fleet, at(60_000_000)), None);
     }
 
     #[test]
     fn an_answer_with_less_left_is_tighter() {
-        let (ledger, fleet, item) = (Ledger::default(), Fleet::of(4), item(1));
+        let (answers, fleet, item) = (LastAnswers::default(), Fleet::of(4), item(1));
         let is_tighter = |used, own| {
             let verdict = verdict(used);
-            ledger.is_tighter(&answered(&item, &verdict, own), &fleet)
+            answers.is_tighter(&answered(&item, &verdict, own), &fleet)
         };
         assert!(is_tighter(0, 1), "nothing is known");
-        ledger.note(&answered(&item, &verdict(199), 50));
+        answers.note(&answered(&item, &verdict(199), 50));
         assert!(!is_tighter(199, 50));
         assert!(!is_tighter(99, 50), "the store does not know of all units");
         assert!(is_tighter(299, 50));
@@ -347,22 +347,22 @@ mod tests {
 
     #[test]
     fn what_others_lately_used_between_two_answers_is_left_to_them() {
-        let (ledger, fleet, item) = (Ledger::default(), Fleet::of(4), item(1));
-        ledger.note(&answered(&item, &verdict(99), 50));
-        ledger.note(&answered(&item, &verdict(119), 51));
+        let (answers, fleet, item) = (LastAnswers::default(), Fleet::of(4), item(1));
+        answers.note(&answered(&item, &verdict(99), 50));
+        answers.note(&answered(&item, &verdict(119), 51));
         let at = Away {
             since_us: 51_000_000,
             now_us: 52_000_000,
         };
         assert_eq!(
-            ledger.max_units(&item, &fleet, at),
+            answers.max_units(&item, &fleet, at),
             Some(51 + (280 - 20) / 4)
         );
     }
 
     #[test]
     fn a_store_that_says_less_than_it_said_has_lost_some() {
-        let (ledger, item) = (Ledger::default(), item(1));
+        let (answers, item) = (LastAnswers::default(), item(1));
         let mut store_us = 50_000_000;
         let mut missing = |used, own, others| {
             let verdict = verdict(used);
@@ -371,10 +371,10 @@ mod tests {
                 store_us,
                 ..answered(&item, &verdict, own)
             };
-            ledger.missing_units(&later, others)
+            answers.missing_units(&later, others)
         };
         assert_eq!(missing(0, 40, true), 0, "the key is new");
-        ledger.note(&answered(&item, &verdict(99), 40));
+        answers.note(&answered(&item, &verdict(99), 40));
         assert_eq!(missing(100, 40, true), 0);
         assert_eq!(missing(60, 40, true), 40);
         assert_eq!(missing(60, 40, false), 0, "others may have given it back");
@@ -384,14 +384,14 @@ mod tests {
             store_us: 50_000_000,
             ..answered(&item, &verdict, 40)
         };
-        assert_eq!(ledger.missing_units(&older, true), 0);
+        assert_eq!(answers.missing_units(&older, true), 0);
         let later = StoreAnswer {
             store_us: 53_950_000,
             now_us: 53_950_000,
             ..answered(&item, &verdict, 7)
         };
         assert_eq!(
-            ledger.missing_units(&later, true),
+            answers.missing_units(&later, true),
             7,
             "what others used may expire"
         );
@@ -399,14 +399,14 @@ mod tests {
 
     #[test]
     fn an_answer_lacks_the_units_of_a_newer_one() {
-        let (ledger, item) = (Ledger::default(), item(1));
-        ledger.note(&answered(&item, &verdict(99), 40));
+        let (answers, item) = (LastAnswers::default(), item(1));
+        answers.note(&answered(&item, &verdict(99), 40));
         let newer = verdict(101);
         let newer = StoreAnswer {
             store_us: 50_000_002,
             ..answered(&item, &newer, 40)
         };
-        assert_eq!(ledger.missing_units(&newer, true), 0);
+        assert_eq!(answers.missing_units(&newer, true), 0);
         // Its unit is counted here now, and it is not noted yet.
         let older = verdict(100);
         let older = StoreAnswer {
@@ -414,38 +414,38 @@ mod tests {
             ..answered(&item, &older, 41)
         };
         let others_are_unknown = StoreAnswer { own: 101, ..older };
-        assert_eq!(ledger.missing_units(&older, true), 0);
-        assert_eq!(ledger.missing_units(&others_are_unknown, true), 0);
+        assert_eq!(answers.missing_units(&older, true), 0);
+        assert_eq!(answers.missing_units(&others_are_unknown, true), 0);
     }
 
     #[test]
     fn a_clock_that_steps_forward_loses_nothing() {
-        let (ledger, item) = (Ledger::default(), item(1));
-        ledger.note(&answered(&item, &verdict(99), 40));
+        let (answers, item) = (LastAnswers::default(), item(1));
+        answers.note(&answered(&item, &verdict(99), 40));
         let verdict = verdict(0);
         let stepped = |now_us| StoreAnswer {
             store_us: now_us + 8_000_000,
             now_us,
             ..answered(&item, &verdict, 40)
         };
-        assert_eq!(ledger.missing_units(&stepped(51_000_000), true), 0);
-        ledger.note(&stepped(51_000_000));
-        assert_eq!(ledger.missing_units(&stepped(52_000_000), true), 0);
-        assert_eq!(ledger.missing_units(&stepped(61_000_000), true), 40);
+        assert_eq!(answers.missing_units(&stepped(51_000_000), true), 0);
+        answers.note(&stepped(51_000_000));
+        assert_eq!(answers.missing_units(&stepped(52_000_000), true), 0);
+        assert_eq!(answers.missing_units(&stepped(61_000_000), true), 40);
     }
 
     #[test]
     fn it_is_bounded() {
-        let ledger = Ledger::default();
+        let answers = LastAnswers::default();
         let mut one = item(0);
         for who in 0..600_000_u64 {
             one.tag.0[..8].copy_from_slice(&who.to_le_bytes());
-            ledger.note(&answered(&one, &verdict(3), 1));
+            answers.note(&answered(&one, &verdict(3), 1));
             if who == 3_000 {
-                assert_eq!(ledger.items(50_000_000).len(), 3_001);
+                assert_eq!(answers.items(50_000_000).len(), 3_001);
             }
         }
-        assert!(ledger.items(50_000_000).len() <= MAPS * KEYS);
-        assert!(ledger.items(60_000_000).is_empty());
+        assert!(answers.items(50_000_000).len() <= MAPS * KEYS);
+        assert!(answers.items(60_000_000).is_empty());
     }
 }

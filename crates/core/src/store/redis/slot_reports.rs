@@ -26,7 +26,7 @@ const REPORTS_PER_LEASE: u32 = 3;
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
-pub(super) struct SlotLedger {
+pub(super) struct SlotReports {
     keys: HashMap<u128, HeldKey>,
     /// Keys to report at once, oldest first; others may be among them.
     due_now: VecDeque<u128>,
@@ -55,7 +55,7 @@ enum ReportState {
     Known,
 }
 
-impl SlotLedger {
+impl SlotReports {
     /// Units held now: what a call reports of this item beside asking for more.
     pub(super) fn held(&self, item: &LimitCheck) -> u64 {
         self.keys.get(&item.id()).map_or(0, |key| key.units)
@@ -273,7 +273,7 @@ mod tests {
     }
 
     /// What the next call says: whose, and how many are held.
-    fn says(held: &mut SlotLedger, now: Instant) -> Vec<(u8, u64)> {
+    fn says(held: &mut SlotReports, now: Instant) -> Vec<(u8, u64)> {
         let due = held.due(now, 100);
         let said = due
             .iter()
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn what_was_granted_is_said_each_third_of_a_lease_and_what_was_let_go_at_once() {
-        let (mut held, start) = (SlotLedger::default(), clock::now());
+        let (mut held, start) = (SlotReports::default(), clock::now());
         assert_eq!(held.next_due(start), None);
         held.granted(&request(1), 2, start);
         assert_eq!(held.held(&request(1)[0]), 2);
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn what_changes_while_a_call_is_under_way_is_said_by_the_next() {
-        let (mut held, now) = (SlotLedger::default(), clock::now());
+        let (mut held, now) = (SlotReports::default(), clock::now());
         held.granted(&request(1), 2, now);
         held.release(&request(1));
         let due = held.due(now, 100);
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_grant_in_the_call_that_says_nothing_is_held_stays_held() {
-        let (mut held, now) = (SlotLedger::default(), clock::now());
+        let (mut held, now) = (SlotReports::default(), clock::now());
         held.granted(&request(1), 1, now);
         held.release(&request(1));
         let due = held.due(now, 100);
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_was_lost_heals_with_the_next_call() {
-        let (mut held, now) = (SlotLedger::default(), clock::now());
+        let (mut held, now) = (SlotReports::default(), clock::now());
         held.unsure(&request(1), now);
         assert_eq!(says(&mut held, now), [(1, 0)]);
         assert!(held.keys.is_empty());
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn what_no_lease_can_remember_any_more_is_not_said() {
-        let (mut held, now) = (SlotLedger::default(), clock::now());
+        let (mut held, now) = (SlotReports::default(), clock::now());
         held.granted(&request(1), 1, now);
         held.release(&request(1));
         assert_eq!(says(&mut held, now + LEASE), []);
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn after_an_outage_the_first_calls_say_what_is_held() {
-        let (mut held, now) = (SlotLedger::default(), clock::now());
+        let (mut held, now) = (SlotReports::default(), clock::now());
         for who in 0..5 {
             held.granted(&request(who), 1, now);
         }
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_server_that_refuses_to_write_is_not_asked_without_pause() {
-        let (mut held, now) = (SlotLedger::default(), clock::now());
+        let (mut held, now) = (SlotReports::default(), clock::now());
         held.hold(&request(1), now);
         let due = held.due(now, 100);
         held.refused(&due[0], now);
