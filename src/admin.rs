@@ -12,6 +12,7 @@
 //! has the address. A panic costs one request, or one reading of the counters.
 
 mod answer;
+pub(crate) mod billing;
 pub(crate) mod client_history;
 pub(crate) mod clients;
 mod crowd;

@@ -24,6 +24,7 @@ mod tap;
 #[cfg(test)]
 mod tests;
 mod top;
+mod usage;
 
 use std::process::ExitCode;
 
@@ -80,6 +81,8 @@ enum CliCommand {
     Limits(limits::LimitsArgs),
     /// Add, list and remove the API keys that all proxies of a Redis know.
     Keys(keys::KeysArgs),
+    /// Show what each client used, by day, for invoices.
+    Usage(usage::UsageArgs),
     /// Run an access log through the limits, and report the requests that they would deny.
     Replay(replay::ReplayArgs),
     /// Send requests, and show the first denial with its headers.
@@ -118,6 +121,7 @@ pub fn main() -> ExitCode {
         CliCommand::Tap(args) => tap::tap(&args),
         CliCommand::Limits(args) => limits::limits(&args),
         CliCommand::Keys(args) => keys::keys(&args),
+        CliCommand::Usage(args) => usage::usage(&args),
         CliCommand::Replay(args) => replay::replay(args),
         CliCommand::Try(args) => send::send(&args),
         CliCommand::Init(args) => generate::init(&args),

@@ -7,8 +7,8 @@
 
 use tidegate_core::wire;
 pub use tidegate_core::{
-    certificate, client, clock, config, limit, path, request_head, route, store, telemetry, tls,
-    trace, usage,
+    certificate, client, clock, config, ledger, limit, path, request_head, route, store, telemetry,
+    tls, trace, usage,
 };
 pub use {tidegate_import as import, tidegate_replay as replay};
 
@@ -24,6 +24,7 @@ pub mod otlp;
 
 mod outgoing;
 
+pub mod billing;
 mod jwks;
 mod key_callback;
 

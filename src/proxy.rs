@@ -324,8 +324,7 @@ impl Drop for AbandonedCall<'_, '_> {
 /// Counts a call to a model server whose answer is not read.
 fn note_unread_usage(limiter: &Limiter, x: &mut ProxyExchange<'_>, outcome: UsageOutcome) {
     if let Some(reserve) = x.admission.reserve.take() {
-        let charge = &x.admission.charge;
-        limiter.note_unread_usage(&reserve, charge, outcome, &mut x.record);
+        limiter.note_unread_usage(&reserve, &x.admission, outcome, &mut x.record);
     }
 }
 

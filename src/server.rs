@@ -39,6 +39,7 @@ use arc_swap::ArcSwap;
 use futures_util::FutureExt;
 use tokio::sync::{Semaphore, mpsc, watch};
 
+use crate::billing::Billing;
 use crate::clock::{self, Sweep};
 use crate::config::{
     Config, LogFormat, LogSettings, LogTarget, ServerSettings, SettingError, TlsSettings,
@@ -91,6 +92,7 @@ pub(crate) struct ServerState {
     key_callbacks: Arc<KeyCallbacks>,
     /// The service that knows the API keys; `None` if no service does.
     pub(crate) key_callback: Option<Arc<KeyCallback>>,
+    pub(crate) billing: Arc<Billing>,
     /// With clients.
     pub(crate) tls: Option<Arc<ServerTls>>,
     /// With proxies that ask for decisions.
@@ -107,6 +109,7 @@ impl ServerState {
             exports: Arc::default(),
             key_callback: key_callbacks.follow(config.key_callback.as_ref())?,
             key_callbacks,
+            billing: Arc::default(),
             access: Arc::new(open_access_log(&config.log)?),
             counts: Arc::new(StoreHandle::replacing(config, handles.predecessor)?),
             vitals: Arc::default(),
@@ -158,11 +161,12 @@ impl ServerState {
         both.cloned().collect()
     }
 
-    /// Starts or changes the threads beside the workers: health checks, the keys of tokens, and the
-    /// export of traces.
+    /// Starts or changes the threads beside the workers: health checks, the keys of tokens, the export
+    /// of traces, and the ledger.
     fn follow(&self, config: &Config) -> io::Result<()> {
         self.health_checks.follow(&config.upstreams, &self.vitals)?;
         self.jwks.follow(config.jwks.as_ref())?;
+        self.billing.follow(config, &self.counts.usage)?;
         self.exports.follow(config.tracing.as_ref())
     }
 
@@ -307,7 +311,7 @@ pub fn run(config: Config, handles: ServerHandles, reloads: Reloads) -> io::Resu
         };
         threads.push(spawn_worker(start, &state)?);
     }
-    let exports = Arc::clone(&state.exports);
+    let (exports, billing) = (Arc::clone(&state.exports), Arc::clone(&state.billing));
     let counts = Arc::clone(&state.counts);
     let introspection = Arc::clone(&handles.introspection);
     let reloader = Reloader::new(config, state, orders, handles);
@@ -319,6 +323,7 @@ pub fn run(config: Config, handles: ServerHandles, reloads: Reloads) -> io::Resu
     // Waits for all workers, even if the first one has failed.
     let ended: Vec<io::Result<()>> = ended.collect();
     counts.finish();
+    billing.finish();
     exports.finish();
     introspection.close();
     // The reload thread has the last handles of the logs. Their drop writes the last lines.

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
+use super::billing::BY_SCHEMA_WORDS;
 use super::denials::DenialFilter;
 use super::limits::{DEFAULT_BUSIEST, MAX_BUSIEST, busiest, limits, promotions};
 use super::openapi::{
@@ -18,12 +19,13 @@ use super::request::ApiRequest;
 use super::response::{ApiResult, now, now_s, with_type};
 use super::schema::Components;
 use super::status::{Readiness, config, healthz, readyz, reload, secrets, status, upstreams};
-use super::{clients, explain, prometheus};
+use super::{billing, clients, explain, prometheus};
 use crate::telemetry::metrics::text::TextFormat;
 
 pub(super) static ENDPOINTS: LazyLock<Vec<ApiEndpoint>> = LazyLock::new(|| {
     let mut endpoints = probes();
     endpoints.extend(limit_reads());
+    endpoints.extend(ledger_reads());
     endpoints.extend(proxy_reads());
     endpoints.extend(client_changes());
     endpoints.extend(configuration());
@@ -152,6 +154,36 @@ fn limit_reads() -> Vec<ApiEndpoint> {
         )
         .json_async(changes),
     ]
+}
+
+fn ledger_reads() -> Vec<ApiEndpoint> {
+    vec![
+        read(
+            "/api/v1/usage",
+            "What each client used, by day, from the ledger. At most 200000 rows.",
+        )
+        .query(
+            "from",
+            "The first day. The default is the first of the month of `to`.",
+            &day_schema(),
+        )
+        .query(
+            "to",
+            "The last day, included. The default is today in the zone of the ledger.",
+            &day_schema(),
+        )
+        .query(
+            "by",
+            "What a row is for: `client`, `day` or `month`, or two of them with a comma.",
+            &json!({ "type": "string", "default": BY_SCHEMA_WORDS }),
+        )
+        .json_async(billing::usage)
+        .refuses(&[refusal(404, "The configuration has no ledger.")]),
+    ]
+}
+
+fn day_schema() -> Value {
+    json!({ "type": "string", "format": "date" })
 }
 
 /// Adds the parameters of [`DenialFilter`].

@@ -10,6 +10,8 @@ mod process;
 
 mod keys;
 
+mod ledger;
+
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -55,6 +57,7 @@ pub(super) fn write(state: &AdminState, snapshot: &Snapshot<'_>, format: TextFor
     requests(&mut text, snapshot, &sum);
     decisions(&mut text, snapshot, &sum);
     store(&mut text, snapshot, &sum);
+    ledger::write(&mut text, snapshot);
     upstreams(&mut text, snapshot);
     servers(&mut text, snapshot);
     server(&mut text, state, snapshot);
@@ -450,7 +453,8 @@ mod tests {
             include_str!("prometheus/held.rs"),
             include_str!("prometheus/process.rs"),
             include_str!("prometheus/jwks.rs"),
-            include_str!("prometheus/keys.rs")
+            include_str!("prometheus/keys.rs"),
+            include_str!("prometheus/ledger.rs")
         );
         let mut names = Vec::new();
         for row in FAMILIES.lines() {

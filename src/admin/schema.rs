@@ -153,6 +153,7 @@ described_as! {
     u32 => { "type": "integer", "minimum": 0 },
     u64 => { "type": "integer", "minimum": 0 },
     usize => { "type": "integer", "minimum": 0 },
+    i64 => { "type": "integer" },
     f64 => { "type": "number" },
     String => { "type": "string" },
 }

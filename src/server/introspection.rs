@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::ServerState;
 use super::control::ReloadOutcome;
 use super::worker::ActiveConfig;
+use crate::billing::BillingShared;
 use crate::clock;
 use crate::config::Config;
 use crate::otlp::Exports;
@@ -59,6 +60,7 @@ pub struct Snapshot<'v> {
     pub(crate) access: &'v AccessLog,
     pub(crate) exports: &'v Exports,
     pub(crate) key_callback: Option<&'v Arc<KeyCallback>>,
+    pub(crate) billing: &'v Arc<BillingShared>,
     pub connections: usize,
     pub reload: Option<&'v LastReload>,
     pub reloads: u64,
@@ -101,6 +103,7 @@ impl Introspection {
             access: &server.access,
             exports: &server.exports,
             key_callback: server.key_callback.as_ref(),
+            billing: server.billing.shared(),
             connections: server.max_connections.saturating_sub(free),
             reload: state.reload.as_ref(),
             reloads: state.reloads,

@@ -16,6 +16,7 @@ mod audit;
 mod backend;
 mod balance;
 mod bans;
+mod billing;
 mod bounds;
 mod bypass;
 mod calendar;

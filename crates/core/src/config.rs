@@ -11,6 +11,7 @@ mod access;
 mod address;
 mod api_key;
 mod auth;
+mod billing;
 mod callback_settings;
 mod changes;
 mod compile;
@@ -63,6 +64,7 @@ use http::HeaderName;
 use crate::client::ClientIp;
 use crate::client::networks::AccessList;
 use crate::descriptor::DescriptorTable;
+use crate::ledger::LedgerSettings;
 use crate::limit::headers::HeaderSettings;
 use crate::limit::key::ApiKeys;
 use crate::limit::key::jwt::JwtRules;
@@ -138,6 +140,8 @@ pub struct Config {
     pub unrouted: Option<Box<Route>>,
     /// Where clients learn how much of their limits is left; `None` if they cannot.
     pub status: Option<Arc<StatusSettings>>,
+    /// `None` if usage is not added up.
+    pub ledger: Option<Arc<LedgerSettings>>,
     /// The rules for descriptors that other proxies send.
     pub descriptors: DescriptorTable,
     pub bypass: Vec<Bypass>,
@@ -226,6 +230,7 @@ impl Config {
                     ..status.clone()
                 })
             }),
+            ledger: (self.ledger.as_deref()).map(|ledger| Arc::new(ledger.own())),
             unrouted: (self.unrouted.as_deref()).map(|route| Box::new(own_route(route))),
             routes,
             descriptors: (self.descriptors).with_limits(|limit| Arc::clone(by_name[&*limit.name])),

@@ -14,6 +14,7 @@
 pub mod access_record;
 mod adjust;
 pub mod admit;
+mod billing;
 mod call_checks;
 pub mod changes;
 mod checks;

@@ -37,6 +37,8 @@ pub mod usage;
 
 pub mod limit;
 
+pub mod ledger;
+
 pub mod descriptor;
 
 pub mod route;

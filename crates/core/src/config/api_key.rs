@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use super::callback_settings::KeyCallbackSettings;
 use super::*;
 use crate::limit::key::{
-    ApiKeySource, ApiKeySources, ApiKeys, HashSecret, KeyDigest, KeyRegistry, KnownKey, KnownKeys,
-    MAX_CHOICES, UnknownKey, is_client_name,
+    ApiKeySource, ApiKeySources, ApiKeys, HASHED, HashSecret, KeyDigest, KeyRegistry, KnownKey,
+    KnownKeys, MAX_CHOICES, UnknownKey, is_client_name,
 };
 use crate::limit::{AnchorDay, Limit};
 
@@ -16,8 +16,6 @@ use crate::limit::{AnchorDay, Limit};
 const MAX_KEYS: usize = 1_000_000;
 /// Bytes of a line.
 const MAX_LINE: usize = 4096;
-/// The prefix of a key's SHA-256.
-const HASHED: &str = "sha256:";
 
 /// `[api_key]`, with the keys of all files.
 pub(super) struct RawKeys {

@@ -17,6 +17,7 @@ pub(super) struct Compiled<'r> {
     pub(super) config: Config,
     pub(super) definitions: Definitions<'r>,
     pub(super) places: Places,
+    pub(super) ledger: Option<billing::DefinedLedger>,
 }
 
 /// Reads every section, and checks the agreement of all. Returns `None` if there is no table of
@@ -53,6 +54,10 @@ pub(super) fn compile<'r>(
     let prices = Arc::new(usage::read_prices(&mut top));
     let usages = usage::read_all(&mut top, &prices);
     let status = status_path::read(&mut top);
+    let ledger = billing::read(&mut top);
+    if let Some(ledger) = &ledger {
+        billing::check(reader, &config, ledger);
+    }
     check_descriptors(reader, &config, &descriptors);
     top.finish();
     let mut definitions = Definitions::new(reader, inherited, limits, upstreams);
@@ -74,10 +79,14 @@ pub(super) fn compile<'r>(
     let upstreams = definitions.upstreams.iter();
     config.upstreams = upstreams.map(|one| one.settings.clone()).collect();
     Arc::make_mut(&mut config.sources).rates = definitions.rate_places();
+    config.ledger = ledger
+        .as_ref()
+        .map(|ledger| Arc::new(ledger.settings.clone()));
     Some(Compiled {
         config,
         definitions,
         places,
+        ledger,
     })
 }
 
@@ -108,6 +117,7 @@ fn read_sections(
         decide: decide::read(top, places).map(Arc::new),
         unrouted: None,
         status: None,
+        ledger: None,
         admin: admin.map(|admin| admin.value),
         store,
         client_ip: server::read_client_ip(top),

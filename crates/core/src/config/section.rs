@@ -421,7 +421,10 @@ const NOT_A_PROXY: &str =
 /// Settings that only a proxy has, by section. A service with limits listens, answers and logs by
 /// itself.
 const PROXY_SETTINGS: &[(&str, &str)] = &[
-    ("", "listen tls admin upstream server tracing usage prices"),
+    (
+        "",
+        "listen tls admin upstream server tracing usage prices ledger",
+    ),
     ("log", "access format sample_allowed keys silence"),
     ("auth.jwt", "jwks_url refresh max_stale tls"),
     (

@@ -32,6 +32,9 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     usage::find(reader, compiled, &refused);
     quotas::find(reader, compiled);
     bans::find(reader, compiled);
+    if let Some(ledger) = &compiled.ledger {
+        billing::warn(reader, &compiled.config, ledger);
+    }
     decide::find(reader, compiled);
     check_tier_header(reader, compiled);
     check_own_upstream(reader, compiled);

@@ -10,6 +10,7 @@ use super::limiter::{HeldSlots, Limiter, slots_of};
 use super::rejection::{Denial, Rejection};
 use super::reserve::UsageReserve;
 use crate::clock;
+use crate::ledger::BilledRequest;
 use crate::limit::{
     AnchorDay, AskedTokens, Asker, Charge, Decided, Decision, KeyHash, Limit, LimitCheck, OnError,
     Window,
@@ -42,6 +43,8 @@ pub struct Admission {
     pub reserve: Option<Box<UsageReserve>>,
     /// The units of that reserve, for the metrics.
     pub(super) reserved: Option<Box<ReservedUnits>>,
+    /// The request in the ledger, if there is one and a limit counts it.
+    pub(super) billed: Option<Box<BilledRequest>>,
     /// The slots that the request holds.
     pub slots: Option<Box<HeldSlots>>,
     /// Whether a script of another origin may read the rate-limit headers.

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use crate::clock;
 use crate::config::{Config, StoreKind, StoreSettings};
+use crate::ledger::{LedgerInbox, WorkerLedger};
 use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, Limit, LimitCheck, OnError};
 use crate::store::counts_file::CountsFile;
 use crate::store::memory::Memory;
@@ -26,6 +27,8 @@ pub struct StoreHandle {
     log: Option<Arc<DecisionLog>>,
     /// Keeps the calendar windows of the embedded store over restarts.
     counts_file: Option<CountsFile>,
+    /// What the workers have added up for the ledger.
+    pub usage: Arc<LedgerInbox>,
 }
 
 impl StoreHandle {
@@ -69,6 +72,7 @@ impl StoreHandle {
             local,
             log,
             counts_file,
+            usage: Arc::default(),
         })
     }
 
@@ -96,7 +100,9 @@ impl StoreHandle {
             return Ok(Arc::clone(self));
         }
         // The file of counts belongs to the store of the start.
-        StoreHandle::open_store(store, self.log.clone()).map(Arc::new)
+        let mut other = StoreHandle::open_store(store, self.log.clone())?;
+        other.usage = Arc::clone(&self.usage);
+        Ok(Arc::new(other))
     }
 
     /// Lets another process use the file of counts, since this one drains.
@@ -136,6 +142,7 @@ impl StoreHandle {
             store: self.backing.open(),
             local: Arc::clone(&self.local),
             bans_keys: true,
+            usage: Arc::clone(&self.usage),
         }
     }
 }
@@ -148,6 +155,7 @@ pub struct WorkerStore {
     local: Arc<Memory>,
     /// Whether denials may begin bans.
     pub bans_keys: bool,
+    usage: Arc<LedgerInbox>,
 }
 
 /// One worker's limiter.
@@ -158,6 +166,8 @@ pub struct Limiter {
     pub(super) local: Arc<Memory>,
     bans_keys: bool,
     pub meter: Arc<Meter>,
+    /// `None` if usage is not added up.
+    pub(super) ledger: Option<WorkerLedger>,
 }
 
 impl Limiter {
@@ -167,6 +177,7 @@ impl Limiter {
             store,
             local,
             bans_keys,
+            usage,
         } = store;
         let routes = config.routes.iter().chain(config.unrouted.as_deref());
         let routes = routes.map(|route| &*route.name);
@@ -181,6 +192,7 @@ impl Limiter {
             local,
             bans_keys,
             meter,
+            ledger: (config.ledger.as_ref()).map(|settings| usage.worker(settings)),
         })
     }
 

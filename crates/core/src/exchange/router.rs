@@ -27,6 +27,8 @@ pub struct Router {
     pub keys: KeyLookup,
     pub(super) tokens: Option<Tokens>,
     pub(super) tiers: Option<Tiers>,
+    /// What the ledger tells clients apart by, if there is one.
+    pub(super) billed_by: Option<Part>,
 }
 
 impl Router {
@@ -132,6 +134,7 @@ impl Router {
     /// Whether something of the route or the tier depends on the API key.
     fn asks_api_key(&self, route: &Route, tiers: Option<&Tiers>) -> bool {
         tiers.is_some_and(|tiers| tiers.by_key)
+            || (self.billed_by == Some(Part::ApiKey) && !route.limits.is_empty())
             || route.limits.iter().any(|limit| limit.asks_api_key())
             || route.is_balanced_by(|part| matches!(part, Part::ApiKey))
     }
@@ -140,7 +143,9 @@ impl Router {
     pub(super) fn tokens_for(&self, route: &Route, tiers: Option<&Tiers>) -> Option<&Tokens> {
         let tokens = self.tokens.as_ref()?;
         let for_tier = tiers.is_some_and(Tiers::asks_claims);
+        let bills_claims = matches!(self.billed_by, Some(Part::Jwt(_)));
         let needed = for_tier
+            || (bills_claims && !route.limits.is_empty())
             || (self.api_key.tokens && self.asks_api_key(route, tiers))
             || route.limits.iter().any(|limit| limit.asks_claims())
             || route.is_balanced_by(|part| matches!(part, Part::Jwt(_)));

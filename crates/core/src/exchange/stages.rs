@@ -122,6 +122,7 @@ impl Stages {
             keys,
             tokens: config.jwt.map(Tokens::new),
             tiers: config.tier,
+            billed_by: config.ledger.as_ref().map(|ledger| ledger.by.0.clone()),
         };
         Stages {
             limiter,
@@ -214,6 +215,7 @@ impl Stages {
     ) -> Result<(), Rejection> {
         self.query(overrides, x, CheckPhase::Whole, |query, admission| {
             let checked = self.add_checks(query, admission);
+            self.limiter.note_client(query.facts, admission);
             observe(query, admission, &checked);
             checked
         })?
@@ -394,6 +396,7 @@ impl Stages {
             trace.end_decision(&x.admission, &admitted);
         }
         admitted?;
+        self.limiter.bill_admitted(&mut x.admission);
         x.record.note_admission(x.admission.granted().is_some());
         Ok(())
     }

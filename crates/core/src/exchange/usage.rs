@@ -32,6 +32,9 @@ impl Limiter {
             };
             self.settle(admission, cost, record.as_deref_mut());
         }
+        let reserved = end.reserve.tokens_in(&admission.charge);
+        let final_tokens = end.reserve.logged_tokens(charged, reserved);
+        self.bill_settled(admission, end.reserve, final_tokens, model);
         if let Some(cells) = self.meter.usage(end.route) {
             cells.count_outcome(end.outcome);
             if let Some(charged) = charged.filter(|_| end.reported.is_some()) {
@@ -39,11 +42,10 @@ impl Limiter {
             }
         }
         if let Some(record) = record {
-            let reserved = end.reserve.tokens_in(&admission.charge);
             record.usage = Some(Box::new(LoggedUsage {
                 model: model.into(),
                 requested_model: (*end.reserve.model != *model).then(|| end.reserve.model.clone()),
-                charged: end.reserve.logged_tokens(charged, reserved),
+                charged: final_tokens,
                 outcome: Some(end.outcome),
                 ..end.reserve.logged(&admission.charge)
             }));
@@ -55,19 +57,21 @@ impl Limiter {
     pub fn note_unread_usage(
         &self,
         reserve: &UsageReserve,
-        charge: &Charge,
+        admission: &Admission,
         outcome: UsageOutcome,
         record: &mut AccessRecord,
     ) {
         if let Some(cells) = self.meter.usage(record.route_number) {
             cells.count_outcome(outcome);
         }
-        let logged = reserve.logged(charge);
+        let logged = reserve.logged(&admission.charge);
+        let charged = match outcome {
+            UsageOutcome::Refunded => TokenCounts::default(),
+            _ => reserve.logged_tokens(None, logged.reserved),
+        };
+        self.bill_settled(admission, reserve, charged, &reserve.model);
         record.usage = Some(Box::new(LoggedUsage {
-            charged: match outcome {
-                UsageOutcome::Refunded => TokenCounts::default(),
-                _ => reserve.logged_tokens(None, logged.reserved),
-            },
+            charged,
             outcome: Some(outcome),
             ..logged
         }));

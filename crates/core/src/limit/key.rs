@@ -32,8 +32,8 @@ pub use jwt::Claims;
 use key_hash::Identity;
 pub use key_hash::{KeyHash, KeyHashPrefix, SHORTEST, SHOWN};
 pub use key_table::{
-    KeyClient, KeyDigest, KeyNote, KeyTable, KnownKey, KnownKeys, is_client_name, is_tier_name,
-    same_secret,
+    HASHED, KeyClient, KeyDigest, KeyNote, KeyTable, KnownKey, KnownKeys, is_client_name,
+    is_tier_name, same_secret,
 };
 pub use known::{ApiKeys, KeyRegistry, KeyStanding, KnownBy, RegisteredKey, UnknownKey};
 pub use listed::{ListedValues, OTHER};

@@ -1,6 +1,5 @@
 //! Redis as the store: one connection per worker and server, one call in flight, and everything
 //! that waits goes into it.
-//!
 //! A [`Redis`] handle puts a charge into a bounded queue. The worker's task gathers all that wait
 //! into one EVALSHA. No request waits longer than the store's timeout, and none waits while the
 //! breaker is open. A charge is never sent twice: after a timeout it may have run.
@@ -9,6 +8,7 @@ mod access;
 mod cluster;
 mod health;
 mod known_keys;
+pub mod ledger_client;
 mod link;
 mod maintenance;
 mod notices;

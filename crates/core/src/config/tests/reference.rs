@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::LazyLock;
 
+use super::super::diagnostic::Code;
 use super::super::load::read_text;
 use super::super::reader::{DeclaredSettings, Surroundings};
 use super::super::section::PLANNED;
@@ -44,7 +45,11 @@ fn read(text: &str) -> (Config, DeclaredSettings) {
         read: &file,
     };
     let (outcome, asked) = read_text("proxy.reference.toml", text, &around);
-    let (config, warnings) = outcome.unwrap_or_else(|found| panic!("{found}"));
+    let (config, mut warnings) = outcome.unwrap_or_else(|found| panic!("{found}"));
+    // The reference counts in memory, and shows a ledger all the same.
+    warnings
+        .list
+        .retain(|one| one.code != Code::ForgottenLedger);
     assert!(warnings.is_empty(), "{warnings}");
     (config, asked)
 }
@@ -137,6 +142,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
             "descriptor",
             "usage",
             "status",
+            "ledger",
         ])
         .map(|key| (String::new(), key));
     let inner = [

@@ -33,7 +33,8 @@ file with all settings. All settings exist since 0.1.0, unless one has another v
 ";
 
 /// Where more is said about a section.
-const PAGES: [(&str, &str); 16] = [
+const PAGES: [(&str, &str); 17] = [
+    ("ledger", "[Bill by usage](howto/billing.md)"),
     ("log", "[Logs](logs.md)"),
     ("tracing", "[Traces](tracing.md)"),
     ("client_ip", "[Behind a CDN](howto/cdn.md)"),

@@ -11,6 +11,8 @@ use ring::digest::{SHA256, digest};
 use super::HashSecret;
 use crate::limit::AnchorDay;
 
+/// The prefix of a key's SHA-256.
+pub const HASHED: &str = "sha256:";
 /// Characters of a client's name, and of a tier's.
 const MAX_WORD: usize = 64;
 
@@ -120,6 +122,12 @@ impl KeyDigest {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest(&SHA256, key).as_ref());
         KeyDigest(bytes)
+    }
+
+    /// `sha256:` and the first 12 digits.
+    pub(super) fn short(&self) -> String {
+        let digits = self.0[..6].iter().map(|byte| format!("{byte:02x}"));
+        std::iter::once(HASHED.to_owned()).chain(digits).collect()
     }
 
     /// Reads 64 hexadecimal digits.

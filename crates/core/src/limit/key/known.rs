@@ -3,12 +3,15 @@
 //! A client can invent a key for each request. So an unknown key is no identity: the request counts
 //! as having no key, unless the configuration says otherwise.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use http::HeaderMap;
 
 use super::value::Carried;
-use super::{ApiKeySource, ApiKeySources, Facts, KeyClient, KeyNote, KnownKey, KnownKeys};
+use super::{
+    ApiKeySource, ApiKeySources, Facts, KeyClient, KeyDigest, KeyNote, KnownKey, KnownKeys,
+};
 use crate::limit::AnchorDay;
 
 /// `[api_key] unknown`: the meaning of an unknown key.
@@ -219,6 +222,22 @@ impl<'r> Facts<'r> {
             KnownBy::Token => KnownKey::default(),
             KnownBy::Registry => self.registered?.client.as_known(),
         })
+    }
+
+    /// The name that people know the client of the request's API key by, if the key is known. A
+    /// verified token has its subject, and a key without a name the beginning of its SHA-256.
+    pub fn billed_key(&self) -> Option<Cow<'r, str>> {
+        if let Some(name) = self.known_key()?.name {
+            return Some(Cow::Borrowed(name));
+        }
+        let is_token = self.api_key_source() == Some(&ApiKeySource::Bearer);
+        if let Some(claims) = self.claims.filter(|_| self.api_key.tokens && is_token) {
+            return claims.text("sub");
+        }
+        match self.api_key() {
+            Carried::One(key) => Some(Cow::Owned(KeyDigest::of(key.as_bytes()).short())),
+            _ => None,
+        }
     }
 
     pub(super) fn api_key(&self) -> Carried<'r> {

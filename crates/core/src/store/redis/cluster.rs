@@ -31,7 +31,7 @@ use crate::telemetry::decisions::Source;
 
 pub(super) use task::ClusterTask;
 use topology::{NodeId, SlotMap};
-pub(super) use topology::{first_slots, open_slot, slot_of, slot_of_tag};
+pub(super) use topology::{SlotRange, first_slots, open_slot, slot_of, slot_of_tag, slot_ranges};
 
 /// How long a slot counts as moving after it was seen to move.
 const MOVING_FOR: Duration = Duration::from_secs(1);

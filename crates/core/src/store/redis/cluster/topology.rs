@@ -88,10 +88,10 @@ impl SlotMap {
 
 /// Slots from the first to the last, both included, and the master that holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SlotRange {
-    pub(super) first: u16,
-    pub(super) last: u16,
-    pub(super) master: RedisAddress,
+pub(crate) struct SlotRange {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+    pub(crate) master: RedisAddress,
 }
 
 /// Reads the answer to CLUSTER SLOTS. A node that does not know its own address has the address
@@ -247,6 +247,11 @@ pub(crate) async fn open_slot(
     let range = ranges.iter().find(holds);
     let range = range.ok_or(StoreError::Server(ServerTrouble::Cluster))?;
     shared.access.open_server(&range.master).await.map(Some)
+}
+
+/// Which master holds which slots, as the seed that answers first says.
+pub(crate) async fn slot_ranges(shared: &RedisShared) -> Result<Vec<SlotRange>, StoreError> {
+    within(PROBE_TIMEOUT, ask_seeds(&shared.access)).await
 }
 
 /// A slot of each master of a cluster.

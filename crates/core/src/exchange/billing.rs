@@ -1,0 +1,77 @@
+//! The request in the ledger. It is counted when it is admitted, and its tokens and money are
+//! corrected when its answer has ended. No request waits for this.
+
+use super::admit::Admission;
+use super::limiter::Limiter;
+use super::reserve::UsageReserve;
+use crate::clock;
+use crate::ledger::LedgerAmounts;
+use crate::limit::key::Facts;
+use crate::usage::settings::Quantity;
+use crate::usage::tokens::TokenCounts;
+
+impl Limiter {
+    /// Notes the client of a request that a limit counts.
+    #[inline]
+    pub(super) fn note_client(&self, facts: &Facts<'_>, admission: &mut Admission) {
+        if let Some(ledger) = &self.ledger
+            && !(admission.charge.is_empty() && admission.shadow.is_empty())
+        {
+            admission.billed = Some(Box::new(ledger.begin(facts)));
+        }
+    }
+
+    /// Counts a request that was admitted. Its day is that of the decision.
+    #[inline]
+    pub(super) fn bill_admitted(&self, admission: &mut Admission) {
+        if admission.billed.is_some() {
+            self.bill_at_decision(admission);
+        }
+    }
+
+    fn bill_at_decision(&self, admission: &mut Admission) {
+        let at_us = match admission.granted() {
+            Some(decided) if decided.decision.at_us > 0 => decided.decision.at_us,
+            _ => clock::unix_us(),
+        };
+        let amounts = match &admission.reserve {
+            Some(reserve) => {
+                let tokens = reserve.logged_tokens(None, reserve.tokens_in(&admission.charge));
+                amounts_of(reserve, tokens, &reserve.model)
+            }
+            None => REQUEST,
+        };
+        if let (Some(ledger), Some(billed)) = (&self.ledger, &mut admission.billed) {
+            ledger.admit(billed, at_us, amounts);
+        }
+    }
+
+    /// Corrects the tokens and the money of a request. Call it once.
+    pub(super) fn bill_settled(
+        &self,
+        admission: &Admission,
+        reserve: &UsageReserve,
+        tokens: TokenCounts,
+        model: &str,
+    ) {
+        if let (Some(ledger), Some(billed)) = (&self.ledger, &admission.billed) {
+            ledger.settle(billed, amounts_of(reserve, tokens, model));
+        }
+    }
+}
+
+const REQUEST: LedgerAmounts = LedgerAmounts {
+    requests: 1,
+    tokens: 0,
+    money: 0,
+};
+
+/// A model without a price costs nothing.
+fn amounts_of(reserve: &UsageReserve, tokens: TokenCounts, model: &str) -> LedgerAmounts {
+    let money = reserve.settings.units(Quantity::Money, tokens, model);
+    LedgerAmounts {
+        tokens: tokens.total().cast_signed(),
+        money: money.unwrap_or(0).cast_signed(),
+        ..REQUEST
+    }
+}

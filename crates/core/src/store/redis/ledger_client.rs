@@ -1,0 +1,346 @@
+//! The ledger in Redis: sends batches, and reads the lines of a day.
+//!
+//! It has connections of its own, so no decision waits for it. In a cluster each hash of a day may
+//! lie on another node. After an error all connections are made anew.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::civil::Date;
+use redis::{Cmd, FromRedisValue};
+use tokio::runtime::Runtime;
+
+use super::RedisShared;
+use super::cluster::{SlotRange, slot_of_tag, slot_ranges};
+use super::link::{RedisLink, within};
+use crate::clock;
+use crate::config::{RedisAddress, RedisSettings, StoreSettings};
+use crate::ledger::{
+    BatchLine, BatchReceipt, DayLines, LedgerAmounts, LedgerBatch, LedgerClient, LedgerCount,
+    LedgerSettings, LedgerShard, SHARDS,
+};
+use crate::store::StoreError;
+use crate::store::hash_key::KeyRing;
+
+const SCRIPT: &str = include_str!("../../../lua/ledger.lua");
+/// How long a call may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Fields of a hash that are read in one call, about.
+const SCAN_COUNT: u32 = 1000;
+/// How long the clients in the hashes of a cluster count as known.
+const KNOWN_FOR: Duration = Duration::from_secs(10);
+
+/// The answer of HSCAN: the next cursor, then names and values.
+type ScannedFields = (u64, Vec<(Vec<u8>, Vec<u8>)>);
+
+pub struct LedgerStore {
+    shared: Arc<RedisShared>,
+    /// The name of this process in the hashes.
+    sender: String,
+    /// The connection to a server that is no cluster.
+    single: Option<RedisLink>,
+    nodes: HashMap<RedisAddress, RedisLink>,
+    ranges: Vec<SlotRange>,
+    known: Option<KnownClients>,
+}
+
+/// Clients in each hash of a day. In a cluster no script sees all of them.
+#[derive(Debug)]
+struct KnownClients {
+    date: Date,
+    read_at: Instant,
+    clients: [u64; SHARDS as usize],
+}
+
+/// The name of a field that has an amount.
+struct AmountField {
+    client: LedgerClient,
+    count: LedgerCount,
+}
+
+impl fmt::Debug for LedgerStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LedgerStore")
+            .field("shared", &self.shared)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LedgerStore {
+    /// Checks the settings; connects to nothing.
+    pub fn new(settings: &StoreSettings, server: &RedisSettings) -> Result<Self, StoreError> {
+        let keys = KeyRing::new(settings)?;
+        let shared = Arc::new(RedisShared::new(settings, server, keys, None)?);
+        let digits = shared.name.iter().map(|byte| format!("{byte:02x}"));
+        Ok(LedgerStore {
+            sender: digits.collect(),
+            single: None,
+            nodes: HashMap::new(),
+            ranges: Vec::new(),
+            known: None,
+            shared,
+        })
+    }
+
+    /// Sends a batch. After an error it may have been counted: the same batch may be sent again.
+    pub async fn send(
+        &mut self,
+        batch: &LedgerBatch,
+        settings: &LedgerSettings,
+    ) -> Result<BatchReceipt, StoreError> {
+        let sent = self.try_send(batch, settings).await;
+        if sent.is_err() {
+            self.forget_links();
+        }
+        sent
+    }
+
+    async fn try_send(
+        &mut self,
+        batch: &LedgerBatch,
+        settings: &LedgerSettings,
+    ) -> Result<BatchReceipt, StoreError> {
+        let shard = batch.shard;
+        let elsewhere = match self.shared.is_cluster() {
+            true => self.clients_elsewhere(shard).await?,
+            false => 0,
+        };
+        let mut command = self.command(batch);
+        // By its text: a server may forget scripts, and this is one call a second.
+        command.arg(&self.sender).arg(batch.number);
+        command.arg(settings.forget_at_ms(shard.date));
+        command.arg(settings.max_clients).arg(elsewhere);
+        for BatchLine { client, amounts } in &batch.lines {
+            match client {
+                LedgerClient::Named(name) => command.arg(format!(":{name}")),
+                LedgerClient::Unknown => command.arg("?"),
+                LedgerClient::Other => command.arg("+"),
+            };
+            command.arg(amounts.requests).arg(amounts.tokens);
+            command.arg(amounts.money);
+        }
+        let [clients, requests, tokens, money]: [i64; 4] = self.query(shard, &command).await?;
+        let clients = u64::try_from(clients).unwrap_or(0);
+        if let Some(known) = self.known.as_mut().filter(|known| known.date == shard.date) {
+            known.clients[usize::from(shard.number)] = clients;
+        }
+        Ok(BatchReceipt {
+            clients: clients + elsewhere,
+            other: LedgerAmounts {
+                requests,
+                tokens,
+                money,
+            },
+        })
+    }
+
+    /// The script and its keys: the hash, and all others of the day that one server has.
+    fn command(&self, batch: &LedgerBatch) -> Cmd {
+        let LedgerShard { date, number } = batch.shard;
+        let others = match self.shared.is_cluster() {
+            true => 0..0,
+            false => 0..SHARDS,
+        };
+        let others = others.filter(|other| *other != number);
+        let others: Vec<u8> = others.collect();
+        let mut command = redis::cmd("EVAL");
+        command.arg(SCRIPT).arg(1 + others.len());
+        command.arg(self.key(batch.shard));
+        for number in others {
+            command.arg(self.key(LedgerShard { date, number }));
+        }
+        command
+    }
+
+    /// Clients in the other hashes of the day. They are read seldom, so a day in a cluster may have
+    /// a few clients more than its bound.
+    async fn clients_elsewhere(&mut self, shard: LedgerShard) -> Result<u64, StoreError> {
+        let (date, now) = (shard.date, clock::now());
+        let is_fresh = |known: &KnownClients| {
+            known.date == date && now.saturating_duration_since(known.read_at) < KNOWN_FOR
+        };
+        if !self.known.as_ref().is_some_and(is_fresh) {
+            let mut clients = [0; SHARDS as usize];
+            for number in 0..SHARDS {
+                let other = LedgerShard { date, number };
+                let mut command = redis::cmd("HGET");
+                command.arg(self.key(other)).arg("=clients");
+                let known: Option<u64> = self.query(other, &command).await?;
+                clients[usize::from(number)] = known.unwrap_or(0);
+            }
+            self.known = Some(KnownClients {
+                date,
+                read_at: now,
+                clients,
+            });
+        }
+        let known = self.known.as_ref().map(|known| known.clients);
+        let own = usize::from(shard.number);
+        Ok(known.map_or(0, |known| known.iter().sum::<u64>() - known[own]))
+    }
+
+    /// Reads all lines of a day.
+    pub async fn read(&mut self, date: Date) -> Result<DayLines, StoreError> {
+        let read = self.try_read(date).await;
+        if read.is_err() {
+            self.forget_links();
+        }
+        read
+    }
+
+    async fn try_read(&mut self, date: Date) -> Result<DayLines, StoreError> {
+        let mut lines = DayLines::new();
+        for number in 0..SHARDS {
+            let shard = LedgerShard { date, number };
+            // The line of other clients is in each hash.
+            let mut of_shard = DayLines::new();
+            let mut cursor = 0_u64;
+            loop {
+                let mut command = redis::cmd("HSCAN");
+                command.arg(self.key(shard)).arg(cursor);
+                command.arg("COUNT").arg(SCAN_COUNT);
+                let (next, fields): ScannedFields = self.query(shard, &command).await?;
+                for (name, value) in fields {
+                    let amount = std::str::from_utf8(&value).ok();
+                    let amount = amount.and_then(|text| text.parse().ok());
+                    if let (Some(field), Some(amount)) = (AmountField::read(&name), amount) {
+                        // A field may come twice while its hash grows.
+                        *of_shard
+                            .entry(field.client)
+                            .or_default()
+                            .of_mut(field.count) = amount;
+                    }
+                }
+                cursor = next;
+                if cursor == 0 {
+                    break;
+                }
+            }
+            for (client, amounts) in of_shard {
+                lines.entry(client).or_default().add(amounts);
+            }
+        }
+        Ok(lines)
+    }
+
+    fn key(&self, shard: LedgerShard) -> String {
+        let LedgerShard { date, number } = shard;
+        format!("{}{{ledger:{date}:{number}}}", self.shared.prefix)
+    }
+
+    async fn query<T: FromRedisValue>(
+        &mut self,
+        shard: LedgerShard,
+        command: &Cmd,
+    ) -> Result<T, StoreError> {
+        within(PATIENCE, async {
+            let link = self.link(shard).await?;
+            Ok(command.query_async(link.connection()).await?)
+        })
+        .await
+    }
+
+    /// The connection to the server that has a hash.
+    async fn link(&mut self, shard: LedgerShard) -> Result<&mut RedisLink, StoreError> {
+        if !self.shared.is_cluster() {
+            if self.single.as_ref().is_none_or(RedisLink::has_moved) {
+                self.single = Some(self.shared.access.open().await?);
+            }
+            return self.single.as_mut().ok_or(StoreError::Lost);
+        }
+        if self.ranges.is_empty() {
+            self.ranges = slot_ranges(&self.shared).await?;
+        }
+        let tag = format!("ledger:{}:{}", shard.date, shard.number);
+        let slot = slot_of_tag(tag.as_bytes());
+        let mut ranges = self.ranges.iter();
+        let range = ranges.find(|range| (range.first..=range.last).contains(&slot));
+        let master = range.ok_or(StoreError::NoMaster)?.master.clone();
+        if !self.nodes.contains_key(&master) {
+            let link = self.shared.access.open_server(&master).await?;
+            self.nodes.insert(master.clone(), link);
+        }
+        self.nodes.get_mut(&master).ok_or(StoreError::Lost)
+    }
+
+    fn forget_links(&mut self) {
+        self.single = None;
+        self.nodes.clear();
+        self.ranges.clear();
+    }
+}
+
+impl AmountField {
+    fn read(name: &[u8]) -> Option<AmountField> {
+        let (letter, client) = name.split_first()?;
+        let client = match client {
+            b"?" => LedgerClient::Unknown,
+            b"+" => LedgerClient::Other,
+            [b':', name @ ..] => {
+                LedgerClient::Named(String::from_utf8_lossy(name).into_owned().into())
+            }
+            _ => return None,
+        };
+        let count = match letter {
+            b'r' => LedgerCount::Requests,
+            b't' => LedgerCount::Tokens,
+            b'm' => LedgerCount::Money,
+            _ => return None,
+        };
+        Some(AmountField { client, count })
+    }
+}
+
+/// The ledger in Redis for requests of operators. It blocks.
+#[derive(Debug)]
+pub struct LedgerReader {
+    store: LedgerStore,
+    runtime: Runtime,
+}
+
+impl LedgerReader {
+    /// Checks the settings; connects to nothing.
+    pub fn new(settings: &StoreSettings, server: &RedisSettings) -> Result<Self, StoreError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|_| StoreError::Refused)?;
+        Ok(LedgerReader {
+            store: LedgerStore::new(settings, server)?,
+            runtime,
+        })
+    }
+
+    /// Reads all lines of a day.
+    pub fn read(&mut self, date: Date) -> Result<DayLines, StoreError> {
+        self.runtime.block_on(self.store.read(date))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_field_says_its_line_and_its_quantity() {
+        let read = |name: &str| {
+            let field = AmountField::read(name.as_bytes())?;
+            let (client, count) = (&field.client, field.count);
+            Some(format!(
+                "{} {} {}",
+                client.kind(),
+                client.text(),
+                count.word()
+            ))
+        };
+        assert_eq!(read("r:acme").as_deref(), Some("client acme requests"));
+        assert_eq!(read("m::a").as_deref(), Some("client :a money"));
+        assert_eq!(read("t?").as_deref(), Some("unknown unknown tokens"));
+        assert_eq!(read("r+").as_deref(), Some("other other requests"));
+        for name in ["=clients", "=00ff", "x:acme", "r", ""] {
+            assert_eq!(read(name), None, "{name}");
+        }
+    }
+}

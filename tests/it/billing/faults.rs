@@ -1,0 +1,106 @@
+//! The ledger while Redis, or the way to it, is away.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{ask, start, url, wait_for};
+use crate::house::Upstream;
+use crate::probe::eventually;
+use crate::support::RedisServer;
+
+/// Passes bytes on. While `cuts` is above 0, a call about the ledger is passed on, and its
+/// connection ends before the answer.
+fn relay(to: u16, cuts: &Arc<AtomicUsize>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let cuts = Arc::clone(cuts);
+    std::thread::spawn(move || {
+        for proxy in listener.incoming().map_while(Result::ok) {
+            let Ok(redis) = TcpStream::connect(("127.0.0.1", to)) else {
+                continue;
+            };
+            let (calls, replies) = (proxy.try_clone().unwrap(), redis.try_clone().unwrap());
+            let cuts = Arc::clone(&cuts);
+            let is_cut = Arc::new(AtomicUsize::new(0));
+            let marked = Arc::clone(&is_cut);
+            std::thread::spawn(move || pass_calls(calls, redis, &cuts, &marked));
+            std::thread::spawn(move || pass_replies(replies, proxy, &is_cut));
+        }
+    });
+    port
+}
+
+fn pass_calls(mut from: TcpStream, mut to: TcpStream, cuts: &AtomicUsize, marked: &AtomicUsize) {
+    let mut buffer = [0; 64 << 10];
+    while let Ok(length @ 1..) = from.read(&mut buffer) {
+        let bytes = &buffer[..length];
+        let has = |word: &[u8]| bytes.windows(word.len()).any(|part| part == word);
+        let is_counted = has(b"{ledger:") && has(b"EVAL");
+        let take = |left: usize| left.checked_sub(1);
+        if is_counted
+            && cuts
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
+                .is_ok()
+        {
+            marked.store(1, Ordering::SeqCst);
+        }
+        if to.write_all(bytes).is_err() {
+            break;
+        }
+    }
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+fn pass_replies(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicUsize) {
+    let mut buffer = [0; 64 << 10];
+    while let Ok(length @ 1..) = from.read(&mut buffer) {
+        if is_cut.load(Ordering::SeqCst) > 0 || to.write_all(&buffer[..length]).is_err() {
+            break;
+        }
+    }
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+#[test]
+fn a_batch_whose_answer_was_lost_counts_once() {
+    let (upstream, redis) = (Upstream::ok(), RedisServer::start());
+    let cuts = Arc::new(AtomicUsize::new(0));
+    let port = relay(redis.port(), &cuts);
+    let looked = start(&upstream, &format!("redis://127.0.0.1:{port}"), "");
+    for key in ["k-acme", "k-globex"] {
+        assert_eq!(ask(&looked, "/", key).status, 200);
+    }
+    wait_for(&looked, &[("acme", 1), ("globex", 1)]);
+    cuts.store(3, Ordering::SeqCst);
+    for _ in 0..4 {
+        assert_eq!(ask(&looked, "/", "k-acme").status, 200);
+    }
+    looked.tidegate.wait_for_line("the store takes no usage");
+    assert_eq!(ask(&looked, "/", "k-acme").status, 200);
+    looked.tidegate.wait_for_line("the store takes usage again");
+    assert_eq!(cuts.load(Ordering::SeqCst), 0);
+    wait_for(&looked, &[("acme", 6), ("globex", 1)]);
+}
+
+#[test]
+fn usage_waits_while_redis_is_away() {
+    let (upstream, redis) = (Upstream::ok(), RedisServer::start());
+    let looked = start(&upstream, &url(&redis), "");
+    assert_eq!(ask(&looked, "/", "k-acme").status, 200);
+    wait_for(&looked, &[("acme", 1)]);
+    redis.freeze();
+    for key in ["k-acme", "k-globex", "k-acme"] {
+        assert_eq!(ask(&looked, "/", key).status, 200);
+    }
+    looked.tidegate.wait_for_line("the store takes no usage");
+    eventually("the lag is shown", || {
+        let metrics = looked.get("/metrics").text();
+        let mut lines = metrics.lines();
+        let lag = lines.find_map(|line| line.strip_prefix("tidegate_ledger_lag_seconds "));
+        lag.unwrap().parse::<f64>().unwrap() > 2.0
+    });
+    redis.thaw();
+    wait_for(&looked, &[("acme", 3), ("globex", 1)]);
+}
