@@ -42,7 +42,7 @@ use crate::config::UpstreamSettings;
 use crate::telemetry::metrics::UpstreamSum;
 use body::UpstreamBody;
 pub use connect::{TolerantStream, try_connect};
-pub use error::{Cause, HeadFault, UpstreamError};
+pub use error::{Cause, HeadFault, SendFailure, UpstreamError};
 pub use permit::ServerPermit;
 use pool::Upstream;
 pub use prober::run_health_checks;
@@ -127,7 +127,7 @@ impl Upstreams {
         upstream: usize,
         outgoing: Outgoing<'a>,
         response: &'a mut Response<B>,
-    ) -> impl Future<Output = Result<UpstreamBody, UpstreamError>> + Send + 'a {
+    ) -> impl Future<Output = Result<UpstreamBody, SendFailure>> + Send + 'a {
         let upstream = self.0.get(upstream).map(|upstream| &**upstream);
         Upstream::send(upstream, outgoing, response, None)
     }

@@ -386,5 +386,5 @@ fn refused(rejection: &Rejection) -> DryRunOutcome {
         Rejection::StoreAway { .. } => "store away",
         Rejection::Upstream(_) => "upstream",
     };
-    DryRunOutcome::Refused(label, rejection.sentence().to_owned())
+    DryRunOutcome::Refused(label, rejection.sentence().into_owned())
 }

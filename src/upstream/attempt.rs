@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::body::{UpstreamBody, grpc_status};
 use super::connection::{ExchangeOptions, ResponseLease};
-use super::error::{ExchangeError, UpstreamError};
+use super::error::{ExchangeError, SendFailure, UpstreamError};
 use super::health::FailureKind;
 use super::permit::ServerPermit;
 use super::pool::Upstream;
@@ -63,7 +63,7 @@ impl Upstream {
         outgoing: Outgoing<'a>,
         response: &'a mut Response<B>,
         whole: Option<&'a Alarm>,
-    ) -> impl Future<Output = Result<UpstreamBody, UpstreamError>> + Send + 'a {
+    ) -> impl Future<Output = Result<UpstreamBody, SendFailure>> + Send + 'a {
         async move {
             let this = upstream.ok_or(UpstreamError::NoServer)?;
             if let (Some(timeout), None) = (outgoing.timeout, whole) {
@@ -111,13 +111,15 @@ impl Upstream {
         outgoing: Outgoing<'_>,
         response: &mut Response<B>,
         timeout: Duration,
-    ) -> Result<UpstreamBody, UpstreamError> {
+    ) -> Result<UpstreamBody, SendFailure> {
         let whole = self.terms.sweep.alarm();
         whole.arm(timeout);
         let mut sending = pin!(Upstream::send(Some(self), outgoing, response, Some(&whole)));
         let sent = poll_fn(|context| match sending.as_mut().poll(context) {
             Poll::Ready(sent) => Poll::Ready(sent),
-            Poll::Pending => whole.poll(context).map(|()| Err(UpstreamError::TimedOut)),
+            Poll::Pending => whole
+                .poll(context)
+                .map(|()| Err(UpstreamError::TimedOut.into())),
         });
         let mut body = sent.await?;
         body.end_by(Arc::clone(&whole));
@@ -130,7 +132,7 @@ impl Upstream {
         request: Request<RequestBody>,
         response: &mut Response<B>,
         terms: AttemptTerms<'_>,
-    ) -> Result<UpstreamBody, UpstreamError> {
+    ) -> Result<UpstreamBody, SendFailure> {
         match self.attempt(permit, request, response, terms).await {
             Ok(body) => Ok(body),
             Err(failed) => self.retry(failed, response, terms).await,
@@ -142,7 +144,7 @@ impl Upstream {
         mut failed: Box<FailedAttempt>,
         response: &mut Response<B>,
         terms: AttemptTerms<'_>,
-    ) -> Result<UpstreamBody, UpstreamError> {
+    ) -> Result<UpstreamBody, SendFailure> {
         let rules = &self.settings().retries;
         let mut tried: SmallVec<[Arc<Server>; 4]> = SmallVec::new();
         for _ in 0..rules.attempts {
@@ -165,7 +167,15 @@ impl Upstream {
                 Err(next) => failed = next,
             }
         }
-        failed.outcome
+        let FailedAttempt {
+            outcome, server, ..
+        } = *failed;
+        outcome.map_err(|error| {
+            // The client's own mistake is about no server.
+            let is_servers = !matches!(error, UpstreamError::Request(_));
+            let server = is_servers.then(|| server.place.to_string());
+            SendFailure { error, server }
+        })
     }
 
     /// Makes one attempt: on a pooled connection, or on a new one if that is closed.

@@ -9,6 +9,7 @@ use http::StatusCode;
 use rustix::io::Errno;
 
 use tidegate_core::exchange::rejection::NoAnswer;
+use tidegate_core::telemetry::access::UpstreamFailure;
 
 use crate::body::BodyError;
 use crate::tls::TlsTrouble;
@@ -74,6 +75,35 @@ pub enum HeadFault {
     UnaskedUpgrade,
 }
 
+/// An error, and the server that it is about, if one was chosen.
+#[derive(Debug)]
+pub struct SendFailure {
+    pub error: UpstreamError,
+    pub server: Option<String>,
+}
+
+impl From<UpstreamError> for SendFailure {
+    fn from(error: UpstreamError) -> SendFailure {
+        SendFailure {
+            error,
+            server: None,
+        }
+    }
+}
+
+impl From<SendFailure> for NoAnswer {
+    fn from(failed: SendFailure) -> NoAnswer {
+        let error = failed.error.in_full();
+        let failure = failed
+            .server
+            .map(|server| UpstreamFailure { server, error });
+        NoAnswer {
+            failure: failure.map(Box::new),
+            ..NoAnswer::from(failed.error)
+        }
+    }
+}
+
 impl From<UpstreamError> for NoAnswer {
     fn from(error: UpstreamError) -> NoAnswer {
         NoAnswer {
@@ -81,6 +111,7 @@ impl From<UpstreamError> for NoAnswer {
             label: error.label(),
             retry_after: error.retry_after(),
             is_cut_upload: matches!(error, UpstreamError::Request(BodyError::Broken)),
+            failure: None,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::house::{Client, PATIENCE, Tidegate, Upstream};
 use crate::look::command;
-use crate::support::RedisServer;
+use crate::support::{RedisServer, free_port};
 
 /// Waits until `found` says that the log holds what the test looks for.
 fn eventually(read: impl Fn() -> String, found: impl Fn(&str) -> bool) -> String {
@@ -179,4 +179,45 @@ fn lines_that_wait_are_written_before_the_end() {
         std::fs::read_to_string(decisions).unwrap().lines().count(),
         5
     );
+}
+
+#[test]
+fn a_line_of_a_failed_server_names_it_and_the_error() {
+    let nobody = format!("http://127.0.0.1:{}", free_port());
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{nobody}\"\n[log]\naccess = \"stdout\"\nformat = \"json\"\n\
+         [limit.default]\nrate = \"9/h\"\nkey = \"ip\"\n"
+    ));
+    let answer = proxy.get("/");
+    assert_eq!(answer.status, 502);
+    let told = answer.text();
+    assert!(
+        told.contains("the upstream server cannot be reached"),
+        "{told}"
+    );
+    assert!(!told.contains(&nobody), "{told}");
+    let log = eventually(|| proxy.stdout(), |text| text.contains('\n'));
+    for part in [
+        "\"reason\":\"upstream_unreachable\"".to_owned(),
+        format!("\"server\":\"{nobody}\""),
+        "\"error\":\"the upstream cannot be reached: Connection refused".to_owned(),
+    ] {
+        assert!(log.contains(&part), "no {part} in {log}");
+    }
+}
+
+#[test]
+fn a_request_without_its_key_is_told_what_to_send() {
+    let upstream = Upstream::ok();
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[log]\naccess = \"stdout\"\n\
+         [limit.default]\nrate = \"9/h\"\nkey = \"header:x-account\"\nmissing = \"deny\"\n",
+        upstream.url()
+    ));
+    let answer = proxy.get("/");
+    assert_eq!(answer.status, 400);
+    let told = answer.text();
+    assert!(told.contains("Send the header `X-Account`"), "{told}");
+    let log = eventually(|| proxy.stdout(), |text| text.contains('\n'));
+    assert!(log.contains("\"reason\":\"missing_key\""), "{log}");
 }

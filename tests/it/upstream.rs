@@ -53,7 +53,10 @@ pub async fn send(
     request: &mut Request<RequestBody>,
 ) -> Answer {
     let mut head = Response::new(());
-    let body = upstreams.send(upstream, request.into(), &mut head).await?;
+    let body = upstreams
+        .send(upstream, request.into(), &mut head)
+        .await
+        .map_err(|failed| failed.error)?;
     Ok(head.map(|()| body))
 }
 

@@ -13,7 +13,7 @@ use super::shadow::ShadowChecks;
 use super::traced::Trace;
 use crate::clock;
 use crate::limit::{Decided, DeniedKey, KeyHash, Retry};
-use crate::telemetry::access::{Buffer, LoggedUsage, Outcome};
+use crate::telemetry::access::{Buffer, LoggedUsage, Outcome, UpstreamFailure};
 use crate::telemetry::door::Door;
 use crate::telemetry::metrics::method_of;
 use crate::telemetry::watched::DeniedRequest;
@@ -39,6 +39,7 @@ pub struct AccessRecord {
     pub outcome: Outcome,
     pub status: u16,
     pub reason: Option<&'static str>,
+    pub failure: Option<Box<UpstreamFailure>>,
     /// Where a proxy asked for this decision; `None` for a request that came here.
     pub door: Option<Door>,
     /// The tokens of a request to a model server.
@@ -102,6 +103,7 @@ impl AccessRecord {
             outcome: Outcome::Unlimited,
             status: 0,
             reason: None,
+            failure: None,
             door: None,
             usage: None,
             request_id: None,

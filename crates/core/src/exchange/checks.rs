@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::admit::{Admission, CheckedClient};
-use super::rejection::{BLOCK_POLICY, Blocked, Rejection};
+use super::rejection::{BLOCK_POLICY, Blocked, KeyFault, Rejection};
 use super::router::affinity;
 use super::stages::{LeastChecks, LimitQuery, Stages};
 use crate::config::LogKeys;
@@ -14,6 +14,22 @@ use crate::limit::key::{Derived, Facts, HashSecret, Part};
 use crate::limit::{Asker, KeyHash, Limit, Window};
 use crate::route::is_preflight;
 use crate::store::overrides::{KeyBlock, OverrideSnapshot};
+
+#[cold]
+fn lacks_key(limit: &Limit, facts: &Facts<'_>) -> Rejection {
+    Rejection::MissingKey(Box::new(KeyFault {
+        limit: limit.name.clone(),
+        advice: limit.key.missing_advice(facts),
+    }))
+}
+
+#[cold]
+fn has_several_keys(limit: &Limit, facts: &Facts<'_>) -> Rejection {
+    Rejection::AmbiguousKey(Box::new(KeyFault {
+        limit: limit.name.clone(),
+        advice: limit.key.several_advice(facts),
+    }))
+}
 
 impl Stages {
     /// Adds the checks of the route's limits to `admission`.
@@ -78,8 +94,8 @@ impl Stages {
                 }
                 Derived::Skip => {}
                 _ if exempt => limiter.count_bypassed(std::slice::from_ref(limit)),
-                Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
-                Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
+                Derived::Denied => return Err(lacks_key(limit, facts)),
+                Derived::Ambiguous => return Err(has_several_keys(limit, facts)),
                 Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
             }
         }
@@ -138,8 +154,8 @@ impl Stages {
                 }
                 Derived::Skip => {}
                 _ if is_exempt => {}
-                Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
-                Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
+                Derived::Denied => return Err(lacks_key(limit, facts)),
+                Derived::Ambiguous => return Err(has_several_keys(limit, facts)),
                 Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
             }
         }
@@ -192,7 +208,10 @@ impl Stages {
         // A blocked key could hide behind another one.
         match is_clear {
             true => Ok(()),
-            false => Err(Rejection::AmbiguousKey(BLOCK_POLICY.into())),
+            false => Err(Rejection::AmbiguousKey(Box::new(KeyFault {
+                limit: BLOCK_POLICY.into(),
+                advice: "The request has several API keys. Send one.".to_owned(),
+            }))),
         }
     }
 

@@ -116,6 +116,9 @@ impl LocalReplies {
         let record = &mut x.record;
         record.outcome = rejection.outcome();
         record.reason = rejection.reason();
+        if let Rejection::Upstream(error) = rejection {
+            record.failure.clone_from(&error.failure);
+        }
         let id = record.request_id.take().unwrap_or_else(request_id::made);
         let response = match rejection {
             Rejection::Limited(denial) => {
@@ -136,7 +139,7 @@ impl LocalReplies {
                 )
             }
             other if record.grpc && !x.downstream.is_described => {
-                grpc::translate(self.refusal(other, id.as_str()), other.sentence())
+                grpc::translate(self.refusal(other, id.as_str()), &other.sentence())
             }
             other => self.refusal(other, id.as_str()),
         };
@@ -156,9 +159,10 @@ impl LocalReplies {
                 header = Some((RETRY_AFTER, HeaderValue::from_static("1")));
             }
             Rejection::TlsOnly(url) => header = Some((LOCATION, url.clone())),
-            Rejection::MissingKey(limit)
-            | Rejection::AmbiguousKey(limit)
-            | Rejection::Unpriced(limit) => violated.push(limit),
+            Rejection::MissingKey(fault) | Rejection::AmbiguousKey(fault) => {
+                violated.push(&fault.limit);
+            }
+            Rejection::Unpriced(limit) => violated.push(limit),
             Rejection::BodyMemory | Rejection::StatusBusy | Rejection::Draining => {
                 header = Some((RETRY_AFTER, HeaderValue::from_static("1")))
             }
@@ -354,7 +358,7 @@ fn problem_response(
         kind,
         title: message.title,
         status: message.status.as_u16(),
-        detail: Detail::Text(message.detail),
+        detail: Detail::Text(&message.detail),
         violated,
         retry_after: None,
         resets_at: None,

@@ -1,6 +1,7 @@
 //! The reasons to refuse a request, and what the client is told of each. Nothing in it tells of the
 //! inside. Only `local_reply` makes HTTP of it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use http::StatusCode;
@@ -10,7 +11,7 @@ use super::headers::RequestFault;
 use crate::limit::{Charge, Decided, Decision, KeyHash};
 use crate::path::Malformed;
 use crate::request_head::HeadError;
-use crate::telemetry::access::Outcome;
+use crate::telemetry::access::{Outcome, UpstreamFailure};
 
 /// The policy that a block violates, for clients and logs.
 pub(super) const BLOCK_POLICY: &str = "block";
@@ -32,10 +33,10 @@ pub enum Rejection {
     /// `access` serves other clients only.
     AccessDenied,
     NoRoute,
-    /// The request lacks the key of this limit.
-    MissingKey(Arc<str>),
-    /// The request has several values for the key of this limit.
-    AmbiguousKey(Arc<str>),
+    /// The request lacks the key of a limit.
+    MissingKey(Box<KeyFault>),
+    /// The request has several values for the key of a limit.
+    AmbiguousKey(Box<KeyFault>),
     /// The request's API key is not known. Holds the name of the limit.
     UnknownKey(Arc<str>),
     /// The model of the request has no price. Holds the name of the limit.
@@ -64,8 +65,16 @@ impl From<RequestFault> for Rejection {
     }
 }
 
+/// A request without the one key that a limit counts by.
+#[derive(Debug)]
+pub struct KeyFault {
+    pub limit: Arc<str>,
+    /// What the client must send.
+    pub advice: String,
+}
+
 /// Why the upstream did not answer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct NoAnswer {
     /// For the client.
     pub status: StatusCode,
@@ -75,6 +84,8 @@ pub struct NoAnswer {
     pub retry_after: Option<u64>,
     /// The client did not send the whole body that it announced.
     pub is_cut_upload: bool,
+    /// For the access log; `None` if no server was chosen.
+    pub failure: Option<Box<UpstreamFailure>>,
 }
 
 #[derive(Debug)]
@@ -117,7 +128,7 @@ impl Blocked {
 pub(super) struct RejectionMessage {
     pub(super) status: StatusCode,
     pub(super) title: &'static str,
-    pub(super) detail: &'static str,
+    pub(super) detail: Cow<'static, str>,
     /// Whether the connection must not serve another request.
     pub(super) close: bool,
 }
@@ -128,7 +139,7 @@ impl RejectionMessage {
         RejectionMessage {
             status,
             title: status.canonical_reason().unwrap_or("Bad Request"),
-            detail,
+            detail: Cow::Borrowed(detail),
             close: false,
         }
     }
@@ -144,6 +155,9 @@ impl Rejection {
         let mut message = self.plain_message();
         let status = message.status;
         match (self, status) {
+            (Rejection::MissingKey(fault) | Rejection::AmbiguousKey(fault), _) => {
+                message.detail = Cow::Owned(fault.advice.clone());
+            }
             (Rejection::StoreAway { .. }, _) => message.title = "Temporarily Reduced Capacity",
             (_, StatusCode::TOO_MANY_REQUESTS) => message.title = "Quota Exceeded",
             (_, StatusCode::PAYLOAD_TOO_LARGE) => message.title = "Content Too Large",
@@ -165,7 +179,12 @@ impl Rejection {
 
     /// The message by its status and sentence alone.
     fn plain_message(&self) -> RejectionMessage {
-        let (status, detail) = match self {
+        let (status, detail) = self.fixed_sentence();
+        RejectionMessage::new(status, detail)
+    }
+
+    fn fixed_sentence(&self) -> (StatusCode, &'static str) {
+        match self {
             Rejection::HeadError(error) => head_message(*error),
             Rejection::TlsOnly(_) => (
                 StatusCode::PERMANENT_REDIRECT,
@@ -189,15 +208,8 @@ impl Rejection {
                 StatusCode::NOT_FOUND,
                 "no route matches this host, path and method",
             ),
-            Rejection::MissingKey(_) => (
-                StatusCode::BAD_REQUEST,
-                "the request lacks the key that its limit counts by: an API key, header or \
-                 parameter",
-            ),
-            Rejection::AmbiguousKey(_) => (
-                StatusCode::BAD_REQUEST,
-                "the request has several different keys; send one",
-            ),
+            // The sentence is the advice of the fault.
+            Rejection::MissingKey(_) | Rejection::AmbiguousKey(_) => (StatusCode::BAD_REQUEST, ""),
             Rejection::UnknownKey(_) => (StatusCode::UNAUTHORIZED, "the API key is not known"),
             Rejection::Unpriced(_) => (
                 StatusCode::BAD_REQUEST,
@@ -220,13 +232,12 @@ impl Rejection {
                 StatusCode::SERVICE_UNAVAILABLE,
                 "limits cannot be checked at the moment",
             ),
-            Rejection::Upstream(error) => (error.status, upstream_detail(error.status)),
-        };
-        RejectionMessage::new(status, detail)
+            Rejection::Upstream(error) => (error.status, upstream_detail(error)),
+        }
     }
 
     /// A sentence for the client.
-    pub fn sentence(&self) -> &'static str {
+    pub fn sentence(&self) -> Cow<'static, str> {
         self.message().detail
     }
 
@@ -247,7 +258,21 @@ impl Rejection {
             }),
             Rejection::StoreAway { reason, .. } => Some(reason),
             Rejection::Upstream(error) => Some(error.label),
-            other => Some(other.sentence()),
+            Rejection::MissingKey(_) => Some("missing_key"),
+            Rejection::AmbiguousKey(_) => Some("ambiguous_key"),
+            Rejection::UnknownKey(_) => Some("unknown_key"),
+            Rejection::Unpriced(_) => Some("no_price"),
+            Rejection::TlsOnly(_) => Some("tls_only"),
+            Rejection::AmbiguousPath => Some("ambiguous_path"),
+            Rejection::BodyTooLarge => Some("request_too_large"),
+            Rejection::AccessDenied => Some("access_denied"),
+            Rejection::NoRoute => Some("no_route"),
+            Rejection::BodyMemory => Some("body_memory"),
+            Rejection::StatusBusy => Some("status_busy"),
+            // Many mistakes; each has a sentence of its own.
+            Rejection::HeadError(_) | Rejection::Request(_) | Rejection::Path(_) => {
+                Some(self.fixed_sentence().1)
+            }
         }
     }
 }
@@ -267,13 +292,14 @@ fn head_message(error: HeadError) -> (StatusCode, &'static str) {
     (StatusCode::BAD_REQUEST, detail)
 }
 
-fn upstream_detail(status: StatusCode) -> &'static str {
-    match status {
+fn upstream_detail(error: &NoAnswer) -> &'static str {
+    match error.status {
         StatusCode::GATEWAY_TIMEOUT => "the upstream server did not answer in time",
         StatusCode::SERVICE_UNAVAILABLE => "no upstream server can take the request now",
-        StatusCode::PAYLOAD_TOO_LARGE => Rejection::BodyTooLarge.sentence(),
+        StatusCode::PAYLOAD_TOO_LARGE => Rejection::BodyTooLarge.fixed_sentence().1,
         StatusCode::REQUEST_TIMEOUT => "the body of the request did not arrive in time",
         StatusCode::BAD_REQUEST => "the body of the request is malformed or ended too early",
+        _ if error.label == "upstream_unreachable" => "the upstream server cannot be reached",
         _ => "the upstream server sent no usable response",
     }
 }

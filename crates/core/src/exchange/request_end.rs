@@ -65,6 +65,7 @@ impl AccessRecord {
             would_deny,
             reason: self.reason,
             delayed: self.delayed,
+            failure: self.failure.as_deref(),
             grpc_status: self.grpc_status(),
             usage: self.usage.as_deref(),
             request_id: self.request_id.as_ref().map(RequestId::as_str),

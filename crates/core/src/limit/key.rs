@@ -4,6 +4,7 @@
 //! client's values never leave this room in the clear: not to Redis, not to a log. No two different
 //! sets of parts may share a hash, and no spelling of the same value may have two.
 
+mod advice;
 mod body;
 mod custom;
 mod descriptor;

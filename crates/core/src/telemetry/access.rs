@@ -19,7 +19,9 @@ use super::log_writer::{LineWriter, WriterThread, count};
 use crate::clock;
 use crate::config::{LogFormat, LogTarget};
 use crate::limit::Role;
-pub use entry::{AccessEntry, DENIED_USAGE, LoggedUsage, MissingBytes, Outcome, TRUNCATED};
+pub use entry::{
+    AccessEntry, DENIED_USAGE, LoggedUsage, MissingBytes, Outcome, TRUNCATED, UpstreamFailure,
+};
 use entry::{combined, json_line, text};
 
 /// Buffers that may wait for the writer.

@@ -73,6 +73,13 @@ impl LoggedUsage {
     }
 }
 
+/// The server that failed a request, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpstreamFailure {
+    pub server: String,
+    pub error: String,
+}
+
 /// One request, as far as it is known when its answer ends.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessEntry<'a> {
@@ -93,6 +100,7 @@ pub struct AccessEntry<'a> {
     pub reason: Option<&'static str>,
     /// How long a limit held the request.
     pub delayed: Duration,
+    pub failure: Option<&'a UpstreamFailure>,
     pub grpc_status: Option<GrpcStatus>,
     pub usage: Option<&'a LoggedUsage>,
     pub request_id: Option<&'a str>,
@@ -141,6 +149,13 @@ pub(super) fn text(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     if !entry.delayed.is_zero() {
         let millis = entry.delayed.as_secs_f64() * 1e3;
         let _ = write!(out, " delayed {millis:.1}ms");
+    }
+    if let Some(failure) = entry.failure {
+        out.extend_from_slice(b" (");
+        printable(out, &failure.server);
+        out.extend_from_slice(b": ");
+        printable(out, &failure.error);
+        out.push(b')');
     }
     if let Some(status) = entry.grpc_status {
         let _ = write!(out, " grpc_status {status}");
@@ -243,6 +258,10 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         member(out, b",\"reason\":", reason);
     }
     write_delayed(out, entry.delayed);
+    if let Some(failure) = entry.failure {
+        member(out, b",\"server\":", &failure.server);
+        member(out, b",\"error\":", &failure.error);
+    }
     if let Some(status) = entry.grpc_status {
         out.extend_from_slice(b",\"grpc_status\":");
         match status.code() {

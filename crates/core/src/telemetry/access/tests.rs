@@ -27,6 +27,7 @@ fn with_entry(write: impl FnOnce(&AccessEntry<'_>)) {
         would_deny: &["search".into()],
         reason: None,
         delayed: Duration::ZERO,
+        failure: None,
         grpc_status: None,
         usage: None,
         request_id: None,
