@@ -63,6 +63,8 @@ const CHECK_STORE_EVERY: Duration = Duration::from_secs(15);
 pub struct Admin {
     /// With the real port.
     pub address: SocketAddr,
+    /// The token that the proxy made, if that is the token.
+    pub own_token: Option<Vec<u8>>,
     end: oneshot::Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -81,6 +83,7 @@ impl Admin {
     ) -> io::Result<Admin> {
         let listener = bind(settings.address, replaces)?;
         let address = listener.local_addr()?;
+        let shown = own_token.clone().filter(|_| settings.token.is_none());
         let state = Arc::new(AdminState::new(settings, own_token, server));
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -91,6 +94,7 @@ impl Admin {
             .spawn(move || runtime.block_on(serve(state, listener, ended)))?;
         Ok(Admin {
             address,
+            own_token: shown,
             end,
             thread,
         })

@@ -89,8 +89,8 @@ enum CliCommand {
     Try(send::TryArgs),
     /// Write a commented proxy.toml to start from.
     Init(generate::InitArgs),
-    /// Translate a configuration of nginx, Traefik or envoyproxy/ratelimit into a proxy.toml, and
-    /// list all lost parts.
+    /// Translate a configuration of another proxy or gateway into a proxy.toml, and list all lost
+    /// parts.
     Import(generate::ImportArgs),
     /// Print the JSON Schema of proxy.toml, for completion and checks in editors.
     Schema(generate::SchemaArgs),

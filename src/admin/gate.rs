@@ -42,6 +42,7 @@ pub(super) struct AccessPolicy {
     hosts: Vec<String>,
     /// Without a token no request may write.
     token: Option<Vec<u8>>,
+    pub(super) is_from_file: bool,
     /// Whether reading is free, because only users of this machine can connect.
     is_loopback: bool,
 }
@@ -52,6 +53,7 @@ impl AccessPolicy {
         AccessPolicy {
             address: settings.address,
             hosts: settings.hosts.clone(),
+            is_from_file: settings.is_from_file,
             token: token.map(<[u8]>::to_vec),
             is_loopback: settings.address.ip().is_loopback(),
         }
@@ -141,6 +143,11 @@ fn token_places(file: &Path, control: &Control) -> Vec<PathBuf> {
     sockets.into_iter().map(beside).collect()
 }
 
+/// The path in place of a file for the token of an admin whose address no file names.
+pub fn unnamed_admin(address: SocketAddr) -> PathBuf {
+    PathBuf::from(format!("/tidegate admin/{address}"))
+}
+
 /// The token of the proxy with this configuration file, if this user may read it.
 pub fn find_token(file: &Path, control: &Control) -> Option<Vec<u8>> {
     token_places(file, control)
@@ -217,6 +224,7 @@ mod tests {
             address: address.parse().unwrap(),
             token: Some(Secret(b"0123456789abcdef".to_vec())),
             hosts: vec!["proxy.internal".to_owned()],
+            is_from_file: true,
         };
         AccessPolicy::new(&settings, None)
     }

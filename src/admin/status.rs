@@ -52,6 +52,7 @@ described! {
 
     struct ConfigReport {
         file: Option<String>,
+        names_admin: bool,
         loaded_at: f64,
         last_reload: Option<ReloadReport>,
     }
@@ -120,6 +121,7 @@ pub(super) fn status(state: &AdminState) -> Result<StatusReport, ApiError> {
         listen: server.listeners.places(),
         config: ConfigReport {
             file: server.file.as_ref().map(|file| file.display().to_string()),
+            names_admin: state.policy.load().is_from_file,
             loaded_at: seconds(snapshot.loaded_us),
             last_reload: snapshot.reload.map(last_reload),
         },

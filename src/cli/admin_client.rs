@@ -22,8 +22,8 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::output::CommandError;
-use crate::admin::gate::find_token;
-use crate::config;
+use crate::admin::gate::{find_token, unnamed_admin};
+use crate::config::{self, Control};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// For the head of a response, and again for its body.
@@ -50,7 +50,7 @@ pub(super) struct AdminArgs {
 #[derive(Debug)]
 pub(super) struct AdminClient {
     /// `127.0.0.1:9180`
-    authority: String,
+    pub(super) authority: String,
     pub(super) token: Option<String>,
     /// The setting that names this address, for error messages.
     named_by: String,
@@ -114,8 +114,7 @@ impl AdminClient {
         let token = match (&args.token_file, &place.token_file) {
             (Some(path), _) => Some(read_token(path)?),
             (None, Some(path)) if is_here => read_token(path).ok(),
-            (None, _) if is_here => find_token(&args.config, &config::control_of(&args.config))
-                .and_then(|token| String::from_utf8(token).ok()),
+            (None, _) if is_here => own_token(args, &authority, place.address),
             _ => None,
         };
         Ok(AdminClient {
@@ -276,6 +275,19 @@ pub(super) fn local_address(address: SocketAddr) -> SocketAddr {
         IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
     SocketAddr::new(ip, address.port())
+}
+
+/// The token that the proxy made. A demo keeps the token of an address that no file names by the
+/// address.
+fn own_token(args: &AdminArgs, authority: &str, named: Option<SocketAddr>) -> Option<String> {
+    let asked = authority.replacen("localhost:", "127.0.0.1:", 1);
+    let asked = asked.parse::<SocketAddr>().ok();
+    let is_named = asked.is_none() || asked == named.map(local_address);
+    let unnamed = asked
+        .filter(|_| !is_named)
+        .and_then(|address| find_token(&unnamed_admin(address), &Control::Derived));
+    let token = unnamed.or_else(|| find_token(&args.config, &config::control_of(&args.config)));
+    String::from_utf8(token?).ok()
 }
 
 fn admin_authority(address: SocketAddr, file: &Path) -> Result<String, CommandError> {

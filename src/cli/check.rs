@@ -20,7 +20,7 @@ use crate::config::{
 };
 use crate::server::listen::ListenLines;
 use crate::store::StoreError;
-use crate::store::redis::{ServerInfo, fetch_server_info};
+use crate::store::redis::{OverrideClientError, ServerInfo, fetch_server_info};
 use crate::upstream;
 
 #[derive(Debug, Args)]
@@ -260,6 +260,28 @@ pub(super) fn explain_store_error(error: StoreError, topology: &RedisTopology) -
         Some(reason) => format!("{error}: {reason}"),
         None => error.to_string(),
     }
+}
+
+/// Names the setting and the address of a store that cannot be reached.
+pub(super) fn store_error(
+    error: &OverrideClientError,
+    config: &Config,
+    file: &Path,
+) -> CommandError {
+    let why = std::error::Error::source(error).and_then(|why| why.downcast_ref::<StoreError>());
+    let (Some(why), StoreKind::Redis(server)) = (why, &config.store.kind) else {
+        return CommandError::failed(error.to_string());
+    };
+    if !matches!(
+        why,
+        StoreError::Refused | StoreError::Timeout | StoreError::NoMaster
+    ) {
+        return CommandError::failed(error.to_string());
+    }
+    let place = config::place_of("store.url", file, &config.sources);
+    let reason = explain_store_error(*why, &server.topology);
+    CommandError::failed(format!("{place}: {}: {reason}", server.topology))
+        .help("start Redis, or correct the URL; `tidegate check --online` tests it")
 }
 
 /// Judges whether this store keeps counts reliably.

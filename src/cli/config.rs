@@ -110,6 +110,7 @@ pub(super) fn reload(args: &ReloadArgs) -> Result<u8, CommandError> {
         let tried: Vec<String> = places.iter().map(|one| one.display().to_string()).collect();
         let tried = tried.join(", ");
         CommandError::signed(format!("no proxy of {file} answers at {tried}"))
+            .help("is it running? `tidegate run` starts it")
     })?;
     let line = request_reload(stream)
         .map_err(|error| CommandError::signed(format!("the proxy did not answer: {error}")))?;

@@ -26,8 +26,9 @@ use super::display::quoted;
 use super::output::{CommandError, print_warnings, say};
 use super::run::{DemoOptions, StartOptions, Started, serve};
 use super::send::{RequestSender, open_http1};
-use crate::config::{self, LogTarget};
+use crate::config::{self, Config, Listen, LogTarget};
 use crate::server::echo::{self, DemoSettings};
+use crate::server::listen::bind_alone;
 use crate::server::{Lifecycle, ServerHandles};
 use crate::telemetry::panics::spawn_thread;
 
@@ -72,12 +73,15 @@ fn serve_clients(args: &DemoArgs, settings: DemoSettings) -> Result<u8, CommandE
             format!("end it, or change `listen` in {}", file.display()),
         ),
         false => (
-            config::parse("proxy.toml", BUILT_IN, &|_| None),
+            config::parse("proxy.toml", &built_in(), &|_| None),
             "end it, or have `tidegate init` write a proxy.toml, and change `listen` there"
                 .to_owned(),
         ),
     };
     let mut config = print_warnings(loaded)?;
+    if !has_file {
+        move_to_free_port(&mut config);
+    }
     let log = (!args.no_traffic).then(DemoFolder::create).transpose()?;
     let settings = DemoSettings {
         access_log: log.as_ref().map(|log| log.0.join("access.log")),
@@ -143,11 +147,43 @@ impl Drop for DemoFolder {
     }
 }
 
+/// The quick start, with a second rate for `default`: the dashboard shows what that would deny.
+fn built_in() -> String {
+    let enforced = "rate = \"10/10s\"";
+    BUILT_IN.replacen(enforced, &format!("{enforced}\ncandidate = \"5/10s\""), 1)
+}
+
+/// Has a demo without a file listen on a free port if another process has the port of the quick
+/// start.
+fn move_to_free_port(config: &mut Config) {
+    for line in &mut config.listen {
+        let Listen::Tcp(address) = line else { continue };
+        let is_taken = bind_alone(&Listen::Tcp(*address))
+            .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse);
+        let free = SocketAddr::new(address.ip(), 0);
+        if let (true, Some(port)) = (is_taken, free_port(free)) {
+            say(&format!(
+                "demo       another process listens on port {}: the demo takes port {port}",
+                address.port()
+            ));
+            address.set_port(port);
+        }
+    }
+}
+
+fn free_port(address: SocketAddr) -> Option<u16> {
+    let listener = TcpListener::bind(address).ok()?;
+    Some(listener.local_addr().ok()?.port())
+}
+
+/// The address has a port, also if another process has the usual one: the token of the demo is kept
+/// by the address.
 fn free_admin_address() -> SocketAddr {
     let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, ADMIN_PORT));
+    let free = || free_port(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     match TcpListener::bind(usual) {
         Ok(_) => usual,
-        Err(_) => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        Err(_) => SocketAddr::from((Ipv4Addr::LOCALHOST, free().unwrap_or_default())),
     }
 }
 
@@ -205,7 +241,10 @@ impl NextSteps<'_> {
                 "\nSee why a client is denied, and follow the denials:\n\n    \
                  {program} explain GET http://localhost:{port}/ --ip {CRAWLER} --live \
                  --admin {admin}{config}\n    \
-                 {program} tap --admin {admin}\n"
+                 {program} tap --admin {admin}\n\
+                 \nSee the usage of that client, and set it to zero:\n\n    \
+                 {program} limits show default {CRAWLER} --admin {admin}{config}\n    \
+                 {program} limits reset default {CRAWLER} --admin {admin}{config}\n"
             );
         }
         if let Some(log) = self.access_log {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::WRONG_USE;
 use super::admin_client::{AdminArgs, AdminClient};
+use super::check::store_error;
 use super::output::{CommandError, load, print, say, use_colour};
 use crate::admin::explain::{explain_live, with_live};
 use crate::admin::operator_store::OperatorStore;
@@ -66,36 +67,62 @@ impl From<RequestError> for CommandError {
     }
 }
 
+/// Who explains.
+enum Explainer {
+    /// The running proxy, through its admin: with `--admin`, or if only it has the counts or the keys.
+    Proxy,
+    /// This command, with the file, and with Redis for `--live`.
+    File(Box<Config>),
+}
+
+impl Explainer {
+    fn choose(args: &ExplainArgs) -> Result<Explainer, CommandError> {
+        if args.live && args.admin.admin.is_some() {
+            return Ok(Explainer::Proxy);
+        }
+        let config = load(&args.admin.config)?;
+        Ok(match &config.store.kind {
+            StoreKind::Memory if args.live => Explainer::Proxy,
+            // The running proxy alone has the keys of tokens.
+            StoreKind::Redis(_) if args.live && config.jwks.is_some() && config.admin.is_some() => {
+                Explainer::Proxy
+            }
+            _ => Explainer::File(Box::new(config)),
+        })
+    }
+}
+
 /// `tidegate explain`. Succeeds whatever the verdict.
 pub(super) fn explain(args: &ExplainArgs) -> Result<u8, CommandError> {
-    let config = load(&args.admin.config)?;
     if args.rls {
-        return explain_descriptor(args, &config);
+        return explain_descriptor(args);
     }
     let request = describe(args)?;
-    let explanation = match &config.store.kind {
-        _ if !args.live => explain::explain(&config, &request, None)?,
-        StoreKind::Memory => explain_by_admin(args, "/api/v1/explain", json!(request))?,
-        // The running proxy alone has the keys of tokens.
-        StoreKind::Redis(_) if config.jwks.is_some() && config.admin.is_some() => {
-            explain_by_admin(args, "/api/v1/explain", json!(request))?
-        }
-        StoreKind::Redis(server) => OperatorStore::open(&config.store, server)
-            .and_then(|store| explain_live(&config, &request, store))
-            .map_err(CommandError::signed)??,
+    let explanation = match Explainer::choose(args)? {
+        Explainer::Proxy => explain_by_admin(args, "/api/v1/explain", json!(request))?,
+        Explainer::File(config) => match &config.store.kind {
+            StoreKind::Redis(server) if args.live => OperatorStore::open(&config.store, server)
+                .and_then(|store| explain_live(&config, &request, store))
+                .map_err(|error| store_error(&error, &config, &args.admin.config))??,
+            _ => explain::explain(&config, &request, None)?,
+        },
     };
     show(args, &explanation, |colour| render(&explanation, colour))
 }
 
 /// Explains a call of the rate limit service with one descriptor.
-fn explain_descriptor(args: &ExplainArgs, config: &Config) -> Result<u8, CommandError> {
+fn explain_descriptor(args: &ExplainArgs) -> Result<u8, CommandError> {
     let call = CallDescription::parse(&args.method, &args.target, args.hits)?;
-    let explanation: CallExplanation = match &config.store.kind {
-        _ if !args.live => explain_call(config, &call, None)?,
-        StoreKind::Memory => explain_by_admin(args, "/api/v1/explain/call", json!(call))?,
-        StoreKind::Redis(server) => OperatorStore::open(&config.store, server)
-            .and_then(|store| with_live(config, store, |live| explain_call(config, &call, live)))
-            .map_err(CommandError::signed)??,
+    let explanation: CallExplanation = match Explainer::choose(args)? {
+        Explainer::Proxy => explain_by_admin(args, "/api/v1/explain/call", json!(call))?,
+        Explainer::File(config) => match &config.store.kind {
+            StoreKind::Redis(server) if args.live => OperatorStore::open(&config.store, server)
+                .and_then(|store| {
+                    with_live(&config, store, |live| explain_call(&config, &call, live))
+                })
+                .map_err(|error| store_error(&error, &config, &args.admin.config))??,
+            _ => explain_call(&config, &call, None)?,
+        },
     };
     show(args, &explanation, |colour| {
         render_call(&explanation, colour)
@@ -153,11 +180,13 @@ fn explain_by_admin<E: DeserializeOwned>(
         client.wait(client.post(path, &body))
     };
     let answer = ask().inspect_err(|_| {
-        say(&format!(
-            "tidegate: `--live` asks the proxy of {} through its admin, since counts or keys are \
-             in its own process",
-            args.admin.config.display()
-        ));
+        if args.admin.admin.is_none() {
+            say(&format!(
+                "tidegate: `--live` asks the proxy of {} through its admin, since counts or keys \
+                 are in its own process",
+                args.admin.config.display()
+            ));
+        }
     })?;
     serde_json::from_value(answer)
         .map_err(|error| CommandError::failed(format!("the proxy's answer is none: {error}")))

@@ -2,8 +2,9 @@
 //! second.
 //!
 //! With a shared store, the command itself opens Redis with the proxies' configuration. Redis and
-//! its log of changes get only hashes of client keys. With the embedded store, the command asks the
-//! proxy's admin: only that process has the counts, and the secret that keys are hashed with.
+//! its log of changes get only hashes of client keys. With the embedded store, and with `--admin`,
+//! the command asks the proxy's admin: only that process has the counts, and the secret that keys
+//! are hashed with.
 
 mod backend;
 mod print;
@@ -17,24 +18,25 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use super::admin_client::AdminArgs;
 use super::display::short_hash;
 use super::output::{self, CommandError};
 use crate::admin::operator_store::{
-    ChangeDone, ChangeFailure, ChangeOrder, ClientChange, KeyUsage, RecordReport,
+    ChangeDone, ChangeFailure, ChangeOrder, ClientChange, KeyUsage, RecordReport, WindowUsage,
 };
 use crate::config::{self, Config, StoreKind};
 use crate::limit::key::{KeyHashPrefix, SHOWN};
 use crate::limit::rate::parse_duration;
 use crate::limit::{Limit, Rule};
 use crate::store::overrides::{self, ChangeKind, MAX_RECORDS, RecordTerms, clean};
-use backend::{ProxyProcess, SharedStore};
+use backend::{ProxyProcess, SharedStore, config_of_proxy};
 use print::{ChangeReport, KeyReport, ListReport, ResetReport, key_text, timestamp, until_text};
 
 /// The longest `--for`: ten years.
 const LONGEST_US: u128 = 10 * 366 * 86_400_000_000;
 
 /// Long options that look like a hash.
-const OPTIONS: [&str; 3] = ["--config", "--remove", "--version"];
+const OPTIONS: [&str; 4] = ["--config", "--remove", "--token-file", "--version"];
 
 #[derive(Debug, Args)]
 pub(super) struct LimitsArgs {
@@ -47,6 +49,12 @@ pub(super) struct LimitsArgs {
         global = true
     )]
     config: PathBuf,
+    /// Ask the running proxy with this admin, in place of the file: `127.0.0.1:9180`.
+    #[arg(long, value_name = "ADDRESS", global = true)]
+    admin: Option<String>,
+    /// A file with the admin's token, if the command cannot find the proxy's own.
+    #[arg(long, value_name = "FILE", global = true)]
+    token_file: Option<PathBuf>,
     /// Print one line of JSON instead of text.
     #[arg(long, global = true)]
     json: bool,
@@ -166,10 +174,18 @@ trait CountsBackend {
 }
 
 pub(super) fn limits(args: &LimitsArgs) -> Result<u8, CommandError> {
-    let config = output::load(&args.config)?;
+    let admin = AdminArgs {
+        config: args.config.clone(),
+        admin: args.admin.clone(),
+        token_file: args.token_file.clone(),
+    };
+    let config = match args.admin {
+        Some(_) => config_of_proxy(&admin)?,
+        None => output::load(&args.config)?,
+    };
     let command = LimitsCommand {
         config: &config,
-        file: &args.config,
+        admin: &admin,
         json: args.json,
     };
     output::print(match &args.command {
@@ -193,24 +209,26 @@ pub(super) fn limits(args: &LimitsArgs) -> Result<u8, CommandError> {
 /// The configuration and the options of every subcommand.
 struct LimitsCommand<'c> {
     config: &'c Config,
-    file: &'c Path,
+    admin: &'c AdminArgs,
     json: bool,
 }
 
 impl LimitsCommand<'_> {
     fn backend(&self) -> Result<Box<dyn CountsBackend + '_>, CommandError> {
-        let (config, file) = (self.config, self.file);
+        let (config, file) = (self.config, &self.admin.config);
         match &config.store.kind {
+            _ if self.admin.admin.is_some() => Ok(Box::new(ProxyProcess::at(config, self.admin)?)),
             StoreKind::Redis(server) => Ok(Box::new(SharedStore::open(config, file, server)?)),
             StoreKind::Memory if config.admin.is_some() => {
-                Ok(Box::new(ProxyProcess::new(config, file)?))
+                Ok(Box::new(ProxyProcess::at(config, self.admin)?))
             }
             StoreKind::Memory => Err(CommandError::failed(format!(
                 "{} keeps counts in the proxy's own process, out of reach of this command",
                 file.display()
             ))
             .help(
-                "write `admin = \"127.0.0.1:9180\"` at its top, or set `[store] url` to a Redis",
+                "write `admin = \"127.0.0.1:9180\"` at its top and restart the proxy, name the address \
+                 of a demo with `--admin`, or set `[store] url` to a Redis",
             )),
         }
     }
@@ -220,8 +238,11 @@ impl LimitsCommand<'_> {
         if let Some(limit) = limits.iter().find(|limit| *limit.name == *name) {
             return Ok(limit);
         }
-        let file = self.file.display();
-        let error = CommandError::wrong_use(format!("there is no limit `{name}` in {file}"));
+        let place = match &self.admin.admin {
+            Some(admin) => format!("the proxy at {admin}"),
+            None => self.admin.config.display().to_string(),
+        };
+        let error = CommandError::wrong_use(format!("there is no limit `{name}` in {place}"));
         let near = limits
             .iter()
             .map(|limit| (strsim::osa_distance(name, &limit.name), &limit.name))
@@ -252,8 +273,20 @@ impl LimitsCommand<'_> {
     }
 
     fn show(&self, args: &KeyArgs) -> Result<String, CommandError> {
-        let limit = self.limit(&args.limit)?;
-        let usage = self.backend()?.show(limit, &args.key)?;
+        // `top`, the dashboard and logs name a candidate so.
+        let name = args.limit.strip_suffix("~candidate");
+        let limit = self.limit(name.unwrap_or(&args.limit))?;
+        let mut usage = self.backend()?.show(limit, &args.key)?;
+        if name.is_some() {
+            if limit.candidate.is_empty() {
+                let limit = &limit.name;
+                return Err(CommandError::wrong_use(format!(
+                    "`{limit}` has no candidate"
+                )));
+            }
+            let of = |window: &WindowUsage| window.of.as_deref() == Some("candidate");
+            usage.windows.retain(of);
+        }
         let report = KeyReport::new(&usage);
         self.render(&report, report.text())
     }

@@ -68,6 +68,18 @@ impl ProxySnapshot {
         }
     }
 
+    /// What the limits do while the store is away.
+    pub(super) fn without_store(&self) -> &'static str {
+        let common = self.status.store.on_error.as_str();
+        let is_other = |limit: &LimitState| !limit.on_error.is_empty() && limit.on_error != common;
+        match common {
+            _ if self.limits.iter().any(is_other) => "each limit follows its `on_error`",
+            "allow" => "everything is allowed",
+            "deny" => "everything is denied",
+            _ => "this process counts by itself",
+        }
+    }
+
     /// How long ago that was when the proxy answered, by the proxy's clock.
     pub(super) fn since(&self, at: f64) -> String {
         span(self.status.now - at)

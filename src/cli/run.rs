@@ -1,6 +1,6 @@
 //! `tidegate run`: binds, reports the start, and serves until a signal ends it.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IsTerminal};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,9 +14,12 @@ use super::check::explain_store_error;
 use super::output::{CommandError, print_warnings, say};
 use super::signals::{self, SignalTargets};
 use super::single_instance::{self, ProcessRole};
-use crate::admin::{self, Admin};
+use crate::admin::Admin;
+use crate::admin::gate::{keep_token, unnamed_admin};
+use crate::config::diagnostic::Diagnostics;
 use crate::config::{
-    Config, FlagConfig, Listen, ServerSettings, SettingError, StoreKind, UpstreamServer,
+    Config, Control, FlagConfig, Fleet, Listen, ServerSettings, SettingError, StoreKind,
+    UpstreamServer,
 };
 use crate::server::claim::{Claim, PidFile};
 use crate::server::echo::DemoSettings;
@@ -24,6 +27,7 @@ use crate::server::handover::Inherited;
 use crate::server::listen::{ListenLines, Listeners, bind_alone};
 use crate::server::listener::OpenedSocket;
 use crate::server::{Reloads, ServerHandles};
+use crate::store::fleet::ASSUMED;
 use crate::store::redis::{ServerInfo, fetch_server_info};
 use crate::{config, diagnostics, server, upstream};
 
@@ -95,7 +99,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, CommandError> {
             key: args.key.clone(),
             redis: args.redis.clone(),
         }),
-        None => config::load(file),
+        None => config::load(file).map_err(|found| with_start_advice(found, file)),
     };
     let config = print_warnings(loaded)?;
     let options = StartOptions {
@@ -106,6 +110,19 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, CommandError> {
     };
     let settings = config.server.clone();
     serve(config, options, |_| report_descriptors(&settings))
+}
+
+/// A user without a file may want to see the proxy work first.
+fn with_start_advice(mut found: Diagnostics, file: &Path) -> Diagnostics {
+    if let Some(first) = found.list.first_mut().filter(|_| !file.exists())
+        && let Some(help) = &mut first.help
+    {
+        help.push_str(
+            ". To see it work without a file: `tidegate demo`, or `tidegate run --to \
+             http://127.0.0.1:3000`",
+        );
+    }
+    found
 }
 
 /// Binds and serves. Calls `started` once the sockets are open.
@@ -172,7 +189,14 @@ fn serve_until_stopped(
     report_start(&config, &server, from);
     if let Some(admin) = &admin {
         let address = local_address(admin.address);
-        say(&format!("dashboard  http://{address}/"));
+        // Only a terminal shows the token: other output may be stored in a file.
+        let is_shown = demo.is_some() && std::io::stderr().is_terminal();
+        let token = admin.own_token.as_ref().filter(|_| is_shown);
+        let token = token.map(|token| format!("#token={}", String::from_utf8_lossy(token)));
+        say(&format!(
+            "dashboard  http://{address}/{}",
+            token.unwrap_or_default()
+        ));
     }
     started(&Started {
         server: &server,
@@ -219,14 +243,18 @@ fn start_admin(
     let Some(settings) = &config.admin else {
         return Ok(None);
     };
-    let file = server.file.as_deref();
-    let token = match file.map(|file| admin::gate::keep_token(file, &config.server.control)) {
-        Some(Err(error)) if settings.token.is_none() => {
+    let file = server.file.as_deref().filter(|_| settings.is_from_file);
+    let kept = match file {
+        Some(file) => keep_token(file, &config.server.control),
+        None => keep_token(&unnamed_admin(settings.address), &Control::Derived),
+    };
+    let token = match kept {
+        Err(error) if settings.token.is_none() => {
             tracing::warn!(%error, "admin: no place to store a token, so the admin refuses all \
              changes");
             None
         }
-        kept => kept.and_then(Result::ok),
+        kept => kept.ok(),
     };
     Admin::spawn(settings, token, server, replaces).map(Some)
 }
@@ -319,9 +347,16 @@ fn report_start(config: &Config, server: &ServerHandles, from: Option<u32>) {
                         config::place_of("store.url", file, &config.sources)
                     });
                     let reason = explain_store_error(error, &redis.topology);
+                    let shares = match config.store.fleet {
+                        Fleet::Auto => format!(
+                            ". Until then it counts as one of {ASSUMED} proxies; `fleet` sets \
+                             another number"
+                        ),
+                        Fleet::Fixed(_) => String::new(),
+                    };
                     format!(
                         "away ({reason}): start it, or correct {url}; trying again in the \
-                         background"
+                         background{shares}"
                     )
                 }
             };
@@ -362,7 +397,7 @@ fn report_descriptors(settings: &ServerSettings) {
     {
         say(&format!(
             "files      {allowed} may be open: room for about {} clients at once, and \
-             `server.max_connections` is {}",
+             `server.max_connections` is {}. Raise `ulimit -n`, or lower the setting",
             allowed.saturating_sub(descriptors_needed(settings.workers)) / 2,
             settings.max_connections
         ));

@@ -150,13 +150,8 @@ fn store_line(snapshot: &ProxySnapshot) -> StyledLine {
     }
     let since = store.since;
     let since = since.map_or_else(String::new, |at| format!(" for {}", snapshot.since(at)));
-    let consequence = match store.on_error.as_str() {
-        "allow" => "; meanwhile everything is allowed",
-        "deny" => "; meanwhile everything is denied",
-        _ => "; meanwhile this process counts by itself",
-    };
     line.with(Tone::Warn, format!("away{since}"))
-        .plain(consequence)
+        .plain(format!("; meanwhile {}", snapshot.without_store()))
 }
 
 fn traffic_line(snapshot: &ProxySnapshot) -> StyledLine {
@@ -231,8 +226,8 @@ pub(super) fn health(args: &HealthArgs) -> Result<u8, CommandError> {
 /// counted.
 fn connect_to_listener(file: &Path, timeout: Duration) -> Result<(), CommandError> {
     let name = file.display();
-    let config = load(file)
-        .map_err(|_| CommandError::failed(format!("`{name}` cannot be used: tidegate check")))?;
+    // A container's health check has the code 1 for every failure.
+    let config = load(file).map_err(|error| error.with_code(DID_NOT_WORK))?;
     let connected = match ListenLines::of(&config).all().next() {
         None => return Err(CommandError::failed(format!("{name} listens nowhere"))),
         // A listener on all IPv6 addresses takes IPv4 too, and the machine may have no IPv6.
@@ -313,10 +308,14 @@ mod tests {
                 "silence": "add 10.0.0.0/8 to `trusted_proxies`" }]);
         });
         snapshot.reasons = vec!["draining".to_owned()];
+        let away = |snapshot: &ProxySnapshot| render_lines(&[store_line(snapshot)], false);
+        let alone = "store        redis: away for 30 s; meanwhile this process counts by itself\n";
+        assert_eq!(away(&snapshot), alone);
+        snapshot.limits[0].on_error = "deny".to_owned();
         let text = render_lines(&page(&snapshot, "http://a/"), false);
         for part in [
             "tidegate 0.1.0  not ready: draining\n",
-            "store        redis: away for 30 s; meanwhile this process counts by itself\n",
+            "store        redis: away for 30 s; meanwhile each limit follows its `on_error`\n",
             "reload       failed, 5 s ago; the configuration before it is still in force\n\
              \x20            error[T101]: unknown key\n",
             "\nwarning: forwarded headers from an untrusted peer (3 times)\n\

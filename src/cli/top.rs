@@ -63,6 +63,7 @@ pub(super) fn top(args: &TopArgs) -> Result<u8, CommandError> {
         // If the address is wrong, the command fails, instead of showing an empty picture.
         let snapshot = ProxySnapshot::fetch(&client).await;
         let mut state = TopState::default();
+        state.admin.clone_from(&client.authority);
         state.snapshot = snapshot.map_err(|failure| client.error(&failure))?;
         if args.json {
             print_json(&client, state, args.once).await;

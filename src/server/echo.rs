@@ -45,6 +45,7 @@ impl DemoSettings {
             address: self.admin,
             token: None,
             hosts: Vec::new(),
+            is_from_file: false,
         });
         let on_terminal = matches!(config.log.access, LogTarget::Stdout | LogTarget::Stderr);
         if let (Some(file), true) = (&self.access_log, on_terminal) {

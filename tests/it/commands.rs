@@ -318,6 +318,64 @@ fn a_demo_has_clients_of_its_own_and_follows_its_file() {
 }
 
 #[test]
+fn a_demo_without_a_file_is_reached_by_every_printed_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let (running, said) = demo(folder.path(), &[]);
+    let command = |name: &str| {
+        let mut words: Vec<&str> = name.split(' ').collect();
+        words.extend(printed(&said, name));
+        run(folder.path(), &words)
+    };
+    eventually("a client is denied", || {
+        stdout(&command("explain")).contains("429")
+    });
+    let shown = command("limits show");
+    assert!(stdout(&shown).contains("default~candidate"), "{shown:?}");
+    let mut words = vec!["limits", "show"];
+    words.extend(printed(&said, "limits show"));
+    words[2] = "default~candidate";
+    let shown = run(folder.path(), &words);
+    let windows = stdout(&shown);
+    assert!(
+        windows.contains("default~candidate (candidate)"),
+        "{shown:?}"
+    );
+    assert!(!windows.contains("10/10s"), "{windows}");
+    let reset = command("limits reset");
+    assert!(stdout(&reset).contains("starts at zero"), "{reset:?}");
+    // The token is for the terminal only.
+    assert!(!said.iter().any(|line| line.contains("token=")), "{said:?}");
+
+    // Another demo takes other ports.
+    let (other, told) = demo(folder.path(), &["--no-traffic"]);
+    let port = |said: &[String]| {
+        let line = said.iter().find(|line| line.contains("http://localhost:"));
+        let rest = line.unwrap().split("localhost:").nth(1).unwrap();
+        rest.split('/').next().unwrap().to_owned()
+    };
+    assert_ne!(port(&said), port(&told));
+    let place = |said: &[String]| printed(said, "tap")[1].to_owned();
+    assert_ne!(place(&said), place(&told));
+    end(other);
+    end(running);
+    // A command beside no proxy says what to do.
+    let told = |words: &[&str]| {
+        let output = run(folder.path(), words);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let missing = told(&["run"]);
+    assert!(
+        missing.contains("without a file: `tidegate demo`"),
+        "{missing}"
+    );
+    let missing = told(&["health"]);
+    assert!(missing.contains("cannot read `proxy.toml`"), "{missing}");
+    let missing = told(&["reload"]);
+    assert!(missing.contains("help: is it running?"), "{missing}");
+}
+
+#[test]
 fn help_knows_commands_and_codes() {
     let folder = tempfile::tempdir().unwrap();
     let help = |words: &[&str]| run(folder.path(), &[&["help"], words].concat());

@@ -1,7 +1,7 @@
 // Actions that change something. Each explains its effect, asks, and reports the result.
 
 import { get, getText, hasToken, keepToken, offers, post, Problem } from './api.js';
-import { codeLine, commandLine } from './commands.js';
+import { codeLine, commandLine, placeWords, quotedWords } from './commands.js';
 import { actButton, byId, clock, h, plain, setText, span } from './dom.js';
 import { number, ratesText, rateText } from './units.js';
 
@@ -249,8 +249,9 @@ export function signIn(then = () => {}, why = '') {
   const failed = h('p', { class: 'failed', role: 'alert', text: why, hidden: !why });
   const go = h('button', { type: 'submit', class: 'primary', text: 'Sign in' });
   const hint =
-    'It is in the file that admin_token_file names. Without one, `tidegate status` prints an ' +
-    'address that signs you in. This tab keeps the token until you close it.';
+    'It is in the file that admin_token_file names. Without one, `' +
+    quotedWords(['tidegate', 'status', ...placeWords()]) +
+    '` prints an address that signs you in. This tab keeps the token until you close it.';
   const form = h(
     'form',
     {},

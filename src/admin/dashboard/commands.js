@@ -3,11 +3,14 @@
 import { h, setText } from './dom.js';
 
 let file = null;
+let admin = null;
 let onCopied = () => {};
 
-/** The configuration that the proxy runs. Commands name it, so that they work in any folder. */
-export function setFile(path) {
-  file = path;
+/** The proxy's `config`. Commands name its file, so that they work in any folder. If the file does
+ * not name the admin, commands do. */
+export function setConfig(config) {
+  file = config.file;
+  admin = config.names_admin === false ? location.host : null;
 }
 
 /** Called with a message about each copy. */
@@ -27,7 +30,15 @@ export function commandLine(action, subject, terms = {}) {
   if (terms.remove) words.push('--remove');
   if (terms.lasts) words.push('--for', terms.lasts);
   if (terms.note) words.push('--note', terms.note);
-  if (file) words.push('-c', file);
+  return quotedWords([...words, ...placeWords()]);
+}
+
+/** The options that name this proxy. */
+export function placeWords() {
+  return [...(file ? ['-c', file] : []), ...(admin ? ['--admin', admin] : [])];
+}
+
+export function quotedWords(words) {
   return words.map(quoted).join(' ');
 }
 

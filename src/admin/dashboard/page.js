@@ -2,7 +2,7 @@
 // its parts.
 
 import * as client from './client.js';
-import { setFile, whenCopied } from './commands.js';
+import { setConfig, whenCopied } from './commands.js';
 import { get, hasToken, readPaths, offers, Poll, takeToken } from './api.js';
 import * as actions from './actions.js';
 import { minutes, Spark, TrafficChart } from './charts.js';
@@ -122,7 +122,7 @@ function showFindings(findings) {
 function showStatus(status) {
   const { store, config } = status;
   setText(byId('version'), plain(status.version, 40));
-  setFile(config.file);
+  setConfig(config);
   const last = config.last_reload;
   const file = plain(config.file?.split('/').at(-1) ?? 'no file', 60);
   const failed = last && !last.ok;

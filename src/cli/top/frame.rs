@@ -96,11 +96,7 @@ fn store_line(state: &TopState) -> StyledLine {
         let away = state
             .snapshot
             .since(store.since.unwrap_or(state.snapshot.status.now));
-        let consequence = match store.on_error.as_str() {
-            "allow" => "everything is allowed",
-            "deny" => "everything is denied",
-            _ => "counting in this process",
-        };
+        let consequence = state.snapshot.without_store();
         return line.with(Tone::Warn, format!("  AWAY for {away}: {consequence}"));
     }
     match store.round_trip_seconds {
@@ -204,7 +200,11 @@ fn client_table(state: &TopState) -> Vec<StyledLine> {
         None => "CLIENT".to_owned(),
         Some(limit) => format!("CLIENT OF {limit}"),
     };
-    let head = [&*name, ">REQUESTS", ">DENIED", ">USED", ">SHARE"];
+    let denied = match limit.is_some_and(|limit| limit.mode == "shadow") {
+        true => ">WOULD DENY",
+        false => ">DENIED",
+    };
+    let head = [&*name, ">REQUESTS", denied, ">USED", ">SHARE"];
     table(&head, state.clients.iter().map(row).collect())
 }
 
@@ -356,7 +356,8 @@ mod tests {
             ..Default::default()
         };
         assert!(
-            drawn(&away).contains("store     redis  AWAY for 12 s: counting in this process\n")
+            drawn(&away)
+                .contains("store     redis  AWAY for 12 s: this process counts by itself\n")
         );
         away.failure = Some("connection refused".to_owned());
         assert!(drawn(&away).starts_with("tidegate 0.1.0  no answer: connection refused"));

@@ -181,8 +181,9 @@ impl ClientOrder {
     }
 
     /// The same change as a command. It has the answers that are given, and `RATE` before the rate
-    /// is known. `file` is the configuration of the proxy.
-    pub(super) fn command(&self, file: Option<&str>) -> String {
+    /// is known. `file` is the configuration of the proxy, and `admin` the address of an admin that
+    /// the file does not name.
+    pub(super) fn command(&self, file: Option<&str>, admin: Option<&str>) -> String {
         let mut words = vec!["tidegate", "limits", self.action()];
         if !self.is_for_all() {
             words.push(&self.of.limit);
@@ -204,6 +205,7 @@ impl ClientOrder {
             ("--for", time),
             ("--note", note),
             ("-c", file.unwrap_or("")),
+            ("--admin", admin.unwrap_or("")),
         ] {
             if !value.is_empty() {
                 words.extend([option, value]);
@@ -341,7 +343,7 @@ mod tests {
             let sent = json!({ "id": "CFc46O0KAAAAAAAAAAAAAA", "remove": true });
             assert_eq!(order.body(), sent);
             let expected = format!("tidegate limits {command} tag=CFc46O0KAAAAAAAAAAAAAA --remove");
-            assert_eq!(order.command(None), expected);
+            assert_eq!(order.command(None, None), expected);
         }
     }
 
@@ -349,7 +351,7 @@ mod tests {
     fn a_command_does_the_same() {
         let mut order = order(OrderKind::Override);
         let begin = "tidegate limits override login tag=CFc46O0KAAAAAAAAAAAAAA";
-        assert_eq!(order.command(None), format!("{begin} RATE"));
+        assert_eq!(order.command(None, None), format!("{begin} RATE"));
         type_answer(&mut order, "10/s,1000/h");
         type_answer(&mut order, "24h");
         type_answer(&mut order, "it's an office");
@@ -358,7 +360,7 @@ mod tests {
             "{begin} 10/s,1000/h --for 24h --note 'it'\\''s an office' \
              -c '/etc/tidegate/my proxy.toml'"
         );
-        assert_eq!(order.command(file), expected);
+        assert_eq!(order.command(file, None), expected);
     }
 
     #[test]

@@ -90,6 +90,8 @@ pub(super) enum Overlay {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct TopState {
+    /// The address of the admin.
+    pub(super) admin: String,
     pub(super) snapshot: ProxySnapshot,
     /// Why there is no newer snapshot.
     pub(super) failure: Option<String>,
@@ -203,7 +205,9 @@ impl TopState {
 
     /// The command that does the same as an order.
     pub(super) fn command(&self, order: &ClientOrder) -> String {
-        order.command(self.snapshot.status.config.file.as_deref())
+        let config = &self.snapshot.status.config;
+        let admin = Some(&*self.admin).filter(|_| !config.names_admin);
+        order.command(config.file.as_deref(), admin)
     }
 
     fn act(&mut self, key: PressedKey) -> Option<TopAction> {

@@ -295,6 +295,8 @@ pub struct AdminSettings {
     /// The token of a file, for requests that change something; otherwise one is made at the start.
     pub token: Option<Secret<Vec<u8>>>,
     pub hosts: Vec<String>,
+    /// Whether a file names the address. Commands reach another address with `--admin` only.
+    pub is_from_file: bool,
 }
 
 /// Reads the three keys at the top of a file.
@@ -331,6 +333,7 @@ pub(super) fn read_admin(top: &mut Section<'_>) -> Option<Located<AdminSettings>
         address,
         token: token.map(Secret),
         hosts,
+        is_from_file: true,
     };
     Some(Located::new(settings, &span))
 }

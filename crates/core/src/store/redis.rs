@@ -116,7 +116,7 @@ impl RedisShared {
             clock,
             keys,
             log,
-            outages: Outages::default(),
+            outages: Outages::of(&server.topology),
             begun_anew: AtomicU64::new(0),
             workers: AtomicU32::new(0),
             recovery: Arc::new(Recovery::new(fleet, name, clock.now_us())),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::RedisShared;
 use crate::clock;
-use crate::config::RedisAddress;
+use crate::config::{RedisAddress, RedisTopology};
 use crate::limit::Charge;
 use crate::store::StoreError;
 use crate::store::recovery::{Greeting, Heartbeat};
@@ -191,6 +191,8 @@ impl UnreportedOutages {
 struct OutageReporter {
     /// Names the node, where the store has several.
     node: Option<String>,
+    /// The address of a store without nodes.
+    server: Option<Arc<str>>,
     log: Mutex<OutageLog>,
     /// Decisions not made since the last line that reported their number.
     unmade: Arc<AtomicU64>,
@@ -234,6 +236,7 @@ impl OutageReporter {
 
     fn write(&self, line: OutageLine) {
         let node = self.node.as_ref().map(tracing::field::display);
+        let server = self.server.as_ref().map(tracing::field::display);
         let (there, replaced) = match self.node {
             Some(_) => (" kept there", ", or replaced"),
             None => ("", ""),
@@ -244,6 +247,7 @@ impl OutageReporter {
             OutageLine::Away(kind) => tracing::warn!(
                 kind = kind.label(),
                 node,
+                server,
                 "redis: {kind}; limits{there} follow on_error until it is back"
             ),
             OutageLine::Back { after } => tracing::info!(
@@ -267,6 +271,7 @@ impl OutageReporter {
                     seconds = %seconds(away),
                     decisions_without = decisions_without(),
                     node,
+                    server,
                     "redis: failed {outages} more times in {:.0} s; {now}",
                     within.as_secs_f64()
                 );
@@ -279,16 +284,26 @@ impl OutageReporter {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Outages {
     /// By node; `None` is the server of a store without nodes. Servers that have been well for long
     /// are removed.
     reporters: Mutex<HashMap<Option<RedisAddress>, Arc<OutageReporter>>>,
     /// Decisions not made since the last line that reported their number.
     unmade: Arc<AtomicU64>,
+    /// The address of the store, for the log.
+    place: Arc<str>,
 }
 
 impl Outages {
+    pub(super) fn of(topology: &RedisTopology) -> Outages {
+        Outages {
+            reporters: Mutex::default(),
+            unmade: Arc::default(),
+            place: topology.to_string().into(),
+        }
+    }
+
     /// One worker more is without a server.
     pub(super) fn begin(&self, node: Option<&RedisAddress>, kind: StoreError, now: Instant) {
         let mut reporters = self.reporters();
@@ -296,6 +311,7 @@ impl Outages {
         let reporter = reporters.entry(node.cloned()).or_insert_with(|| {
             Arc::new(OutageReporter {
                 node: node.map(ToString::to_string),
+                server: node.is_none().then(|| Arc::clone(&self.place)),
                 log: Mutex::default(),
                 unmade: Arc::clone(&self.unmade),
             })
