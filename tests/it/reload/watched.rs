@@ -147,7 +147,7 @@ fn files_that_it_names_are_watched() {
     assert_eq!(limit("one").as_deref(), Some("50"));
     assert_eq!(limit("two").as_deref(), Some("5"));
     std::fs::write(&keys, "two gold\n").unwrap();
-    let said = vec![gate.proxy.wait_for_line("other content")];
+    let said = vec![gate.proxy.wait_for_line("content changed")];
     assert_said(&said, "keys");
     eventually("the other key is gold", || {
         limit("two").as_deref() == Some("50")

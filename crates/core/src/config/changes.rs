@@ -371,7 +371,7 @@ fn report_changed_files(old: &Config, new: &Config, lines: &mut Vec<String>) {
         let old = before.get(&file.path);
         let is_changed = old.is_some_and(|old| **old != file.digest);
         if is_changed && reported.insert(&file.path) {
-            lines.push(format!("file {}: other content", file.path.display()));
+            lines.push(format!("file {}: content changed", file.path.display()));
         }
     }
 }

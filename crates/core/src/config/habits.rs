@@ -138,6 +138,11 @@ pub(super) fn value_help(section: &str, key: &str, value: &DeValue<'_>) -> Optio
             "a limit with a `key` has a section, `[limit.login]`, and is named here: `limits = \
              [\"login\"]`"
         }
+        ("" | "route", "upstream", DeValue::Array(_)) => {
+            "several servers have a section: `[upstream.api]` with `servers = \
+             [\"http://10.0.0.1:3000\", \"http://10.0.0.2:3000\"]`; a route names it: `upstream = \
+             \"api\"`"
+        }
         ("", "trusted_proxies", DeValue::Boolean(_)) => {
             "name the proxies in front of this one: `trusted_proxies = [\"10.0.0.0/8\"]`"
         }
@@ -276,7 +281,8 @@ fn key(text: &str) -> Option<String> {
         }
     }
     let all = "there are `ip`, `api_key`, `header:NAME`, `query:NAME`, `cookie:NAME`, `jwt:CLAIM`, \
-               `path`, `path:PARAM`, `method`, `host`, `route`, `tier` and `global`";
+               `tls:FIELD`, `body:PATH`, `mcp:method`, `mcp:tool`, `graphql:operation`, \
+               `entry:NAME`, `path`, `path:PARAM`, `method`, `host`, `route`, `tier` and `global`";
     (!text.contains(':')).then(|| all.to_owned())
 }
 

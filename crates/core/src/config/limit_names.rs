@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::definitions::{DEFAULT, Definitions};
 use super::limits::DefinedLimit;
+use super::section::is_name;
 use super::*;
 use crate::limit::rate::RateText;
 use crate::limit::{Key, Limit, Missing, Rule};
@@ -69,10 +70,17 @@ impl Definitions<'_> {
         }
         let limits = self.limits_with_sections().iter();
         let known = limits.map(|limit| limit.name.value.as_str());
-        let otherwise = format!(
-            "define it: `[limit.{}]`, or write a rate such as `100/min`",
-            text.value
-        );
+        let starts_as_rate = text.value.starts_with(|first: char| first.is_ascii_digit());
+        let otherwise = match starts_as_rate || !is_name(&text.value) {
+            true => habits::advice_for(Code::BadRate, &text.value).unwrap_or_else(|| {
+                "a rate is a count, `/` and a window: `100/min`; the name of a limit has no spaces"
+                    .to_owned()
+            }),
+            false => format!(
+                "define it: `[limit.{}]`, or write a rate such as `100/min`",
+                text.value
+            ),
+        };
         let message = format!("no limit is called `{}`", text.value);
         Diagnostic::new(Code::UnknownLimit, message)
             .at(&text.span, "")

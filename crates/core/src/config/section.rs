@@ -407,6 +407,13 @@ impl<'r> Section<'r> {
         if let Some(nearest) = nearest(key, self.declared.iter().copied()) {
             return finding.help(format!("did you mean `{nearest}`?"));
         }
+        let everywhere = reference::settings().iter().map(|setting| setting.key);
+        if let Some(near) = nearest(key, everywhere).filter(|_| self.reader.surroundings.forwards) {
+            let sections = reference::sections_with(near).join("`, `");
+            return finding.help(format!(
+                "did you mean `{near}`? It is a setting of `{sections}`"
+            ));
+        }
         let may_be_of_top = ["listen", "trusted_proxies", "upstream"].contains(&key);
         match may_be_of_top && self.reader.is_declared("", key) {
             true => of_top(finding),

@@ -196,7 +196,7 @@ fn a_file_that_is_named_is_told_when_its_content_changes() {
     let new = accept(&text).0;
     assert_eq!(
         changes(&old, &new),
-        [format!("file {}: other content", path.display())]
+        [format!("file {}: content changed", path.display())]
     );
 }
 

@@ -1,6 +1,7 @@
 //! Files that are wrong, and what is said of them.
 
 use super::{check, codes, refuse};
+use crate::config::render::human;
 
 const BASE: &str = "upstream = \"http://10.0.0.1:3000\"\n";
 
@@ -21,6 +22,50 @@ kye  = ["ip"]
   | ^^^ not a setting here
 help: did you mean `key`?
 "#,
+    );
+}
+
+#[test]
+fn the_help_names_a_form_that_is_right() {
+    for (text, help) in [
+        (
+            "[[route]]\npath = \"/\"\nlimits = [\"10 per minute\"]\n",
+            "help: write `10/min`",
+        ),
+        (
+            "[[route]]\npath = \"/\"\nlimits = [\"per minute\"]\n",
+            "help: a rate is a count, `/` and a window: `100/min`",
+        ),
+        (
+            "[tls]\ncert = \"a.pem\"\n",
+            "help: a certificate has a section: `[[tls.certificates]]` with `cert` and `key`",
+        ),
+        (
+            "[store]\nredis = \"localhost\"\n",
+            "help: write the address of Redis as a URL: `url = \"redis://HOST:6379\"`",
+        ),
+        (
+            "[[route]]\npath = \"/\"\non_eror = \"deny\"\n",
+            "help: did you mean `on_error`? It is a setting of `",
+        ),
+        (
+            "[server]\nport = 80\n",
+            "help: it stands at the top of the file: `listen = \":8080\"`",
+        ),
+        ("[server]\nthreads = 4\n", "help: did you mean `workers`?"),
+        (
+            "[limit.a]\nrate = \"5/s\"\nkey = \"client\"\n",
+            "`tls:FIELD`, `body:PATH`, `mcp:method`, `mcp:tool`, `graphql:operation`, `entry:NAME`",
+        ),
+    ] {
+        let told = human(&refuse(&format!("{BASE}{text}")), false);
+        assert!(told.contains(help), "no `{help}` in\n{told}");
+    }
+    let several = "upstream = [\"http://10.0.0.1:3000\", \"http://10.0.0.2:3000\"]\n";
+    let told = human(&refuse(several), false);
+    assert!(
+        told.contains("help: several servers have a section: `[upstream.api]`"),
+        "{told}"
     );
 }
 
