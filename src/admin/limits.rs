@@ -351,7 +351,7 @@ fn promotion_patch(file: &str, text: &str, limit: &str, kind: Promotion) -> Opti
     // Without lines of its own, a side names the line before.
     let new_start = if new_lines == 0 { start - 1 } else { start };
     let places = format!("-{start},{old_lines} +{new_start},{new_lines}");
-    let mut diff = format!("--- {file}\n+++ {file}\n@@ {places} @@\n");
+    let mut diff = format!("--- a/{file}\n+++ b/{file}\n@@ {places} @@\n");
     let unchanged = |line: &str| format!(" {line}\n");
     diff.extend(above.into_iter().rev().map(unchanged));
     diff.extend(changed);
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn a_limit_in_shadow_mode_is_enforced() {
         let patch = patch("search", Promotion::Shadow).unwrap();
-        let expected = "--- proxy.toml\n+++ proxy.toml\n@@ -6,4 +6,3 @@\n \
+        let expected = "--- a/proxy.toml\n+++ b/proxy.toml\n@@ -6,4 +6,3 @@\n \
             rate = \"100/min\"  # as before\n key = \"ip\"\n candidate = \"60/min\"\n\
             -shadow = true\n";
         assert_eq!(patch, expected);
@@ -406,7 +406,7 @@ mod tests {
     #[test]
     fn a_candidate_replaces_the_rate() {
         let patch = patch("search", Promotion::Candidate).unwrap();
-        let expected = "--- proxy.toml\n+++ proxy.toml\n@@ -5,5 +5,4 @@\n [limit.search]\n\
+        let expected = "--- a/proxy.toml\n+++ b/proxy.toml\n@@ -5,5 +5,4 @@\n [limit.search]\n\
             -rate = \"100/min\"  # as before\n+rate = \"60/min\"  # as before\n key = \"ip\"\n\
             -candidate = \"60/min\"\n shadow = true\n";
         assert_eq!(patch, expected);

@@ -1,7 +1,7 @@
 //! `tidegate replay`: what these limits would have done to the requests of an access log.
 
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -100,7 +100,7 @@ pub(super) fn replay(mut args: ReplayArgs) -> Result<u8, CommandError> {
         code,
         text: format!("tidegate replay: {message}"),
     };
-    let suggest = take_suggest(&mut args);
+    let suggest = take_suggest(&mut args).map_err(|message| error(WRONG_USE, message))?;
     let forms = forms(&args).map_err(|message| error(WRONG_USE, message))?;
     let config = print_warnings(match &args.limit {
         Some(rate) => config::from_limit("tidegate replay", rate, args.key.as_deref()),
@@ -112,13 +112,21 @@ pub(super) fn replay(mut args: ReplayArgs) -> Result<u8, CommandError> {
 }
 
 /// The share of `--suggest`. `--suggest access.log` names a log and means 1 %.
-fn take_suggest(args: &mut ReplayArgs) -> Option<f64> {
-    let text = args.suggest.as_ref()?;
+fn take_suggest(args: &mut ReplayArgs) -> Result<Option<f64>, String> {
+    let Some(text) = args.suggest.as_ref() else {
+        return Ok(None);
+    };
     let share = parse_share(text);
     if share.is_none() {
-        args.logs.push(text.into());
+        let log = PathBuf::from(text);
+        if text != "-" && !log.exists() {
+            return Err(format!(
+                "`--suggest` takes a share such as 0.5%, at most 100%; there is no log `{text}`"
+            ));
+        }
+        args.logs.push(log);
     }
-    Some(share.unwrap_or(0.01))
+    Ok(Some(share.unwrap_or(0.01)))
 }
 
 fn forms(args: &ReplayArgs) -> Result<LogOptions, String> {
@@ -227,7 +235,10 @@ impl Replayed {
         }
         let nothing = report.requests == 0;
         if nothing {
-            say("tidegate replay: no line could be read");
+            say(
+                "tidegate replay: no line could be read; name the format of the lines with \
+                 `--format`: common, combined, json or tidegate-text",
+            );
         }
         if nothing || report.logs.iter().any(|log| log.error.is_some()) {
             return Ok(DID_NOT_WORK);
@@ -239,8 +250,8 @@ impl Replayed {
     }
 
     fn print_patch(&self, file: &Path) -> Result<u8, CommandError> {
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        let patch = RatePatch::new(&self.engine, &self.report, &name);
+        let name = name_in_patch(file);
+        let patch = RatePatch::new(&self.engine, &self.report, &name.to_string_lossy());
         for note in &patch.notes {
             say(&format!("note: {note}"));
         }
@@ -256,6 +267,25 @@ impl Replayed {
         ));
         print(patch.diff);
         Ok(0)
+    }
+}
+
+/// The path from this folder if the file is below it, else the name of the file. `git apply` takes
+/// the paths of a patch from its own folder, where another file may have the same name.
+fn name_in_patch(file: &Path) -> PathBuf {
+    let here = std::env::current_dir().unwrap_or_default();
+    let below: PathBuf = file
+        .strip_prefix(&here)
+        .unwrap_or(file)
+        .components()
+        .collect();
+    let below = below.strip_prefix(".").unwrap_or(&below);
+    match below
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)))
+    {
+        true => below.to_owned(),
+        false => file.file_name().unwrap_or_default().into(),
     }
 }
 

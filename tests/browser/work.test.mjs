@@ -154,7 +154,7 @@ test('a shadow limit and a candidate are promoted by a patch', SOON, async () =>
     await box.getByRole('heading', { name: 'Enforce the limit' }).waitFor();
     await box.getByText(/It would have denied [1-9]\d* of \d+ requests/).waitFor();
     const [shadow, candidate] = await box.locator('.patch').allTextContents();
-    assert.match(shadow, /^--- proxy.toml\n\+\+\+ proxy.toml\n@@ -\d+,\d+ \+\d+,\d+ @@\n/);
+    assert.match(shadow, /^--- a\/proxy.toml\n\+\+\+ b\/proxy.toml\n@@ -\d+,\d+ \+\d+,\d+ @@\n/);
     assert.match(shadow, /\n- {2}shadow = true\n/);
     const lines = ['-  rate = "100/h"', '-  candidate = "1/h"', '+  rate = "1/h"'];
     assert.ok(candidate.includes(`\n${lines.join('\n')}\n`), candidate);

@@ -30,7 +30,8 @@ struct Edit<'c> {
 }
 
 impl RatePatch {
-    /// Patches the file of the engine's configuration. `name` is its name in its folder.
+    /// Patches the file of the engine's configuration. `name` is its path for the one who applies
+    /// the patch.
     pub fn new(engine: &Engine, report: &Report, name: &str) -> RatePatch {
         let sources = &engine.config.sources;
         let mut edits = Vec::new();
@@ -49,6 +50,13 @@ impl RatePatch {
             if suggested.units == limit.units.own {
                 continue;
             }
+            if row.role == Role::Candidate && is_also_the_rate(engine, report, row, suggested) {
+                notes.push(format!(
+                    "the patch leaves the candidate of `{}`: {} is the suggestion for the rate too",
+                    engine.plan.limits[row.limit].limit.name, suggested.rate
+                ));
+                continue;
+            }
             match respelled(&sources.text[place.span.clone()], suggested) {
                 Some(text) => edits.push(Edit { place, text }),
                 None => notes.push(format!(
@@ -65,6 +73,21 @@ impl RatePatch {
             notes,
         }
     }
+}
+
+/// Whether the limit's own rate gets the same suggestion: then a candidate would try nothing.
+fn is_also_the_rate(
+    engine: &Engine,
+    report: &Report,
+    candidate: &WindowRow,
+    suggested: &Suggested,
+) -> bool {
+    let mut rows = engine.plan.rows.iter().zip(&report.limits);
+    rows.any(|(row, limit)| {
+        let is_rate = row.limit == candidate.limit && row.role != Role::Candidate;
+        let other = limit.suggested.as_ref();
+        is_rate && other.is_some_and(|other| other.rate == suggested.rate)
+    })
 }
 
 fn is_place_of(place: &RatePlace, engine: &Engine, row: &WindowRow) -> bool {

@@ -23,7 +23,7 @@ async function promote(name) {
       parts.push(h('p', { text: 'The limit is enforced, and has no candidate.' }));
     const loaded = clock(answer.loaded_at);
     const where = `${plain(answer.file, 300)}, as the proxy loaded it at ${loaded}`;
-    const apply = 'Apply it with `patch` in the folder of the file, then reload.';
+    const apply = 'Apply it with `git apply` or `patch` in the folder of the file, then reload.';
     const note = `The patch is for ${where}. ${apply}`;
     const go = h('button', { type: 'button', class: 'primary', text: 'Reload' });
     go.addEventListener('click', reload);

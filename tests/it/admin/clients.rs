@@ -238,7 +238,7 @@ fn a_shadow_limit_and_a_candidate_have_their_patch() {
     assert!(candidate["denied"].as_u64().unwrap() >= 1, "{told}");
     let patch = shadow["patch"].as_str().unwrap();
     assert!(
-        patch.starts_with("--- proxy.toml\n+++ proxy.toml\n@@ "),
+        patch.starts_with("--- a/proxy.toml\n+++ b/proxy.toml\n@@ "),
         "{patch}"
     );
     assert!(patch.contains("\n-        shadow = true\n"), "{patch}");
@@ -256,8 +256,8 @@ fn a_promotion_applies_to_a_file_with_windows_line_ends() {
     let file = looked.tidegate.directory.path().join("proxy.toml");
     let text = std::fs::read_to_string(&file).unwrap();
     let patch = told["promotions"][0]["patch"].as_str().unwrap();
-    let mut program = Command::new("patch")
-        .arg("proxy.toml")
+    let mut program = Command::new("git")
+        .args(["apply", "-"])
         .current_dir(looked.tidegate.directory.path())
         .stdin(Stdio::piped())
         .spawn()

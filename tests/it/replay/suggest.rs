@@ -42,7 +42,7 @@ impl Repository {
             .unwrap()
     }
 
-    /// Prints a patch, applies it in the folder of the file, and checks the file. Returns the patch.
+    /// Prints a patch, applies it in the same folder, and checks the file. Returns the patch.
     fn apply(&self) -> String {
         let output = self.replay(&["--suggest=25%"]);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -51,7 +51,7 @@ impl Repository {
         let patch = text(&output);
         let mut git = Command::new("git")
             .args(["apply", "-"])
-            .current_dir(self.path().parent().unwrap())
+            .current_dir(self.folder.path())
             .stdin(Stdio::piped())
             .spawn()
             .unwrap();
@@ -130,11 +130,36 @@ fn git_applies_the_patch_and_only_numbers_of_rates_change() {
 }
 
 #[test]
-fn the_patch_applies_in_the_folder_of_the_file() {
+fn the_patch_names_the_file_below_this_folder() {
     for file in ["deploy/proxy.toml", "a/our proxy.toml"] {
         let repository = Repository::with(file, FILE);
-        repository.apply();
+        // Another file of the same name, in the folder where the patch is applied.
+        let other = repository.folder.path().join("proxy.toml");
+        std::fs::write(&other, FILE).unwrap();
+        let patch = repository.apply();
+        assert!(patch.starts_with(&format!("--- a/{file}")), "{patch}");
         assert_eq!(repository.text(), with(FILE, &CHANGES), "{file}");
+        assert_eq!(std::fs::read_to_string(&other).unwrap(), FILE);
+    }
+}
+
+#[test]
+fn a_candidate_that_would_equal_the_rate_stays() {
+    let file = "upstream = \"http://127.0.0.1:9\"\n\
+        [limit.default]\nrate = \"100/min\"\ncandidate = \"50/min\"\nkey = \"ip\"\n";
+    let repository = Repository::with("proxy.toml", file);
+    repository.apply();
+    assert_eq!(repository.text(), with(file, &[("100/min", "6/min")]));
+}
+
+#[test]
+fn a_share_that_is_none_is_named() {
+    let repository = Repository::with("proxy.toml", FILE);
+    for share in ["--suggest=200%", "--suggest=abc"] {
+        let output = repository.replay(&[share]);
+        assert_eq!(output.status.code(), Some(2));
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("takes a share such as 0.5%"), "{told}");
     }
 }
 
