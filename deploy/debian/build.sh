@@ -16,7 +16,7 @@ if [ -z "$deb" ]; then
 fi
 cargo build --locked --profile "$profile" --bin tidegate
 
-# What the binary says of itself. Assets of cargo-deb that begin with target/ are in the target folder.
+# The version that the binary reports. Assets of cargo-deb that begin with target/ are in the target folder.
 made=$target/deb
 rm -rf "$made"
 mkdir -p "$made/man"

@@ -223,7 +223,7 @@ slow.
 ";
 
 const BESIDE: &str = "
-## What of it is the machine's
+## How much of this the machine causes
 
 An attack also takes CPU of the attacker, the upstream and the kernel. Here they all share two cores with the
 proxy. So each attack also runs against another proxy, beside that of the normal clients. The p99 of that run
