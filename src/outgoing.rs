@@ -1,5 +1,5 @@
-//! Requests that the proxy sends for itself: a GET of a small document over HTTP/1.1, on a connection
-//! of its own.
+//! Requests that the proxy sends for itself: a GET of a small document over HTTP/1.1, each on a
+//! connection of its own.
 //!
 //! A certificate is always verified. A redirect is followed within the same server only: another
 //! server has not been named by the operator.

@@ -353,6 +353,7 @@ fn log_line() -> Word {
             denied_by: &[],
             would_deny: &[],
             reason: None,
+            failure: None,
             grpc_status: None,
             usage: None,
             request_id: None,

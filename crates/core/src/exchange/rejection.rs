@@ -269,6 +269,7 @@ impl Rejection {
             Rejection::NoRoute => Some("no_route"),
             Rejection::BodyMemory => Some("body_memory"),
             Rejection::StatusBusy => Some("status_busy"),
+            Rejection::Draining => Some("draining"),
             // Many mistakes; each has a sentence of its own.
             Rejection::HeadError(_) | Rejection::Request(_) | Rejection::Path(_) => {
                 Some(self.fixed_sentence().1)

@@ -110,6 +110,7 @@ mod tests {
                 ip: "192.0.2.7".parse().unwrap(),
                 api_key: &ApiKeys::trusting(ApiKeySources::default()),
                 standing: None,
+                registered: None,
                 method: &Method::GET,
                 host: "h.example",
                 path: &CanonicalPath::parse("/a").unwrap(),
