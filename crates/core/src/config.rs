@@ -24,6 +24,7 @@ pub mod effective;
 mod files;
 mod flags;
 mod habits;
+mod interpolation;
 mod limit_names;
 mod limits;
 mod load;

@@ -55,7 +55,7 @@ pub struct BanTotals {
 impl ReplayBans {
     /// Keeps the denials of about `max_keys` keys.
     pub fn new(max_keys: usize) -> ReplayBans {
-        let api_key = Key::all_of([Part::ApiKey].into_iter());
+        let api_key = Key::all_of([Part::ApiKey]);
         ReplayBans {
             in_force: HashMap::new(),
             records: HashMap::new(),

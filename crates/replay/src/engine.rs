@@ -126,16 +126,19 @@ impl Engine {
     }
 }
 
+/// The method of a request that the proxy takes.
+fn read_method(text: &str) -> Result<Method, Outside> {
+    let method = Method::from_bytes(text.as_bytes()).ok();
+    let method = method.filter(|method| !matches!(*method, Method::CONNECT | Method::TRACE));
+    method.ok_or(Outside::Refused)
+}
+
 impl Charging<'_> {
     /// The stages of the proxy from the route to the decision.
     fn charge(&mut self, headers: &HeaderMap, own_host: &str, now_us: u64) -> Result<(), Outside> {
         let (config, entry) = (self.config, self.entry);
         let target = TargetParts::split(&entry.target);
-        let method = Method::from_bytes(entry.method.as_bytes());
-        let method = method.map_err(|_| Outside::Refused)?;
-        if matches!(method, Method::CONNECT | Method::TRACE) {
-            return Err(Outside::Refused);
-        }
+        let method = read_method(&entry.method)?;
         let host = target.host.or(entry.host.as_deref());
         let host = match host.unwrap_or(own_host) {
             "" => "".into(),

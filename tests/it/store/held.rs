@@ -87,7 +87,7 @@ fn random_limits(chance: &mut Chance, seed: u64) -> Vec<Arc<Limit>> {
             }
         }
     };
-    (0..3).map(|number| random(number)).collect()
+    (0..3).map(random).collect()
 }
 
 /// Holds script, twin and model against each other. Returns how many were held.

@@ -42,8 +42,8 @@ pub(super) fn read(outer: &Section<'_>) -> Option<KeyCallbackSettings> {
     }
     let settings = KeyCallbackSettings {
         endpoint: url.clone().unwrap_or_default(),
-        ttl: lifetime(&mut section, "ttl"),
-        ttl_unknown: lifetime(&mut section, "ttl_unknown"),
+        ttl: section.duration_in_minutes("ttl", UP_TO_A_DAY),
+        ttl_unknown: section.duration_in_minutes("ttl_unknown", UP_TO_A_DAY),
         timeout: section.duration("timeout", MS..=10 * SECOND),
     };
     if let Some(endpoint) = &url {
@@ -51,23 +51,6 @@ pub(super) fn read(outer: &Section<'_>) -> Option<KeyCallbackSettings> {
     }
     section.finish();
     url.map(|_| settings)
-}
-
-/// Reads how long an answer holds. `5m` is 5 minutes: nobody means so few milliseconds.
-fn lifetime(section: &mut Section<'_>, key: &'static str) -> Duration {
-    let text = section.peek(key).and_then(|value| value.get_ref().as_str());
-    let minutes = text.and_then(|text| text.trim().strip_suffix('m')?.trim().parse::<u64>().ok());
-    let length = minutes.and_then(|minutes| minutes.checked_mul(60));
-    let length = length
-        .map(Duration::from_secs)
-        .filter(|length| UP_TO_A_DAY.contains(length));
-    match length {
-        Some(length) => {
-            section.declare(key, || ValueKind::Duration);
-            length
-        }
-        None => section.duration(key, UP_TO_A_DAY),
-    }
 }
 
 /// Refuses to send API keys without TLS over a network that others may read.

@@ -8,11 +8,11 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use super::changes;
+use super::interpolation::interpolate;
 use super::reference::{
     document_as_json, has_chosen_names, joined_path, section, sections_within, settings,
     value_as_json,
 };
-use super::values::interpolate;
 
 const HIDDEN: &str = "***";
 /// Sections without defaults of their own: an upstream may leave them out.

@@ -79,12 +79,8 @@ pub(super) fn read(
         section.require("rate", "rate = \"100/min\"");
     }
     let form = RuleForm::read(&mut section, present);
-    section.declare("rate", || ValueKind::Rates);
     section.declare("candidate", || ValueKind::Rate);
-    let rates = section.texts("rate");
-    let rates = rates.map_or_else(Vec::new, |texts| {
-        parse_rates(&section, "rate", texts, form.calendar.day)
-    });
+    let rates = own_rates(&mut section, form.calendar.day);
     let mut rules = form.rules(&section, &rates);
     rules.extend(concurrent(&mut section));
     let own = bare_rules(&rules);
@@ -271,6 +267,12 @@ fn microseconds(
 ) -> Option<u64> {
     let length = section.optional_duration(key, range)?;
     u64::try_from(length.as_micros()).ok()
+}
+
+fn own_rates(section: &mut Section<'_>, day: DayWord) -> Vec<Located<Rate>> {
+    section.declare("rate", || ValueKind::Rates);
+    let texts = section.texts("rate");
+    texts.map_or_else(Vec::new, |texts| parse_rates(section, "rate", texts, day))
 }
 
 fn parse_rates(

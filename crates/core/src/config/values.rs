@@ -4,10 +4,6 @@
 //! is none. Methods without `Option` fall back to the default that the reference shows. Variables
 //! of the environment are filled in here: no later code sees a `${..}`.
 
-#[cfg(test)]
-mod tests;
-
-use std::borrow::Cow;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -18,6 +14,7 @@ use toml::de::DeValue;
 
 use super::diagnostic::{Code, Diagnostic, TextSpan, duplicate};
 use super::habits::{self, nearest};
+use super::interpolation::interpolate;
 use super::reader::{Located, ValueKind};
 use super::reference;
 use super::section::Section;
@@ -297,8 +294,19 @@ impl Section<'_> {
         self.duration_by(key, range, rate::parse_duration)
     }
 
+    /// The same for a key whose `10m` is 10 minutes: nobody means milliseconds by it.
+    pub(super) fn duration_in_minutes(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<Duration>,
+    ) -> Duration {
+        self.declare(key, || ValueKind::DurationInMinutes);
+        let given = self.duration_by(key, range, rate::parse_minutes);
+        given.unwrap_or_else(|| self.default_duration(key))
+    }
+
     /// The same for a key with another spelling of times.
-    pub(super) fn duration_by(
+    fn duration_by(
         &mut self,
         key: &'static str,
         range: RangeInclusive<Duration>,
@@ -414,80 +422,4 @@ const SIZE: TextForm = TextForm::new(Code::BadQuantity, "a size");
 
 pub(super) fn header_name(text: &str) -> Result<HeaderName, &'static str> {
     HeaderName::from_bytes(text.as_bytes()).map_err(|_| "not a header's name")
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Unfilled {
-    /// Its text in the file: `${REDIS_URL}`.
-    pub(super) written: String,
-    pub(super) error: &'static str,
-}
-
-const UNSET: &str = "not set, and no default is given";
-const UNCLOSED: &str = "the closing `}` is missing";
-const BAD_NAME: &str = "a name has letters, digits and `_` only";
-
-/// Fills in every reference of a text, or returns those that could not be filled in. As in a shell,
-/// a default replaces a variable that is unset or empty.
-pub(super) fn interpolate<'t>(
-    text: &'t str,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<Cow<'t, str>, Vec<Unfilled>> {
-    if !text.contains('$') {
-        return Ok(Cow::Borrowed(text));
-    }
-    let mut out = String::with_capacity(text.len());
-    let mut unfilled = Vec::new();
-    let mut rest = text;
-    while let Some(at) = rest.find('$') {
-        out.push_str(&rest[..at]);
-        rest = &rest[at..];
-        if let Some(after) = rest.strip_prefix("$$") {
-            out.push('$');
-            rest = after;
-        } else if let Some(after) = rest.strip_prefix("${") {
-            let Some(end) = after.find('}') else {
-                unfilled.push(Unfilled {
-                    written: rest.to_owned(),
-                    error: UNCLOSED,
-                });
-                rest = "";
-                break;
-            };
-            match fill(&after[..end], env) {
-                Ok(value) => out.push_str(&value),
-                Err(error) => {
-                    let written = rest[..end + 3].to_owned();
-                    unfilled.push(Unfilled { written, error });
-                }
-            }
-            rest = &after[end + 1..];
-        } else {
-            out.push('$');
-            rest = &rest[1..];
-        }
-    }
-    out.push_str(rest);
-    if unfilled.is_empty() {
-        Ok(Cow::Owned(out))
-    } else {
-        Err(unfilled)
-    }
-}
-
-fn fill(inside: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, &'static str> {
-    let (name, default) = match inside.split_once(":-") {
-        Some((name, default)) => (name, Some(default)),
-        None => (inside, None),
-    };
-    let first_fits = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
-    if !first_fits || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-        return Err(BAD_NAME);
-    }
-    match (env(name), default) {
-        (Some(value), None) => Ok(value),
-        (Some(value), Some(_)) if !value.is_empty() => Ok(value),
-        (_, Some(default)) => Ok(default.to_owned()),
-        (None, None) => Err(UNSET),
-    }
 }

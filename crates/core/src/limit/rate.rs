@@ -355,6 +355,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, QuantityError> {
     microseconds(text, None).map(Duration::from_micros)
 }
 
+/// The same, and `10m` is 10 minutes: for settings where nobody means milliseconds by it.
+pub fn parse_minutes(text: &str) -> Result<Duration, QuantityError> {
+    let minutes = text.trim().strip_suffix('m').map(str::trim_end);
+    match minutes.filter(|number| number.ends_with(|c: char| c.is_ascii_digit())) {
+        Some(number) => parse_duration(&format!("{number}min")),
+        None => parse_duration(text),
+    }
+}
+
 /// Reads bytes: `1024`, `64KiB`, `10MB`. `K`, `M` and `G` alone are refused: some people mean 1000
 /// with them, others 1024.
 pub fn parse_size(text: &str) -> Result<u64, QuantityError> {

@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::config::tls;
 use crate::config::*;
 use crate::limit::key::jwt::{FetchedKeys, JwtKeys};
-use crate::limit::rate::{QuantityError, parse_duration};
 
 /// The settings that mean nothing without a URL.
 const WITH_URL: [&str; 3] = ["refresh", "max_stale", "tls"];
@@ -61,9 +60,7 @@ impl Config {
 pub(super) fn read(section: &mut Section<'_>) -> Option<JwksSettings> {
     let form = TextForm::new(Code::BadUrl, "the URL of keys");
     let endpoint = section.parse("jwks_url", form, parse_url);
-    section.declare("refresh", || ValueKind::DurationInMinutes);
-    let refresh = section.duration_by("refresh", 100 * MS..=7 * DAY, parse_refresh);
-    let refresh = refresh.unwrap_or_else(|| section.default_duration("refresh"));
+    let refresh = section.duration_in_minutes("refresh", 100 * MS..=7 * DAY);
     let max_stale = section.duration("max_stale", SECOND..=365 * DAY);
     let (tls, tls_span) = tls::read_client(section, "jwks-client");
     if !section.has("jwks_url") {
@@ -95,15 +92,6 @@ pub(super) fn read(section: &mut Section<'_>) -> Option<JwksSettings> {
         tls,
         keys: Arc::default(),
     })
-}
-
-/// Parses `10min`, or `10m`: here nobody means milliseconds by it.
-fn parse_refresh(text: &str) -> Result<Duration, QuantityError> {
-    let minutes = text.trim().strip_suffix('m').map(str::trim_end);
-    match minutes.filter(|number| number.ends_with(|c: char| c.is_ascii_digit())) {
-        Some(number) => parse_duration(&format!("{number}min")),
-        None => parse_duration(text),
-    }
 }
 
 /// Reports keys that others could replace on their way.
@@ -191,17 +179,6 @@ mod tests {
         ] {
             assert!(parse_url(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_refresh_may_be_in_minutes() {
-        let seconds = |text| parse_refresh(text).map(|time| time.as_secs()).ok();
-        assert_eq!(seconds("10m"), Some(600));
-        assert_eq!(seconds("10 min"), Some(600));
-        assert_eq!(
-            (seconds("90s"), seconds("m"), seconds("1mm")),
-            (Some(90), None, None)
-        );
     }
 
     #[test]

@@ -59,3 +59,14 @@ proptest! {
         let _ = parse_size(&text);
     }
 }
+
+#[test]
+fn minutes_have_two_spellings() {
+    let seconds = |text| parse_minutes(text).map(|time| time.as_secs()).ok();
+    assert_eq!(seconds("10m"), Some(600));
+    assert_eq!(seconds("10 min"), Some(600));
+    assert_eq!(
+        (seconds("90s"), seconds("m"), seconds("1mm")),
+        (Some(90), None, None)
+    );
+}

@@ -214,6 +214,7 @@ impl CountsLog {
     /// before, and lacks the rest.
     fn read_replaced(&mut self, memory: &Memory) -> io::Result<()> {
         let mut copies: HashMap<u128, CalendarCopy> = HashMap::new();
+        let mut reset = HashSet::new();
         self.windows = ReadWindows::default();
         self.described.clear();
         let windows = &mut self.windows;
@@ -232,10 +233,23 @@ impl CountsLog {
             }
             FileRecord::Reset { budget } => {
                 copies.remove(&budget);
+                reset.insert(budget);
             }
             described => windows.read(described),
         })?;
         self.known_bytes = read.good_bytes;
+        for budget in reset.into_iter().filter(|one| !copies.contains_key(one)) {
+            memory.forget_calendar(budget);
+            if let Some(unwritten) = self.unwritten.get(&budget) {
+                let (window, count) = (unwritten.window, CalendarCount::default());
+                let copy = CalendarCopy {
+                    budget,
+                    window,
+                    count,
+                };
+                memory.replace_calendar(&copy, Some(unwritten));
+            }
+        }
         for copy in copies.values() {
             // A key that the full store does not have stays unknown.
             memory.replace_calendar(copy, self.unwritten.get(&copy.budget));
@@ -275,10 +289,16 @@ impl CountsLog {
     fn rewrite(&mut self, memory: &Memory) -> io::Result<()> {
         let mut new = NewFile::create(&self.path, &record::head(&self.hash_key))?;
         let (mut bytes, mut copies) = (Vec::new(), Vec::new());
-        let mut described = HashSet::new();
+        let (mut described, mut reset) = (HashSet::new(), HashSet::new());
         for shard in memory.shard_numbers() {
             let is_complete = memory.copy_calendars(shard, &mut self.unwritten, &mut copies);
             self.must_rewrite |= !is_complete;
+            // Other processes may still have what was reset.
+            for (budget, _) in self.unwritten.iter().filter(|(_, one)| one.is_reset) {
+                if reset.insert(*budget) {
+                    FileRecord::Reset { budget: *budget }.write(&mut bytes);
+                }
+            }
             for copy in copies.drain(..) {
                 let window = describe(memory, copy.window, &mut described, &mut bytes);
                 for change in copy.count.as_changes().into_iter().flatten() {

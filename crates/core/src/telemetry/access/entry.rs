@@ -263,11 +263,7 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         member(out, b",\"error\":", &failure.error);
     }
     if let Some(status) = entry.grpc_status {
-        out.extend_from_slice(b",\"grpc_status\":");
-        match status.code() {
-            Some(code) => json::number(out, code),
-            None => out.extend_from_slice(b"null"),
-        }
+        write_grpc_status(out, status);
     }
     if let Some(usage) = entry.usage {
         write_usage(out, usage);
@@ -279,6 +275,14 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         let _ = write!(out, ",\"trace_id\":\"{id}\"");
     }
     out.extend_from_slice(b"}\n");
+}
+
+fn write_grpc_status(out: &mut Vec<u8>, status: GrpcStatus) {
+    out.extend_from_slice(b",\"grpc_status\":");
+    match status.code() {
+        Some(code) => json::number(out, code),
+        None => out.extend_from_slice(b"null"),
+    }
 }
 
 /// Writes how long a limit held the request, if it did.
