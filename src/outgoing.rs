@@ -137,7 +137,8 @@ impl OutgoingClient {
         let uri: Uri = text.parse().map_err(|_| unusable())?;
         let path = uri.path_and_query().ok_or_else(unusable)?.to_string();
         let Some(scheme) = uri.scheme_str() else {
-            let is_path = uri.authority().is_none() && path.starts_with('/');
+            // `//b.example/k` names another server (RFC 3986, section 4.2).
+            let is_path = path.starts_with('/') && !path.starts_with("//");
             return is_path.then_some(path).ok_or_else(unusable);
         };
         let (own, usual) = match self.endpoint.secure {

@@ -29,7 +29,7 @@ use tidegate_core::exchange::access_record::AccessRecord;
 use tidegate_core::exchange::changes::own_response;
 pub use tidegate_core::exchange::downstream::{Arrival, Downstream, Secured};
 use tidegate_core::exchange::key_callback::KeyCallback;
-use tidegate_core::exchange::key_registry::KeyLookup;
+use tidegate_core::exchange::key_lookup::KeyLookup;
 use tidegate_core::exchange::key_wait::wait_for_keys;
 use tidegate_core::exchange::rejection::Rejection;
 use tidegate_core::exchange::stages::Stages;

@@ -82,7 +82,7 @@ struct RemoveArgs {
 
 /// A known key for people and programs.
 #[derive(Debug, Serialize)]
-struct KeyReport<'r> {
+struct RegisteredKeyReport<'r> {
     name: &'r str,
     tier: Option<&'r str>,
     anchor: Option<&'r str>,
@@ -97,7 +97,7 @@ struct KeyReport<'r> {
     key: Option<&'r str>,
 }
 
-type KeyList = Vec<(KeyDigest, KeyRecord)>;
+type KeyRecords = Vec<(KeyDigest, KeyRecord)>;
 
 pub(super) fn keys(args: &KeysArgs) -> Result<u8, CommandError> {
     let config = output::load(&args.config)?;
@@ -188,7 +188,7 @@ fn add_key(
     }
     if json {
         let shown = is_made.then_some(key.as_str());
-        return to_json(&KeyReport::new(&digest, &record, shown));
+        return to_json(&RegisteredKeyReport::new(&digest, &record, shown));
     }
     Ok(match is_made {
         true => format!("{key}\n"),
@@ -239,11 +239,11 @@ fn check_key(key: &str) -> Result<(), CommandError> {
     Ok(())
 }
 
-fn list(known: &KeyList, json: bool) -> Result<String, CommandError> {
+fn list(known: &KeyRecords, json: bool) -> Result<String, CommandError> {
     if json {
         let reports = known.iter();
-        let reports: Vec<KeyReport<'_>> = reports
-            .map(|(key, record)| KeyReport::new(key, record, None))
+        let reports: Vec<RegisteredKeyReport<'_>> = reports
+            .map(|(key, record)| RegisteredKeyReport::new(key, record, None))
             .collect();
         return to_json(&reports);
     }
@@ -290,7 +290,7 @@ fn remove_keys(
     let mut removed = Vec::new();
     for (key, record) in chosen {
         if client.change_key(key, None)? == KeyChangeOutcome::Made {
-            removed.push(KeyReport::new(key, record, None));
+            removed.push(RegisteredKeyReport::new(key, record, None));
         }
     }
     if removed.is_empty() {
@@ -322,9 +322,13 @@ fn to_json(report: &impl Serialize) -> Result<String, CommandError> {
     Ok(json + "\n")
 }
 
-impl<'r> KeyReport<'r> {
-    fn new(digest: &KeyDigest, record: &'r KeyRecord, key: Option<&'r str>) -> KeyReport<'r> {
-        KeyReport {
+impl<'r> RegisteredKeyReport<'r> {
+    fn new(
+        digest: &KeyDigest,
+        record: &'r KeyRecord,
+        key: Option<&'r str>,
+    ) -> RegisteredKeyReport<'r> {
+        RegisteredKeyReport {
             name: record.name.as_deref().unwrap_or_default(),
             tier: record.tier.as_deref(),
             anchor: record.anchor.as_deref(),

@@ -24,7 +24,7 @@ use crate::usage::request::RequestReader;
 use tidegate_core::exchange::Exchange;
 use tidegate_core::exchange::admit::Admission;
 use tidegate_core::exchange::changes::own_response;
-use tidegate_core::exchange::key_registry::KeyLookup;
+use tidegate_core::exchange::key_lookup::KeyLookup;
 use tidegate_core::exchange::rejection::Rejection;
 use tidegate_core::exchange::reserve::{ReadBody, UsageReserve};
 use tidegate_core::exchange::stages::{LimitQuery, Stages};

@@ -128,7 +128,10 @@ fn one_that_is_silent_is_given_up_and_a_file_that_is_wrong_is_told() {
     assert!((Duration::from_secs(1)..PATIENCE).contains(&began.elapsed()));
     let (code, said) = health(folder.path(), &[]);
     assert_eq!(code, Some(1));
-    assert_eq!(said, "error: `proxy.toml` cannot be used: tidegate check\n");
+    assert!(
+        said.starts_with("error[T100]: cannot read `proxy.toml`"),
+        "{said}"
+    );
     let (code, _) = health(folder.path(), &["--timeout", "0"]);
     assert_eq!(code, Some(2));
 }

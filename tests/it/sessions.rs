@@ -399,7 +399,7 @@ fn plans() {
 #[test]
 fn keys() {
     let at = Addresses::new();
-    let changes = [at.localhost(), at.upstream(), at.listen()];
+    let changes = [at.localhost(), at.upstream(), at.listen(), at.store()];
     let mut page = Session::of("howto/keys.md", &changes);
     page.write("proxy.toml", page.block("```toml\n# proxy.toml\n"));
     page.write("keys.txt", page.block("```text\n"));
@@ -410,6 +410,17 @@ fn keys() {
     }
     page.prints("tidegate explain", &[]);
     proxy.stop();
+    let block = "## Keys in Redis\n\n```toml\n# proxy.toml\n";
+    page.write("proxy.toml", page.block(block));
+    let own = [
+        "39ab54bc9722",
+        "bc9957b1f3d62812ef4c6175ed6cc7ed4949b6e908e75c4e",
+        "2026-11-26T07:24:46.175Z",
+        "ops@proxy-1",
+    ];
+    for command in ["keys add", "keys list", "keys remove"] {
+        page.prints(&format!("tidegate {command}"), &own);
+    }
 }
 
 #[test]

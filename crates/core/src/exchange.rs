@@ -25,6 +25,7 @@ pub mod grpc;
 pub mod headers;
 pub mod held;
 pub mod key_callback;
+pub mod key_lookup;
 pub mod key_registry;
 pub mod key_wait;
 pub mod limiter;

@@ -42,6 +42,7 @@ use crate::telemetry::decisions::Source;
 pub use backing::Backing;
 pub use error::{ServerTrouble, StoreError};
 pub use hash_key::CurrentKey;
+use known_keys::RegisteredKeys;
 use memory::Memory;
 pub use observed::Observed;
 use overrides::OverrideSnapshot;
@@ -242,6 +243,11 @@ impl Store {
         if let Store::Redis(redis) = self {
             redis.flush_slots().await;
         }
+    }
+
+    /// The API keys that Redis has, if the configuration keeps them there.
+    pub fn known_keys(&self) -> Option<&Arc<RegisteredKeys>> {
+        self.redis().and_then(|redis| redis.shared().known_keys())
     }
 
     /// Whether this process keeps to its share of the limits beside the store's decisions: the

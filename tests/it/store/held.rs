@@ -62,7 +62,7 @@ impl Charged {
 
 fn random_limits(chance: &mut Chance, seed: u64) -> Vec<Arc<Limit>> {
     let precision_us = chance.pick(&[1, 1, 1, 1_000, 10_000]);
-    let mut random = |number: u64| {
+    let random = |number: u64| {
         let name = format!("held{seed}-{number}");
         let window_us = chance.pick(&[100_000, 500_000, 1_000_000]);
         let rule = rule(chance.pick(&[1, 2, 3, 10, 40]), window_us, precision_us);

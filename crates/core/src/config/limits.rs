@@ -6,6 +6,7 @@ mod exempt;
 mod held_requests;
 mod keys;
 mod listed;
+mod rates;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -15,15 +16,14 @@ use super::section::{NAME_FORM, SectionsPresent, is_name};
 use super::*;
 use crate::limit::calendar::MAX_COUNT;
 use crate::limit::key::Key;
-use crate::limit::rate::{DayWord, MAX_UNITS, RateText, nearest_divisors};
+use crate::limit::rate::{DayWord, MAX_UNITS, nearest_divisors};
 use crate::limit::{Algorithm, EnforcedShare, Limit, Missing, OnError, Rate, Rule, Tier, Window};
 use crate::usage::settings::Quantity;
 
 use calendar::LimitCalendar;
 pub(super) use keys::check_sections;
+use rates::{own_rates, parse_rates};
 
-/// Rates of one limit, at most: the store checks each for every request.
-const MAX_RATES: usize = 8;
 const MAX_TIERS: usize = 256;
 
 pub(super) const ON_ERROR: &[(&str, OnError)] = &[
@@ -267,50 +267,6 @@ fn microseconds(
 ) -> Option<u64> {
     let length = section.optional_duration(key, range)?;
     u64::try_from(length.as_micros()).ok()
-}
-
-fn own_rates(section: &mut Section<'_>, day: DayWord) -> Vec<Located<Rate>> {
-    section.declare("rate", || ValueKind::Rates);
-    let texts = section.texts("rate");
-    texts.map_or_else(Vec::new, |texts| parse_rates(section, "rate", texts, day))
-}
-
-fn parse_rates(
-    section: &Section<'_>,
-    key: &str,
-    texts: Vec<Located<String>>,
-    day: DayWord,
-) -> Vec<Located<Rate>> {
-    let count = texts.len();
-    if !(1..=MAX_RATES).contains(&count) {
-        section.out_of_range(key, &format!("1 to {MAX_RATES} rates"));
-    }
-    let mut rates: Vec<Located<Rate>> = Vec::new();
-    let read_rate = |text: &str| RateText::parse_with(text, day);
-    for read in section.parse_all(key, Some(texts), RATE, read_rate) {
-        let rate = match read.value {
-            RateText::Limited(rate) => Located::new(rate, &read.span),
-            RateText::Unlimited if count == 1 => continue,
-            RateText::Unlimited => {
-                contradiction("`unlimited` beside another rate")
-                    .at(&read.span, "says nothing")
-                    .help("leave it out")
-                    .report_to(section.reader);
-                continue;
-            }
-        };
-        let window = |rate: &Rate| (rate.window_us, rate.calendar);
-        let is_same = |first: &&Located<Rate>| window(&first.value) == window(&rate.value);
-        if let Some(first) = rates.iter().find(is_same) {
-            duplicate("two rates over the same window")
-                .at(&rate.span, "")
-                .at(&first.span, "first here")
-                .help("keep the smaller one")
-                .report_to(section.reader);
-        }
-        rates.push(rate);
-    }
-    rates
 }
 
 struct RawTier {

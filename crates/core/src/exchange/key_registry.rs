@@ -1,4 +1,4 @@
-//! Known API keys that change while the proxy runs: those in Redis, and those of the callback.
+//! What a request asks the callback about API keys before it is identified.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,20 +12,8 @@ use smallvec::SmallVec;
 use super::Exchange;
 use super::headers::check_framing;
 use super::key_callback::KeyCallback;
+use super::key_lookup::KeyLookup;
 use super::stages::Stages;
-use crate::clock;
-use crate::limit::key::{Facts, RegisteredKey};
-use crate::store::known_keys::RegisteredKeys;
-
-/// Where a worker looks keys up that no file lists.
-#[derive(Clone, Debug, Default)]
-pub enum KeyLookup {
-    /// Nowhere.
-    #[default]
-    None,
-    Table(Arc<RegisteredKeys>),
-    Callback(Arc<KeyCallback>),
-}
 
 /// What a request asks the callback, each question by itself.
 pub struct KeyQuestions<'c> {
@@ -33,30 +21,6 @@ pub struct KeyQuestions<'c> {
     keys: SmallVec<[Vec<u8>; 1]>,
     /// The client's address, grouped.
     ip: IpAddr,
-}
-
-impl KeyLookup {
-    /// The first key of the request that is known. Never waits.
-    pub(super) fn find(&self, facts: &Facts<'_>) -> Option<RegisteredKey> {
-        if let KeyLookup::None = self {
-            return None;
-        }
-        let find = |key: &[u8]| match self {
-            KeyLookup::None => None,
-            KeyLookup::Table(table) => table.find(key),
-            KeyLookup::Callback(callback) => callback.find(key, clock::now()),
-        };
-        let mut found = None;
-        let (headers, query) = (facts.headers, facts.query);
-        facts.api_key.each_unlisted(headers, query, |source, key| {
-            if found.is_none()
-                && let Some(client) = find(key)
-            {
-                found = Some(RegisteredKey { source, client });
-            }
-        });
-        found
-    }
 }
 
 impl Stages {

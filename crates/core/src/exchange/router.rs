@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::claims::Tokens;
-use super::key_registry::KeyLookup;
+use super::key_lookup::KeyLookup;
 use super::rejection::Rejection;
 use crate::client::ClientIp;
 use crate::client::networks::AccessList;

@@ -13,7 +13,7 @@ use super::changes::Changes;
 use super::claims::Tokens;
 use super::downstream::{Arrival, Downstream};
 use super::headers::{self, check_framing};
-use super::key_registry::KeyLookup;
+use super::key_lookup::KeyLookup;
 use super::limiter::{Limiter, WorkerStore};
 use super::local_reply::LocalReplies;
 use super::rejection::{Blocked, Rejection};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::hash_key::KeyRing;
+use super::known_keys::RegisteredKeys;
 use super::memory::Memory;
 use super::recovery::Recovery;
 use super::redis::{Redis, RedisShared};
@@ -55,6 +56,14 @@ impl Backing {
         match self {
             Backing::Memory(_) => None,
             Backing::Redis(shared) => Some(shared.recovery()),
+        }
+    }
+
+    /// The API keys that Redis has, if the configuration keeps them there.
+    pub fn known_keys(&self) -> Option<&Arc<RegisteredKeys>> {
+        match self {
+            Backing::Memory(_) => None,
+            Backing::Redis(shared) => shared.known_keys(),
         }
     }
 

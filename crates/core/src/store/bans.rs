@@ -25,13 +25,13 @@ pub(super) struct BannableKey {
 /// The denials of many keys, and the bans that they began.
 #[derive(Debug, Default)]
 pub struct BanRecords {
-    generations: Mutex<Generations>,
+    generations: Mutex<BanGenerations>,
     /// By limit.
     begun: Mutex<BTreeMap<Arc<str>, u64>>,
 }
 
 #[derive(Debug, Default)]
-struct Generations {
+struct BanGenerations {
     young: HashMap<BannableKey, DenialRecord>,
     old: HashMap<BannableKey, DenialRecord>,
 }
@@ -61,7 +61,7 @@ impl BanRecords {
             tag,
         };
         let mut generations = self.generations();
-        let Generations { young, old } = &mut *generations;
+        let BanGenerations { young, old } = &mut *generations;
         if young.len() >= GENERATION && !young.contains_key(&key) {
             *old = std::mem::take(young);
         }
@@ -95,7 +95,7 @@ impl BanRecords {
         begun.clone()
     }
 
-    fn generations(&self) -> MutexGuard<'_, Generations> {
+    fn generations(&self) -> MutexGuard<'_, BanGenerations> {
         let locked = self.generations.lock();
         locked.unwrap_or_else(PoisonError::into_inner)
     }

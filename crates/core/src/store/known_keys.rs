@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 
-use super::{Backing, Store};
 use crate::config::process_secret;
 use crate::limit::key::{KeyClient, KeyDigest, KeyTable};
 
@@ -200,23 +199,6 @@ impl RegisteredKeys {
     fn swap(&self, table: KeyTable<Arc<KeyClient>>) {
         self.table.store(Arc::new(table));
         self.is_read.store(true, Ordering::Relaxed);
-    }
-}
-
-impl Backing {
-    /// The API keys that Redis has, if the configuration keeps them there.
-    pub fn known_keys(&self) -> Option<&Arc<RegisteredKeys>> {
-        match self {
-            Backing::Memory(_) => None,
-            Backing::Redis(shared) => shared.known_keys(),
-        }
-    }
-}
-
-impl Store {
-    /// The API keys that Redis has, if the configuration keeps them there.
-    pub fn known_keys(&self) -> Option<&Arc<RegisteredKeys>> {
-        self.redis().and_then(|redis| redis.shared().known_keys())
     }
 }
 

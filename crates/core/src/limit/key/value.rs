@@ -48,7 +48,7 @@ impl PartValue<'_> {
     }
 }
 
-/// Calls `read` with the bearer token of these headers. `None` if there is no token, or several that
+/// Calls `read` with the bearer token of these headers. `None` if there is no token, or several
 /// differ.
 pub fn with_bearer<T>(headers: &HeaderMap, read: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
     match bearer(headers) {

@@ -375,11 +375,11 @@ struct BansAnswer {
     /// That of the overrides, if a ban began.
     version: u64,
     now_us: u64,
-    keys: Vec<KeyAnswer>,
+    keys: Vec<BanReply>,
 }
 
 #[derive(Debug)]
-struct KeyAnswer {
+struct BanReply {
     state: u64,
     until_us: u64,
     level: u32,
@@ -394,7 +394,7 @@ impl BansAnswer {
     fn read(numbers: &[u64]) -> Option<BansAnswer> {
         let (head, rest) = numbers.split_at_checked(2)?;
         let (keys, odd) = rest.as_chunks::<3>();
-        let key = |[state, until_us, level]: &[u64; 3]| KeyAnswer {
+        let key = |[state, until_us, level]: &[u64; 3]| BanReply {
             state: *state,
             until_us: *until_us,
             level: u32::try_from(*level).unwrap_or(u32::MAX),
