@@ -69,7 +69,7 @@ impl From<RequestError> for CommandError {
 
 /// Who explains.
 enum Explainer {
-    /// The running proxy, through its admin: with `--admin`, or if only it has the counts or the keys.
+    /// The running proxy, through its admin: with `--admin`, or if only it has the counts or keys.
     Proxy,
     /// This command, with the file, and with Redis for `--live`.
     File(Box<Config>),

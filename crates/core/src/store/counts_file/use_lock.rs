@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::clock;
 
 /// How long to wait for a process that ends or begins to drain.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(3);
 const RETRY_EVERY: Duration = Duration::from_millis(20);
 /// Bytes of a process's name. It is replaced by one write, so that no reader finds half a name.
 const NAME_BYTES: usize = 21;
@@ -29,7 +29,7 @@ pub(super) struct UseLock {
 }
 
 impl UseLock {
-    /// Waits for half a second at most. `predecessor` is the process that this one replaces.
+    /// Waits for [`PATIENCE`] at most. `predecessor` is the process that this one replaces.
     ///
     /// # Errors
     /// Another process serves with the file, or the lock cannot be written.
