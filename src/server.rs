@@ -161,8 +161,8 @@ impl ServerState {
         both.cloned().collect()
     }
 
-    /// Starts or changes the threads beside the workers: health checks, the keys of tokens, the export
-    /// of traces, and the ledger.
+    /// Starts or changes the threads beside the workers: health checks, the keys of tokens, the
+    /// export of traces, and the ledger.
     fn follow(&self, config: &Config) -> io::Result<()> {
         self.health_checks.follow(&config.upstreams, &self.vitals)?;
         self.jwks.follow(config.jwks.as_ref())?;

@@ -227,8 +227,8 @@ impl LimitsCommand<'_> {
                 file.display()
             ))
             .help(
-                "write `admin = \"127.0.0.1:9180\"` at its top and restart the proxy, name the address \
-                 of a demo with `--admin`, or set `[store] url` to a Redis",
+                "write `admin = \"127.0.0.1:9180\"` at its top and restart the proxy, name the \
+                 address of a demo with `--admin`, or set `[store] url` to a Redis",
             )),
         }
     }

@@ -82,7 +82,8 @@ impl PromotionPage {
         lines.push(StyledLine::default());
         lines.extend(patch.lines().map(patch_line));
         lines.push(StyledLine::default());
-        let apply = "apply it with `git apply` or `patch` in the folder of the file, then `tidegate reload`";
+        let apply = "apply it with `git apply` or `patch` in the folder of the file, then \
+                     `tidegate reload`";
         lines.push(StyledLine::new(Tone::Faint, apply));
         lines
     }
@@ -128,7 +129,8 @@ mod tests {
             "enforce search  1 of 2; tab shows the other one\n\
              it would have denied 10 of 100 requests, 10 %\n\
              /etc/proxy.toml, as the proxy loaded it at 2023-11-14 22:13:20Z\n\n{patch}\n\
-             apply it with `git apply` or `patch` in the folder of the file, then `tidegate reload`\n"
+             apply it with `git apply` or `patch` in the folder of the file, then \
+             `tidegate reload`\n"
         );
         assert_eq!(text, expected);
         assert_eq!(page.patch(), Some(patch));
