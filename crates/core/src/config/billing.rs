@@ -16,8 +16,6 @@ pub(super) struct DefinedLedger {
     pub(super) settings: LedgerSettings,
     pub(super) span: TextSpan,
     pub(super) by_span: TextSpan,
-    /// Whether `[store]` has a file that counts are kept in.
-    pub(super) is_kept: bool,
 }
 
 /// Reads the section, if the file has it.
@@ -26,10 +24,6 @@ pub(super) fn read(top: &mut Section<'_>) -> Option<DefinedLedger> {
         return None;
     }
     let is_given = top.has("ledger");
-    let store = top
-        .peek("store")
-        .and_then(|value| value.get_ref().as_table());
-    let is_kept = store.is_some_and(|store| store.contains_key("file"));
     let span = top.key_span("ledger");
     let mut section = top.section("ledger");
     let form = TextForm::new(Code::InventableIdentity, "an identity to bill by");
@@ -50,7 +44,6 @@ pub(super) fn read(top: &mut Section<'_>) -> Option<DefinedLedger> {
         settings,
         span,
         by_span,
-        is_kept,
     })
 }
 
@@ -105,7 +98,7 @@ pub(super) fn check(reader: &ConfigReader<'_>, config: &Config, ledger: &Defined
 
 /// Reports a ledger that a restart forgets, and one in which every client is unknown.
 pub(super) fn warn(reader: &ConfigReader<'_>, config: &Config, ledger: &DefinedLedger) {
-    if matches!(config.store.kind, StoreKind::Memory) && !ledger.is_kept {
+    if matches!(config.store.kind, StoreKind::Memory) {
         Diagnostic::new(Code::ForgottenLedger, "a restart forgets the ledger")
             .at(&ledger.span, "kept in the memory of this process")
             .help("keep it in Redis: `[store]` with `url = \"redis://127.0.0.1:6379\"`")

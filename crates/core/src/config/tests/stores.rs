@@ -262,3 +262,15 @@ fn a_file_of_counts_is_for_the_embedded_store() {
     let without = text.replace("file = \"counts\"\n", "");
     assert_eq!(codes(&without), ["T231"], "a restart forgets the month");
 }
+
+#[test]
+fn a_file_of_counts_keeps_no_ledger() {
+    let text = |file: &str| {
+        format!("upstream = \"http://a:1\"\n[store]\n{file}\n[ledger]\nby = \"api_key\"\n")
+    };
+    for file in ["", "file = \"/tmp/counts\""] {
+        let codes = codes(&text(file));
+        assert!(codes.contains(&"T236"), "{file}: {codes:?}");
+    }
+    assert!(!codes(&text("url = \"redis://a\"")).contains(&"T236"));
+}
