@@ -102,7 +102,13 @@ impl Redis {
         match self.0 {}
     }
 
-    pub async fn charge(&self, _: &Charge, _: u64, _: Instant) -> Result<Decision, StoreError> {
+    pub async fn charge_or_book(
+        &self,
+        _: &Charge,
+        _: u64,
+        _: u64,
+        _: Instant,
+    ) -> Result<Decision, StoreError> {
         match self.0 {}
     }
 
