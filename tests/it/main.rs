@@ -17,6 +17,7 @@ mod backend;
 mod balance;
 mod bans;
 mod billing;
+mod boundaries;
 mod bounds;
 mod bypass;
 mod calendar;

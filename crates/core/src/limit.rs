@@ -374,11 +374,26 @@ pub struct Verdict {
     /// Time until more units are free than after this decision, microseconds; 0 if none are
     /// counted.
     pub next_us: u64,
-    /// Names the charge, so that it can be refunded; meaningless for a denial.
+    /// Names the charge, so that it can be refunded. Of a calendar window it is the end, modulo
+    /// 2^48 microseconds, also of a denial. For other denials it has no meaning. 0 if there is
+    /// none.
     pub stamp: u64,
 }
 
 impl Verdict {
+    /// The end of a calendar window by the clock of its counts, microseconds since the Unix epoch.
+    /// `unix_us` is now by this process's clock, which may be up to 4 years off.
+    pub fn calendar_end_us(&self, unix_us: u64) -> u64 {
+        let about_us = unix_us.saturating_add(self.reset_us);
+        if self.stamp == 0 {
+            return about_us;
+        }
+        match self.stamp.wrapping_sub(about_us) & (log::STAMPS - 1) {
+            ahead_us if ahead_us < log::STAMPS / 2 => about_us.saturating_add(ahead_us),
+            ahead_us => about_us.saturating_sub(log::STAMPS - ahead_us),
+        }
+    }
+
     /// Whether this denial holds until its wait ends, whatever is asked meanwhile: nothing is left,
     /// and nothing becomes free before.
     pub fn lasts(&self) -> bool {

@@ -278,11 +278,9 @@ impl<'s> ToldLimit<'s> {
 
     fn new(result: CheckResult<'s>, unix_us: u64) -> ToldLimit<'s> {
         let CheckResult { check, verdict } = result;
-        let end_us = unix_us.saturating_add(verdict.reset_us);
         let calendar = check.window.calendar.as_deref();
-        let end_us = calendar.map_or(end_us, |calendar| {
-            calendar.span_ending(check.anchor, unix_us, end_us).end_us
-        });
+        let span = headers::calendar_span(result, unix_us);
+        let end_us = span.map_or(unix_us.saturating_add(verdict.reset_us), |span| span.end_us);
         let reset = seconds_up(end_us);
         ToldLimit {
             policy: &check.window.policy,

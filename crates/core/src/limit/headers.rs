@@ -182,11 +182,11 @@ impl RateLimitStatus {
 }
 
 /// The calendar window that a result is about.
-fn calendar_span(result: CheckResult<'_>, unix_us: u64) -> Option<CalendarSpan> {
+pub fn calendar_span(result: CheckResult<'_>, unix_us: u64) -> Option<CalendarSpan> {
     let (check, verdict) = (result.check, result.verdict);
     let calendar = check.window.calendar.as_ref()?;
-    let end_us = unix_us.saturating_add(verdict.reset_us);
-    Some(calendar.span_ending(check.anchor, unix_us, end_us))
+    let end_us = verdict.calendar_end_us(unix_us);
+    Some(calendar.span_ending(check.anchor, end_us.saturating_sub(1), end_us))
 }
 
 pub fn seconds_up(us: u64) -> u64 {
