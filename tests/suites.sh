@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# The suites that are not written in Rust, two at a time, since they mostly wait. Each prints its
+# output when it ends. All run, also after one has failed. Arguments name the suites to run.
+set -euo pipefail
+cd "$(dirname "$0")"
+[ $# -gt 0 ] || set -- usage clients browser deploy decide admin otlp prometheus editor traefik
+
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+export logs
+
+run_suite() {
+  local began=$SECONDS result=passed
+  "./$1/run.sh" >"$logs/$1" 2>&1 </dev/null || result=FAILED
+  # One suite at a time prints.
+  flock "$logs" sh -c 'echo "== tests/$1: $2 in $3 s"; cat "$logs/$1"' - \
+    "$1" "$result" $((SECONDS - began))
+  [ "$result" = passed ]
+}
+export -f run_suite
+printf '%s\n' "$@" | xargs -P 2 -I{} bash -c 'run_suite "$1"' - {}
