@@ -1,6 +1,7 @@
 //! HTTP/2 at the running proxy, spoken by curl, by a client library, and byte by byte.
 
 pub mod client;
+mod conformance;
 mod floods;
 mod framing;
 mod limits;
