@@ -107,3 +107,4 @@ mod upstream_http2;
 mod upstream_tls;
 mod usage;
 mod weather;
+mod websocket;
