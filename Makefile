@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: release install uninstall static static-check profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults
+.PHONY: release install uninstall static static-check profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults conformance
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # What is fetched is asked for again where a registry does not answer.
@@ -104,6 +104,11 @@ deb-check: deb
 faults: release
 	TIDEGATE_PROGRAM="$(TARGET)/release/tidegate" TIDEGATE_FAULTS=2 TIDEGATE_FAULTS_WRITE=1 \
 	  cargo test --locked --test it -- matrix::whatever --nocapture
+
+# testssl.sh, sslyze, tlsfuzzer, httplint and openssl against the proxy with TLS, in some minutes. Writes
+# docs/conformance.md; fails if a tool finds what tests/conformance/reasons.toml does not explain.
+conformance:
+	./tests/conformance/run.sh
 
 # Each fuzz target for SECONDS with random inputs. With GUIDED=1 coverage guides them (libFuzzer, which
 # needs a C++ compiler); what they find is kept in `guided` of the target folder, what breaks something in `broke` there.
