@@ -54,7 +54,7 @@ quick:
 # A failed test shows its message, not the way to it.
 test: export RUST_BACKTRACE = 0
 # Most tests wait most of the time.
-test: export RUST_TEST_THREADS ?= 4
+test: export RUST_TEST_THREADS ?= 3
 test: export PROPTEST_RNG_SEED ?= 1
 test: export BOLERO_RANDOM_SEED ?= 1
 test: export BOLERO_RANDOM_ITERATIONS ?= 1000
