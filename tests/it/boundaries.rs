@@ -233,7 +233,7 @@ fn at_each_boundary_a_client_that_waits_as_it_is_told_is_served_again() {
             .map(|proxy| check_denial(&scene, proxy, boundary));
         let wait = waits.into_iter().max().unwrap();
         let asked = std::time::Instant::now();
-        // Nobody passes before the boundary, at either proxy.
+        // No request passes before the boundary, at either proxy.
         while scene.store_us() + SECOND_US / 2 < boundary.end_s * SECOND_US {
             for proxy in &scene.proxies {
                 check_denial(&scene, proxy, boundary);

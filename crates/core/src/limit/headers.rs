@@ -186,7 +186,9 @@ pub fn calendar_span(result: CheckResult<'_>, unix_us: u64) -> Option<CalendarSp
     let (check, verdict) = (result.check, result.verdict);
     let calendar = check.window.calendar.as_ref()?;
     let end_us = verdict.calendar_end_us(unix_us);
-    Some(calendar.span_ending(check.anchor, end_us.saturating_sub(1), end_us))
+    // Now by the clock of the counts: it is this process's clock that may be off.
+    let store_us = end_us.saturating_sub(verdict.reset_us);
+    Some(calendar.span_ending(check.anchor, store_us, end_us))
 }
 
 pub fn seconds_up(us: u64) -> u64 {

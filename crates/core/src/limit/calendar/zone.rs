@@ -293,9 +293,9 @@ impl Calendar {
         span
     }
 
-    /// The window that ends at `end_us` as the store counts it. `at_us` is now by this process's
-    /// clock, which may differ a little from the store's. Where the store's window is none of this
-    /// calendar, since the anchor has changed, the end is the store's.
+    /// The window that ends at `end_us` as the store counts it. `at_us` is now by the store's
+    /// clock, or by this process's clock, which may differ a little. Where the store's window is
+    /// none of this calendar, since the anchor has changed, the end is the store's.
     pub fn span_ending(&self, anchor: Option<AnchorDay>, at_us: u64, end_us: u64) -> CalendarSpan {
         let span = self.span(anchor, at_us);
         let is_near = |us: u64| us.abs_diff(end_us) < CLOCKS_US;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use super::*;
-use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
+use crate::limit::{Algorithm, Calendar, CalendarUnit, Key, KeyHash, Limit, Rule};
 
 #[test]
 fn every_number_of_seconds_is_written_as_it_is() {
@@ -83,6 +83,38 @@ fn say(
 ) {
     let status = RateLimitStatus::new(Decided { charge, decision }, settings.reset, unix_us);
     write(headers, settings, charge, &status);
+}
+
+/// By its own clock, a process may be months away from the store's.
+#[test]
+fn the_end_of_a_calendar_window_is_the_stores() {
+    const DAY_US: u64 = 86_400_000_000;
+    let unit = CalendarUnit::Day;
+    let mut check = item("day", 5, unit.longest_us());
+    let mut window = check.window.own();
+    window.rule.algorithm = Algorithm::Calendar;
+    window.calendar = Some(Arc::new(Calendar::new(unit, Arc::default())));
+    check.window = Arc::new(window);
+    let end_us = 20_000 * DAY_US;
+    let verdict = Verdict {
+        reset_us: 3_000_000,
+        stamp: end_us % (1 << 48),
+        ..verdict(0, Retry::After(3_000_000), 3_000_000)
+    };
+    let (check, verdict) = (&check, &verdict);
+    for unix_us in [
+        end_us - 3_000_000,
+        end_us - 900 * DAY_US,
+        end_us + 900 * DAY_US,
+    ] {
+        let span = calendar_span(CheckResult { check, verdict }, unix_us).unwrap();
+        assert_eq!((span.start_us, span.end_us), (end_us - DAY_US, end_us));
+    }
+    let unknown = Verdict {
+        stamp: 0,
+        ..*verdict
+    };
+    assert_eq!(unknown.calendar_end_us(7), 3_000_007);
 }
 
 fn get(headers: &HeaderMap, name: HeaderName) -> Vec<&str> {
