@@ -3,12 +3,13 @@
 use std::any::Any;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use rustix::process::{Pid, Signal, kill_process};
 use rustls::ClientConfig;
 
 use super::guise::{GOOD, Guise};
@@ -239,16 +240,27 @@ impl Scene {
 }
 
 impl Drop for Scene {
-    /// After an upgrade another process serves, which nobody else knows of.
+    /// Ends every process that was started in the scene's folder. An upgrade may be under way, and
+    /// the pid file then names the old process only.
     fn drop(&mut self) {
         self.calm();
-        let pid = std::fs::read_to_string(self.proxy.directory.path().join("pid"));
-        let pid = pid.ok().and_then(|text| text.trim().parse::<i32>().ok());
-        let other = pid.filter(|pid| u32::try_from(*pid) != Ok(self.proxy.pid()));
-        if let Some(pid) = other.and_then(rustix::process::Pid::from_raw) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        self.proxy.signal("KILL");
+        while let Some(pid) = process_in(self.proxy.directory.path(), self.proxy.pid()) {
+            let _ = kill_process(pid, Signal::KILL);
+            std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
+}
+
+/// A process, other than this one, whose working folder this is. One that has ended has none.
+fn process_in(folder: &Path, but: u32) -> Option<Pid> {
+    let processes = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let found = pids.find(|pid| {
+        u32::try_from(*pid) != Ok(but)
+            && std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == folder)
+    });
+    found.and_then(Pid::from_raw)
 }
 
 /// A client whom nobody believes at first.
