@@ -106,7 +106,7 @@ faults: release
 	  cargo test --locked --test it -- matrix::whatever --nocapture
 
 # testssl.sh, sslyze, tlsfuzzer, httplint and openssl against the proxy with TLS, in some minutes. Writes
-# docs/conformance.md; fails if a tool finds what tests/conformance/reasons.toml does not explain.
+# docs/conformance.md; fails if a finding has no row in tests/conformance/reasons.toml.
 conformance:
 	./tests/conformance/run.sh
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # testssl.sh, sslyze, tlsfuzzer, httplint and openssl against a running tidegate with TLS. Writes
-# docs/conformance.md. Fails if a tool finds what reasons.toml does not explain. Some minutes.
+# docs/conformance.md. Fails if a finding has no row in reasons.toml. Some minutes.
 #
 # TIDEGATE is the binary to try; without it the debug build is made. TLSFUZZER is a checkout of
 # tlsfuzzer, which no registry has; without it the commit below is cloned. Needs python3 with venv,

@@ -151,6 +151,7 @@ fn frames_are_read_as_sections_4_and_5_say() {
             Serve,
         ),
         ("5.1.1", "an even stream", whole(2), End(PROTOCOL)),
+        // The section names a connection error. The request is not served either way.
         (
             "5.1.1",
             "a stream that was skipped",
