@@ -187,7 +187,8 @@ pub(super) struct BusyClient {
     pub(super) error: u64,
     /// Its denied requests that were counted; there may be more.
     pub(super) denied: u64,
-    /// Units that were used after its last request, of the rate that was used most.
+    /// Units that were used after its last request, of the rate that was used most. Of requests on
+    /// several workers in one 100 ms any may be the last.
     pub(super) used: u32,
     /// Units of that rate.
     pub(super) units: u32,
