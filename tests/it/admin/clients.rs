@@ -172,16 +172,20 @@ fn tokens_and_money_of_a_client_and_of_a_route_are_told() {
             routes["routes"][0]["usage"]["outcomes"]["exact"] == count
         });
     };
+    // The admin takes what workers note every 100 ms, one worker after the other: of two requests in
+    // that time on two workers it cannot tell which was the last.
+    let noted = |used: u64| {
+        looked.wait_until("the call is noted", |looked| {
+            looked.json("/api/v1/limits/tokens/clients")["clients"][0]["used"] == used
+        });
+    };
     // The body has 18 bytes: 6 tokens of input.
     assert_eq!(call(494), 200);
     settled(1);
+    noted(500);
     assert_eq!(call(494), 200);
     settled(2);
-    // The admin takes what workers note every 100 ms, one worker after the other: of two requests in
-    // that time on two workers it cannot tell which was the last.
-    looked.wait_until("the second call is noted", |looked| {
-        looked.json("/api/v1/limits/tokens/clients")["clients"][0]["used"] == 750
-    });
+    noted(750);
     assert_eq!(call(894), 429);
     let routes = looked.json("/api/v1/routes");
     let usage = &routes["routes"][0]["usage"];
