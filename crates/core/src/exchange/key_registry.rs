@@ -26,10 +26,19 @@ pub struct KeyQuestions<'c> {
 impl Stages {
     /// What the callback must be asked before the request is identified: its limits count by API
     /// keys, and the cache has no answer. `None` if nothing.
+    #[inline]
     pub fn key_questions<B, R>(&self, x: &Exchange<'_, B, R>) -> Option<KeyQuestions<'_>> {
-        let KeyLookup::Callback(callback) = &self.router.keys else {
-            return None;
-        };
+        match &self.router.keys {
+            KeyLookup::Callback(callback) => self.questions_to(callback, x),
+            _ => None,
+        }
+    }
+
+    fn questions_to<'s, B, R>(
+        &'s self,
+        callback: &'s Arc<KeyCallback>,
+        x: &Exchange<'_, B, R>,
+    ) -> Option<KeyQuestions<'s>> {
         let keys = self.unanswered(callback, x, x.record.began);
         if keys.is_empty() {
             return None;

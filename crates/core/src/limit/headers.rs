@@ -18,7 +18,9 @@ use smallvec::SmallVec;
 
 pub use ietf::{IetfForm, RATELIMIT_PARTITION};
 
-use super::{CalendarSpan, Charge, CheckResult, Decided, Decision, LimitCheck, Retry, Verdict};
+use super::{
+    Calendar, CalendarSpan, Charge, CheckResult, Decided, Decision, LimitCheck, Retry, Verdict,
+};
 
 /// The units of the tightest limit.
 pub const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -181,14 +183,20 @@ impl RateLimitStatus {
     }
 }
 
-/// The calendar window that a result is about.
+/// The calendar window that a result is about. Inlined: most windows slide.
+#[inline]
 pub fn calendar_span(result: CheckResult<'_>, unix_us: u64) -> Option<CalendarSpan> {
+    let calendar = result.check.window.calendar.as_ref()?;
+    Some(span_of(calendar, result, unix_us))
+}
+
+#[cold]
+fn span_of(calendar: &Calendar, result: CheckResult<'_>, unix_us: u64) -> CalendarSpan {
     let (check, verdict) = (result.check, result.verdict);
-    let calendar = check.window.calendar.as_ref()?;
     let end_us = verdict.calendar_end_us(unix_us);
     // Now by the clock of the counts: it is this process's clock that may be off.
     let store_us = end_us.saturating_sub(verdict.reset_us);
-    Some(calendar.span_ending(check.anchor, store_us, end_us))
+    calendar.span_ending(check.anchor, store_us, end_us)
 }
 
 pub fn seconds_up(us: u64) -> u64 {

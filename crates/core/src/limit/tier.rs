@@ -68,6 +68,7 @@ impl Limit {
 
     /// The anchor of a client, from its line in the file of keys or from its token. `None` for that
     /// of the limit.
+    #[inline]
     pub fn anchor_of(&self, facts: &Facts<'_>) -> Option<AnchorDay> {
         match &self.calendar.source {
             AnchorSource::Limit => None,
