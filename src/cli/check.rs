@@ -268,18 +268,25 @@ pub(super) fn store_error(
     config: &Config,
     file: &Path,
 ) -> CommandError {
-    let why = std::error::Error::source(error).and_then(|why| why.downcast_ref::<StoreError>());
-    let (Some(why), StoreKind::Redis(server)) = (why, &config.store.kind) else {
-        return CommandError::failed(error.to_string());
-    };
-    if !matches!(
+    match std::error::Error::source(error).and_then(|why| why.downcast_ref::<StoreError>()) {
+        Some(why) => store_failure(*why, config, file),
+        None => CommandError::failed(error.to_string()),
+    }
+}
+
+pub(super) fn store_failure(why: StoreError, config: &Config, file: &Path) -> CommandError {
+    let is_away = matches!(
         why,
         StoreError::Refused | StoreError::Timeout | StoreError::NoMaster
-    ) {
-        return CommandError::failed(error.to_string());
+    );
+    let StoreKind::Redis(server) = &config.store.kind else {
+        return CommandError::failed(why.to_string());
+    };
+    if !is_away {
+        return CommandError::failed(why.to_string());
     }
     let place = config::place_of("store.url", file, &config.sources);
-    let reason = explain_store_error(*why, &server.topology);
+    let reason = explain_store_error(why, &server.topology);
     CommandError::failed(format!("{place}: {}: {reason}", server.topology))
         .help("start Redis, or correct the URL; `tidegate check --online` tests it")
 }

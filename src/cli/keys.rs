@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use super::check::store_error;
 use super::display::{self, StyledSpan, render_lines};
 use super::limits::user;
 use super::output::{self, CommandError, say};
@@ -109,7 +110,8 @@ pub(super) fn keys(args: &KeysArgs) -> Result<u8, CommandError> {
              keys in a file: `known = \"keys.txt\"`",
         ));
     };
-    let mut client = OverrideClient::open(&config.store, server)?;
+    let client = OverrideClient::open(&config.store, server);
+    let mut client = client.map_err(|error| store_error(&error, &config, &args.config))?;
     if config.api_key.registry != KeyRegistry::Redis {
         say(&format!(
             "warning: the proxies of {} do not use these keys: write `known = \"redis\"` in \

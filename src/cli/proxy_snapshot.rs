@@ -131,11 +131,7 @@ pub(super) fn server_table(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
         };
         let latency = server.latency_seconds.map(latency);
         vec![
-            // An upstream without a name has the name of its only server.
-            StyledSpan::plain(match upstream.name == server.server {
-                true => "-",
-                false => &upstream.name,
-            }),
+            StyledSpan::plain(&upstream.name),
             StyledSpan::plain(&server.server),
             state,
             StyledSpan::plain(count(server.in_flight)),
@@ -159,10 +155,23 @@ pub(super) fn server_table(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
         let servers = upstream.servers.iter();
         servers.map(move |server| (upstream, server))
     });
-    table(&head, servers.map(row).collect())
+    let mut rows: Vec<Vec<StyledSpan>> = servers.map(row).collect();
+    // An upstream without a name has the name of its only server.
+    let is_unnamed = |upstream: &UpstreamReport| {
+        upstream
+            .servers
+            .iter()
+            .all(|server| server.server == upstream.name)
+    };
+    if snapshot.upstreams.iter().all(is_unnamed) {
+        for row in &mut rows {
+            row.remove(0);
+        }
+        return table(&head[1..], rows);
+    }
+    table(&head, rows)
 }
 
-/// The limits in the order given.
 /// Whether a limit is in shadow mode, or how many requests it holds now.
 fn state_cell(limit: &LimitState) -> StyledSpan {
     match limit.waiting {
@@ -172,6 +181,7 @@ fn state_cell(limit: &LimitState) -> StyledSpan {
     }
 }
 
+/// The limits in the order given.
 pub(super) fn limit_table<'l>(limits: impl Iterator<Item = &'l LimitState>) -> Vec<StyledLine> {
     let row = |limit: &LimitState| {
         let headroom = match limit.headroom {

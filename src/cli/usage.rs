@@ -9,6 +9,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::admin_client::{AdminArgs, AdminClient, percent_encoded};
+use super::check::store_failure;
 use super::display::{self, StyledSpan, render_lines};
 use super::output::{self, CommandError};
 use crate::admin::billing::{BilledRow, BilledUsage, UsageFailure, UsageQuery, UsageTexts};
@@ -75,7 +76,10 @@ fn read(
     let StoreKind::Redis(server) = &config.store.kind else {
         return ask_proxy(args, config);
     };
-    let failed = |failure: UsageFailure| CommandError::failed(failure.to_string());
+    let failed = |failure: UsageFailure| match failure {
+        UsageFailure::Store(why) => store_failure(why, config, &args.config),
+        UsageFailure::TooManyRows(_) => CommandError::failed(failure.to_string()),
+    };
     let reader = LedgerReader::new(&config.store, server);
     let mut reader = reader.map_err(|error| failed(UsageFailure::Store(error)))?;
     let query = query.with_rows(MAX_ROWS);
