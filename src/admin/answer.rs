@@ -94,7 +94,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
 /// The name, media type and text of each file.
-const FILES: [(&str, &str, &str); 24] = [
+const FILES: [(&str, &str, &str); 25] = [
     ("", HTML, include_str!("dashboard/index.html")),
     ("style.css", CSS, include_str!("dashboard/style.css")),
     ("client.css", CSS, include_str!("dashboard/client.css")),
@@ -110,6 +110,7 @@ const FILES: [(&str, &str, &str); 24] = [
     ("denials.js", JS, include_str!("dashboard/denials.js")),
     ("dom.js", JS, include_str!("dashboard/dom.js")),
     ("explain.js", JS, include_str!("dashboard/explain.js")),
+    ("ledger.js", JS, include_str!("dashboard/ledger.js")),
     ("limits.js", JS, include_str!("dashboard/limits.js")),
     ("moment.js", JS, include_str!("dashboard/moment.js")),
     ("promote.js", JS, include_str!("dashboard/promote.js")),

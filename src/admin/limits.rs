@@ -30,7 +30,7 @@ pub(super) const DEFAULT_BUSIEST: usize = 50;
 /// Lines around a change.
 const CONTEXT: usize = 3;
 /// Settings whose lines may be context.
-const OPEN_SETTINGS: [&str; 13] = [
+const OPEN_SETTINGS: [&str; 14] = [
     "rate",
     "calendar",
     "candidate",
@@ -44,6 +44,7 @@ const OPEN_SETTINGS: [&str; 13] = [
     "counts",
     "delay",
     "delay_queue",
+    "ban",
 ];
 
 described! {
@@ -68,6 +69,8 @@ described! {
         delay_seconds: Option<f64>,
         /// Requests of one key that it holds at once, at most.
         delay_queue: Option<u32>,
+        /// The denials that begin a ban of a key. Absent for a limit without `ban`.
+        ban: Option<BanReport>,
         /// Requests that it holds now.
         waiting: Option<u64>,
         /// The clients with the most of these requests.
@@ -77,6 +80,17 @@ described! {
         per_second: LimitRates,
         headroom: Option<f64> = json!({ "minimum": 0, "maximum": 1 }),
         r#use: LimitUse,
+    }
+
+    struct BanReport as "Ban" {
+        /// Denials of a key within `window_seconds` that begin a ban.
+        after: u64,
+        window_seconds: f64,
+        /// How long the first ban lasts.
+        for_seconds: f64,
+        /// How many times longer each further ban lasts, up to `max_for_seconds`.
+        again: u64,
+        max_for_seconds: f64,
     }
 
     struct WaitingClient {
@@ -194,6 +208,13 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
         on_error: limit.on_error.word().to_owned(),
         delay_seconds: limit.delay.map(|delay| seconds(delay.longest_us)),
         delay_queue: limit.delay.map(|delay| delay.queue),
+        ban: limit.ban.map(|ban| BanReport {
+            after: ban.after,
+            window_seconds: seconds(ban.window_us),
+            for_seconds: seconds(ban.first_us),
+            again: ban.again,
+            max_for_seconds: seconds(ban.max_us),
+        }),
         waiting: limit
             .delay
             .map(|_| sum.held.get(&limit.name).map_or(0, |held| held.waiting)),

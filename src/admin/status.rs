@@ -46,8 +46,15 @@ described! {
         store: StoreReport,
         /// Null without a source of known API keys.
         known_keys: Option<KnownKeysReport>,
+        /// Null without `[ledger]`.
+        ledger: Option<LedgerReport>,
         connections: usize,
         findings: Vec<FindingReport>,
+    }
+
+    struct LedgerReport as "Ledger" {
+        /// The time since the oldest usage was added up that the store lacks.
+        lag_seconds: f64,
     }
 
     struct ConfigReport {
@@ -127,6 +134,9 @@ pub(super) fn status(state: &AdminState) -> Result<StatusReport, ApiError> {
         },
         store: store(state, snapshot),
         known_keys: known_keys::report(snapshot),
+        ledger: snapshot.config.ledger.as_ref().map(|_| LedgerReport {
+            lag_seconds: snapshot.billing.lag_seconds(),
+        }),
         connections: snapshot.connections,
         findings: state
             .record()

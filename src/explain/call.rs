@@ -249,6 +249,7 @@ fn explain_limits(
             tier: None,
             rates: rates.chain(candidates).collect(),
             holds: None,
+            bans: limit.ban.map(|ban| ban.to_string()),
             on_error: limit.on_error.word().to_owned(),
         });
         if is_exempt {

@@ -148,6 +148,9 @@ pub struct LimitExplanation {
     /// How it holds requests instead of denying them, if it does.
     #[serde(default)]
     pub holds: Option<String>,
+    /// The denials that begin a ban, and how long it lasts.
+    #[serde(default)]
+    pub bans: Option<String>,
     /// The behaviour if the store does not answer: `local`, `allow` or `deny`.
     pub on_error: String,
 }

@@ -122,6 +122,7 @@ fn explain_limit(
         tier: explain_tier(limit, facts),
         rates,
         holds: limit.delay.map(holds),
+        bans: limit.ban.map(|ban| ban.to_string()),
         on_error: limit.on_error.word().to_owned(),
     }
 }

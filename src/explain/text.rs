@@ -273,8 +273,8 @@ impl Page {
                     _ => line,
                 });
             }
-            if let Some(holds) = &limit.holds {
-                self.detail(holds);
+            for text in limit.holds.iter().chain(&limit.bans) {
+                self.detail(text);
             }
         }
     }

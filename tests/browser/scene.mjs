@@ -7,6 +7,7 @@ import { after, before } from 'node:test';
 import { AXE, end, eventually, look, send, start, startBrowser } from './stage.mjs';
 
 export const LIMITS = `
+  [ledger]
   [limit.strict]
   rate = "3/h"
   key = "header:x-client"

@@ -245,6 +245,19 @@ fn operators_see_who_is_banned_and_until_when() {
         explained.contains("`limit.login` banned the client until"),
         "{explained}"
     );
+    let rule = "5 denials in 1h ban a key for 1h";
+    assert!(explained.contains(rule), "{explained}");
+    let limits = looked.json("/api/v1/limits");
+    let [ban, none] = ["login", "wide"].map(|name| {
+        let mut limits = limits["limits"].as_array().unwrap().iter();
+        limits.find(|limit| limit["name"] == name).unwrap()["ban"].clone()
+    });
+    assert_eq!(
+        (&ban["after"], &ban["window_seconds"]),
+        (&5.into(), &3600.0.into())
+    );
+    assert_eq!(ban["for_seconds"], 3600.0);
+    assert!(none.is_null(), "{none}");
     let id = listed["id"].as_str().unwrap();
     let body = serde_json::json!({ "id": id, "remove": true });
     let answer = looked.post("/api/v1/limits/login/block", &body);

@@ -30,6 +30,9 @@ timeout = "2s"
 [limit.api]
 rate = "5/min"
 
+delay = "20ms"
+ban   = {{ after = "1000/1h", for = "1s" }}
+
 [limit.tried]
 rate   = "3/min"
 shadow = true
@@ -50,6 +53,8 @@ limits   = []
 path     = "/*"
 upstream = "site"
 limits   = ["api", "tried"]
+
+[ledger]
 
 [log]
 access = "off"

@@ -4,6 +4,7 @@ import { get, offers } from './api.js';
 import { Columns, SHARES } from './charts.js';
 import {
   blockWord,
+  brief,
   byId,
   count,
   exact,
@@ -14,6 +15,7 @@ import {
   setText,
   short,
   si,
+  span,
   sync,
 } from './dom.js';
 import { fromAddress, setAddress } from './address.js';
@@ -162,6 +164,21 @@ function showTags(place, limit) {
     );
     const who = `Requests that it holds until they may pass, by client: ${clients.join(', ')}`;
     tags.push([`${si(limit.waiting)} waiting`, who]);
+  }
+  const { ban } = limit;
+  if (ban) {
+    const longer =
+      ban.again > 1
+        ? `, each further ban ${exact(ban.again)} times as long, up to ${span(ban.max_for_seconds)}`
+        : '';
+    const when = `${exact(ban.after)} denials in ${span(ban.window_seconds)}`;
+    tags.push(['bans', `${when} ban a client for ${span(ban.for_seconds)}${longer}`]);
+  }
+  if (limit.delay_seconds) {
+    const queue = exact(limit.delay_queue);
+    const wait = limit.delay_seconds < 60 ? brief(limit.delay_seconds) : span(limit.delay_seconds);
+    const text = `It holds a request for up to ${wait} instead of denying it`;
+    tags.push(['delays', `${text}, ${queue} of one client at once`]);
   }
   const strict = 'It denies requests while the store is away';
   if (limit.on_error === 'deny') tags.push(['strict', strict]);

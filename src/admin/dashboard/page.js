@@ -26,6 +26,7 @@ import {
   sync,
 } from './dom.js';
 import { explainAny } from './explain.js';
+import { setLedger, startLedger } from './ledger.js';
 import * as limits from './limits.js';
 import { goTo, moment, sampleOf, startMoment, takeMoment, showText } from './moment.js';
 import { pollRoutes } from './routes.js';
@@ -151,6 +152,7 @@ function showStatus(status) {
     : null;
   notice('reload', 'degraded', text);
   showStore(store);
+  setLedger(status.ledger);
   showFindings(status.findings ?? []);
   setText(byId('foot'), `tidegate ${plain(status.version, 40)}, process ${status.pid}`);
 }
@@ -415,6 +417,7 @@ startMoment((at) => {
 });
 if (offers('clients/{key}')) client.startClient(() => limits.names()[0]);
 whenCopied(actions.showMessage);
+startLedger(actions.showMessage);
 actions.whenChanged(() => {
   Object.values(polls).forEach((poll) => poll.now());
   if (stream && !stream.isOpen()) stream.open();

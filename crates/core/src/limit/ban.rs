@@ -4,6 +4,9 @@
 //! are microseconds of one clock.
 
 use std::collections::VecDeque;
+use std::fmt;
+
+use super::rate::span_text;
 
 /// Denials after which a ban begins, at most. A record has one entry for each of them at most.
 pub const MAX_AFTER: u64 = 1000;
@@ -37,6 +40,24 @@ impl Ban {
     /// How long after its end a ban makes the next one longer, microseconds.
     pub fn remembered_us(&self) -> u64 {
         self.first_us.saturating_mul(REMEMBERED)
+    }
+}
+
+impl fmt::Display for Ban {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [window, first, longest] = [self.window_us, self.first_us, self.max_us].map(span_text);
+        write!(
+            f,
+            "{} denials in {window} ban a key for {first}",
+            self.after
+        )?;
+        match self.again {
+            0 | 1 => Ok(()),
+            again => write!(
+                f,
+                ", each further ban {again} times as long, up to {longest}"
+            ),
+        }
     }
 }
 
@@ -119,6 +140,14 @@ mod tests {
     fn begins(record: &mut DenialRecord, count: u64, at_s: u64) -> Option<(u32, u64)> {
         let begun = record.add(&ban(), count, at_s * SECOND)?;
         Some((begun.level, begun.length_us / SECOND))
+    }
+
+    #[test]
+    fn a_ban_is_told_in_words() {
+        let text = "5 denials in 10s ban a key for 1min";
+        let longer = ", each further ban 2 times as long, up to 200s";
+        assert_eq!(ban().to_string(), format!("{text}{longer}"));
+        assert_eq!(Ban { again: 1, ..ban() }.to_string(), text);
     }
 
     #[test]

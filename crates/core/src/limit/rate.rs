@@ -245,15 +245,21 @@ impl fmt::Display for Rate {
         if let Some(unit) = self.calendar {
             return write!(f, "{}/{}", self.units, unit.word());
         }
-        let longest = SHORT
-            .iter()
-            .find(|(_, us)| self.window_us.is_multiple_of(*us));
-        let (unit, us) = longest.copied().unwrap_or(("us", 1));
-        match self.window_us / us {
-            1 => write!(f, "{}/{unit}", self.units),
-            count => write!(f, "{}/{count}{unit}", self.units),
+        let window = span_text(self.window_us);
+        let one = window.strip_prefix('1').unwrap_or_default();
+        match one.starts_with(|first: char| first.is_alphabetic()) {
+            true => write!(f, "{}/{one}", self.units),
+            false => write!(f, "{}/{window}", self.units),
         }
     }
+}
+
+/// The shortest text of a time, microseconds, in one unit: `90s`, `1h`.
+pub fn span_text(span_us: u64) -> String {
+    let mut units = SHORT.iter();
+    let longest = units.find(|(_, us)| span_us.is_multiple_of(*us));
+    let (unit, us) = longest.copied().unwrap_or(("us", 1));
+    format!("{}{unit}", span_us / us)
 }
 
 const UNITS: [(&str, u64); 22] = [
