@@ -3,6 +3,8 @@
 //! An idle connection that turns out to be closed is replaced, and is no failure. A redirect is not
 //! followed: nobody else may get the key.
 
+use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -21,7 +23,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
 use super::answer::read_answer;
-use crate::config::{ClientTls, KeyCallbackSettings};
+use crate::config::KeyCallbackSettings;
 use crate::telemetry::panics::lock;
 use crate::tls::{TlsClient, TlsTrouble};
 
@@ -35,6 +37,8 @@ pub(super) struct CallbackClient {
     tls: Option<Result<TlsClient, TlsTrouble>>,
     /// The headers of every question; `None` if the host cannot be one.
     headers: Option<HeaderMap>,
+    /// Whether a failure of TLS was logged.
+    has_told: AtomicBool,
     permits: Semaphore,
     idle: Mutex<Vec<ServiceConnection>>,
 }
@@ -46,14 +50,14 @@ struct ServiceConnection {
 }
 
 impl CallbackClient {
-    /// Reads the system's authorities, if the service has TLS.
+    /// Reads the authorities to trust, if the service has TLS.
     pub(super) fn new(settings: &Arc<KeyCallbackSettings>) -> CallbackClient {
         let secure = settings.endpoint.secure;
-        let system = ClientTls::default();
         CallbackClient {
             settings: Arc::clone(settings),
-            tls: secure.then(|| TlsClient::new(&system, &[b"http/1.1".as_slice()])),
+            tls: secure.then(|| TlsClient::new(&settings.tls, &[b"http/1.1".as_slice()])),
             headers: headers(settings),
+            has_told: AtomicBool::new(false),
             permits: Semaphore::new(MAX_CONNECTIONS),
             idle: Mutex::default(),
         }
@@ -99,15 +103,28 @@ impl CallbackClient {
         let _ = stream.set_nodelay(true);
         match &self.tls {
             None => handshake(stream).await,
-            Some(Err(_)) => Err(CallbackFailure::Unreachable),
+            Some(Err(error)) => Err(self.untrusted(error)),
             Some(Ok(tls)) => match tls.over(stream, &to.host).await {
                 Ok(stream) => handshake(stream).await,
-                Err(error) => {
-                    tracing::debug!(%error, "api keys: no TLS with the callback");
-                    Err(CallbackFailure::Unreachable)
-                }
+                Err(error) => Err(self.untrusted(&error)),
             },
         }
+    }
+
+    /// Logs the first failure of TLS: it lasts until somebody changes a certificate.
+    fn untrusted(&self, error: &(dyn Error + 'static)) -> CallbackFailure {
+        let error =
+            TlsTrouble::within(error).map_or_else(|| error.to_string(), |why| why.to_string());
+        if !self.has_told.swap(true, Ordering::Relaxed) {
+            let service = &self.settings.endpoint;
+            tracing::warn!(
+                callback = %service,
+                error,
+                "api keys: no TLS with the callback; `ca` in [api_key.known.tls] names its \
+                 authority"
+            );
+        }
+        CallbackFailure::Untrusted
     }
 
     async fn send(

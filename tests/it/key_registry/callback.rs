@@ -1,17 +1,21 @@
 //! A service that knows the API keys, on a real socket.
 
 use std::collections::HashMap;
-use std::io::Write;
-use std::net::{SocketAddr, TcpStream};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustls::{ServerConnection, StreamOwned};
+
 use super::{INVENTED, LIMIT, invented, passes, status};
 use crate::admin::Looked;
+use crate::backend::secure;
 use crate::house::{Seen, Tidegate, Upstream};
 use crate::probe::eventually;
 use crate::support::free_port;
+use crate::topologies::certificates::Certificates;
 
 /// What the service says of each key that it knows.
 type Clients = Arc<Mutex<HashMap<String, &'static str>>>;
@@ -280,4 +284,53 @@ fn other_proxies_and_their_clients_ask_as_well() {
         assert_eq!(answer.status, expected, "{key}: {}", answer.text());
         assert_eq!(service.asked(key), 1);
     }
+}
+
+/// A service with TLS, which knows every key. Its URL.
+fn secure_service(certificates: &Certificates) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}/verify", listener.local_addr().unwrap());
+    let tls = secure(certificates, "good", &[b"http/1.1"], false);
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let connection = ServerConnection::new(Arc::clone(&tls)).unwrap();
+            std::thread::spawn(move || {
+                let mut stream = StreamOwned::new(connection, stream);
+                let mut head = [0; 4096];
+                while matches!(stream.read(&mut head), Ok(1..)) {
+                    let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}");
+                }
+            });
+        }
+    });
+    url
+}
+
+#[test]
+fn a_service_with_tls_is_asked_if_its_authority_is_named() {
+    let (upstream, certificates) = (Upstream::ok(), Certificates::new());
+    let ca = certificates.path("ca.pem").display().to_string();
+    let rules = format!(
+        "[api_key]\nunknown = \"deny\"\n\
+         known = {{ url = \"{}\", timeout = \"5s\", tls = {{ ca = \"{ca}\" }} }}\n{LIMIT}",
+        secure_service(&certificates)
+    );
+    let proxy = guarded(&upstream, &rules);
+    assert_eq!([status(&proxy, "k1"), status(&proxy, "k2")], [200, 200]);
+
+    let stranger = guarded(&upstream, &rules.replace("/ca.pem", "/stranger.pem"));
+    assert_eq!(status(&stranger, "k1"), 401);
+    let line = stranger.wait_for_line("no TLS with the callback");
+    assert!(line.contains("unknown authority"), "{line}");
+    assert!(line.contains("`ca` in [api_key.known.tls]"), "{line}");
+
+    let plain = rules.replace("https://", "http://");
+    std::fs::write(proxy.directory.path().join("plain.toml"), &plain).unwrap();
+    let words = ["check", "-c", "plain.toml"];
+    let output = crate::look::command(proxy.directory.path(), &words);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        said.contains("`api_key.known.tls` is for a service with TLS"),
+        "{said}"
+    );
 }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::tls::{self, ClientTls};
 use super::traces::Endpoint;
 use super::*;
 
@@ -17,6 +18,7 @@ pub struct KeyCallbackSettings {
     pub ttl_unknown: Duration,
     /// How long a request waits for an answer.
     pub timeout: Duration,
+    pub tls: ClientTls,
 }
 
 /// Endings of names that no resolver of the internet knows.
@@ -40,26 +42,34 @@ pub(super) fn read(outer: &Section<'_>) -> Option<KeyCallbackSettings> {
     if table.is_some() {
         section.require("url", "url = \"http://127.0.0.1:9000/verify\"");
     }
+    let (tls, tls_span) = tls::read_client(&mut section, "callback-client");
     let settings = KeyCallbackSettings {
         endpoint: url.clone().unwrap_or_default(),
         ttl: section.duration_in_minutes("ttl", UP_TO_A_DAY),
         ttl_unknown: section.duration_in_minutes("ttl_unknown", UP_TO_A_DAY),
         timeout: section.duration("timeout", MS..=10 * SECOND),
+        tls,
     };
     if let Some(endpoint) = &url {
-        check_endpoint(&section, endpoint);
+        check_endpoint(&section, endpoint, tls_span);
     }
     section.finish();
     url.map(|_| settings)
 }
 
 /// Refuses to send API keys without TLS over a network that others may read.
-fn check_endpoint(section: &Section<'_>, endpoint: &Endpoint) {
+fn check_endpoint(section: &Section<'_>, endpoint: &Endpoint, tls: Option<TextSpan>) {
     if !endpoint.secure && !is_private(&endpoint.host) {
         let message = format!("API keys would go to `{}` without TLS", endpoint.host);
         Diagnostic::new(Code::PlainCallback, message)
             .at(&section.value_span("url"), "this host may be anywhere")
             .help("write `https://`, or name a private address or a host of your network")
+            .report_to(section.reader);
+    }
+    if let Some(span) = tls.filter(|_| !endpoint.secure) {
+        contradiction("`api_key.known.tls` is for a service with TLS")
+            .at(&span, "the URL is one without")
+            .help("write `url = \"https://..\"`")
             .report_to(section.reader);
     }
     if !section.reader.surroundings.forwards {

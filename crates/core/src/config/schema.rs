@@ -199,7 +199,10 @@ impl SchemaWriter {
     /// A table that the reference shows in one line: the readers declare its keys.
     fn inline_table(&self, path: &str) -> Value {
         let keys = self.declared.get(path).into_iter().flatten();
-        let properties = keys.map(|(key, kind)| ((*key).to_owned(), self.values(kind, path)));
+        let properties = keys.map(|(key, kind)| {
+            let values = self.values(kind, &joined_path(path, key));
+            ((*key).to_owned(), values)
+        });
         let mut table = closed_table(properties.collect(), &format!("`{path}`"));
         if path == "route.redirect" {
             table["required"] = json!(["to"]);

@@ -55,12 +55,21 @@ pub enum CallbackFailure {
     Timeout,
     /// There is no connection.
     Unreachable,
+    /// There is no TLS with the service: its certificate is not trusted, for example.
+    Untrusted,
     /// An answer with another status, or with content that cannot be read.
     Unusable,
 }
 
 /// The label `outcome`, in the order of [`outcome_of`].
-pub const OUTCOMES: [&str; 5] = ["known", "unknown", "timeout", "unreachable", "unusable"];
+pub const OUTCOMES: [&str; 6] = [
+    "known",
+    "unknown",
+    "timeout",
+    "unreachable",
+    "untrusted",
+    "unusable",
+];
 /// The label `reason` of questions that were not asked, in the order of [`Refusal`].
 pub const REFUSALS: [&str; 3] = ["address", "busy", "away"];
 
@@ -352,7 +361,8 @@ fn outcome_of(answer: &KeyAnswer) -> usize {
         KeyAnswer::Unknown => 1,
         KeyAnswer::Failed(CallbackFailure::Timeout) => 2,
         KeyAnswer::Failed(CallbackFailure::Unreachable) => 3,
-        KeyAnswer::Failed(CallbackFailure::Unusable) => 4,
+        KeyAnswer::Failed(CallbackFailure::Untrusted) => 4,
+        KeyAnswer::Failed(CallbackFailure::Unusable) => 5,
     }
 }
 

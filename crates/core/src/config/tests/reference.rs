@@ -150,6 +150,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
         ("store", "tls"),
         ("auth", "jwt"),
         ("auth.jwt", "tls"),
+        ("api_key.known", "tls"),
         ("tls", "certificates"),
         ("tls", "acme"),
         ("tracing", "tls"),

@@ -10,6 +10,7 @@ fn settings() -> Arc<KeyCallbackSettings> {
         endpoint: Endpoint::default(),
         ttl: Duration::from_secs(300),
         ttl_unknown: Duration::from_secs(10),
+        tls: Default::default(),
         timeout: Duration::from_secs(20),
     })
 }
