@@ -14,6 +14,7 @@ use crate::house::{Answer, Tidegate, Upstream};
 use crate::look::command;
 use crate::probe::{eventually, statuses};
 use crate::support::{Chance, RedisServer, item, limit as limited, log_rule, on_a_worker};
+use crate::topologies::sentinels::Constellation;
 
 const SCRIPT: &str = include_str!("../../lua/bans.lua");
 const BANNED: &str = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected";
@@ -360,6 +361,61 @@ fn the_script_and_its_twin_begin_the_same_bans() {
         }
     }
     assert!(begun > 100, "{begun}");
+}
+
+/// Asks until the client is banned on this path; the seconds that the ban still lasts.
+fn ban_on(proxy: &Tidegate, path: &str, user: &str) -> u64 {
+    let mut left = 0;
+    eventually("the ban begins", || {
+        let answer = proxy.get_with(path, &format!("X-User: {user}\r\n"));
+        let is_banned = is_banned(&answer);
+        left = if is_banned { wait(&answer) } else { 0 };
+        is_banned
+    });
+    left
+}
+
+#[test]
+fn bans_hold_and_begin_and_end_through_a_failover() {
+    let (mut constellation, upstream) = (Constellation::start(), Upstream::ok());
+    let first = constellation.master().unwrap();
+    let short = "[limit.short]\nrate = \"1/day\"\nkey = \"header:x-user\"\n\
+        ban = { after = \"5/1h\", for = \"2s\", again = 100, max_for = \"1h\" }\n\
+        [[route]]\npath = \"/short\"\nlimits = [\"short\"]\nupstream = \"app\"\n";
+    let store = format!("[store]\nurl = \"{}\"\n", constellation.url());
+    let settings = store + &limit("for = \"1h\"") + short;
+    let proxies = [proxy(&upstream, &settings), proxy(&upstream, &settings)];
+    deny(&proxies[0], "a", 5);
+    for proxy in &proxies {
+        eventually("the ban holds", || is_banned(&ask(proxy, "a")));
+    }
+    assert!(ban_on(&proxies[0], "/short", "growing") <= 2);
+    constellation.replicated(first);
+
+    constellation.kill(first);
+    let (_, second) = loop {
+        assert!(proxies.iter().all(|proxy| is_banned(&ask(proxy, "a"))));
+        if constellation.master().is_some_and(|master| master != first) {
+            break constellation.agreed(first);
+        }
+    };
+    for proxy in &proxies {
+        proxy.wait_for_line("redis: back");
+        assert!(is_banned(&ask(proxy, "a")));
+    }
+    // The new master has the denials and the bans so far.
+    assert!(ban_on(&proxies[1], "/short", "growing") > 100);
+    deny(&proxies[1], "b", 5);
+    for proxy in &proxies {
+        eventually("a ban of the new master holds", || {
+            is_banned(&ask(proxy, "b"))
+        });
+    }
+    limits(&proxies[0], "unblock header:x-user=a --json");
+    for proxy in &proxies {
+        eventually("the ban has ended", || !is_banned(&ask(proxy, "a")));
+    }
+    assert_eq!(constellation.master(), Some(second));
 }
 
 #[test]

@@ -53,6 +53,7 @@ mod keys;
 mod known_keys;
 mod layer;
 mod lean;
+mod least_rights;
 mod log_lines;
 mod logs;
 mod look;
