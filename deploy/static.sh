@@ -2,7 +2,7 @@
 # Builds a tidegate that needs no library of the machine: static/tidegate in the folder of its target.
 # Prints its path and its size. PROFILE=dev builds without optimization.
 #
-# The C code in it (jemalloc, ring) needs musl-gcc. As root with apt, this installs it.
+# The C code in it (jemalloc, aws-lc) needs musl-gcc. As root with apt, this installs it.
 set -eu
 cd "$(dirname "$0")/.."
 triple=$(uname -m)-unknown-linux-musl

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
-use rustls::crypto::ring::{Ticketer, default_provider};
+use rustls::crypto::aws_lc_rs::{Ticketer, default_provider};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::{TLS12, TLS13};
 use tokio_rustls::{TlsAcceptor, TlsStream};

@@ -1,11 +1,11 @@
 //! Bearer tokens: whatever stands there, nothing is believed but what one of our keys has signed, in
 //! a way that is that key's.
 
+use aws_lc_rs::hmac;
+use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderMap, HeaderValue, Method, header};
-use ring::hmac;
-use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::{Map, Value};
 use tidegate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtKeys, JwtRules};
 use tidegate::limit::key::{ApiKeys, Facts};

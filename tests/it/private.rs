@@ -9,9 +9,9 @@ use std::process::Output;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use ring::hmac;
 
 use crate::house::{Client, Tidegate, Upstream};
 use crate::support::{RedisServer, free_port, mortal};

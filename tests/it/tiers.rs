@@ -3,11 +3,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use aws_lc_rs::hmac;
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::rsa::{KeyPair, PublicKeyComponents};
+use aws_lc_rs::signature::{self, KeyPair as _};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use ring::rand::SystemRandom;
-use ring::rsa::{KeyPair, PublicKeyComponents};
-use ring::{hmac, signature};
 use tempfile::TempDir;
 
 use crate::bypass::guarded;
@@ -38,7 +39,7 @@ fn hs256(secret: &[u8], body: &str) -> String {
 fn rs256(body: &str) -> String {
     let signed = signed_part(r#"{"alg":"RS256","kid":"one"}"#, body);
     let key = KeyPair::from_pkcs8(RSA).unwrap();
-    let mut signature = vec![0; key.public().modulus_len()];
+    let mut signature = vec![0; key.public_key().modulus_len()];
     let padding = &signature::RSA_PKCS1_SHA256;
     key.sign(
         padding,
@@ -52,7 +53,7 @@ fn rs256(body: &str) -> String {
 
 fn jwks() -> String {
     let key = KeyPair::from_pkcs8(RSA).unwrap();
-    let public = PublicKeyComponents::<Vec<u8>>::from(key.public());
+    let public = PublicKeyComponents::<Vec<u8>>::from(key.public_key());
     let [n, e] = [public.n, public.e].map(|number| URL_SAFE_NO_PAD.encode(number));
     format!(r#"{{"keys":[{{"kty":"RSA","kid":"one","use":"sig","n":"{n}","e":"{e}"}}]}}"#)
 }
@@ -277,7 +278,7 @@ fn a_token_of_a_key_pair_is_verified_by_its_set() {
     assert_eq!(served(&proxy, &bearer(&rs256(&body)), 9), 2);
     // With the public key's own text as a secret.
     let key = KeyPair::from_pkcs8(RSA).unwrap();
-    for secret in [key.public().as_ref().to_vec(), jwks().into_bytes()] {
+    for secret in [key.public_key().as_ref().to_vec(), jwks().into_bytes()] {
         let forged = bearer(&hs256(&secret, &body.replace('7', "8")));
         assert_eq!(proxy.get_with("/", &forged).status, 400);
     }

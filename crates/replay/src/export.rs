@@ -82,7 +82,7 @@ pub fn page(report: &Report) -> String {
 /// A policy that lets only the page's own script and style run.
 fn policy() -> String {
     let hash = |text: &str| {
-        let digest = ring::digest::digest(&ring::digest::SHA256, text.as_bytes());
+        let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, text.as_bytes());
         format!("'sha256-{}'", STANDARD.encode(digest))
     };
     let (script, style) = (hash(SCRIPT), hash(STYLE));

@@ -179,7 +179,7 @@ impl Stage {
         roots
             .add(CertificateDer::from_pem_slice(&pem).unwrap())
             .unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(versions)
             .unwrap()
@@ -194,7 +194,7 @@ impl Stage {
         let read = |ending: &str| std::fs::read(self.file(&format!("{name}.{ending}"))).unwrap();
         let chain = vec![CertificateDer::from_pem_slice(&read("pem")).unwrap()];
         let key = PrivateKeyDer::from_pem_slice(&read("key")).unwrap();
-        let provider = rustls::crypto::ring::default_provider();
+        let provider = rustls::crypto::aws_lc_rs::default_provider();
         let identity = rustls::sign::CertifiedKey::from_der(chain, key, &provider).unwrap();
         config.client_auth_cert_resolver = Arc::new(rustls::sign::SingleCertAndKey::from(identity));
         Arc::new(config)

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use rustls::RootCertStore;
-use rustls::crypto::ring::default_provider;
+use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;

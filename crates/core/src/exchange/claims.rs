@@ -102,9 +102,9 @@ impl Tokens {
 
 #[cfg(test)]
 mod tests {
+    use aws_lc_rs::hmac;
     use base64::Engine as _;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-    use ring::hmac;
 
     use super::*;
     use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtKeys};

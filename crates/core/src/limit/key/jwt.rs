@@ -10,10 +10,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use aws_lc_rs::hmac;
+use aws_lc_rs::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use ring::hmac;
-use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde_json::{Map, Value};
 
 pub use key_sets::{BelievedKeys, FetchAttempt, FetchStatus, FetchedKeys, JwtKeys, KeyWait};

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use aws_lc_rs::digest::{SHA256, digest};
 use hashbrown::HashTable;
-use ring::digest::{SHA256, digest};
 
 use super::HashSecret;
 use crate::limit::AnchorDay;

@@ -1,7 +1,7 @@
 //! Keys that verify tokens.
 
-use ring::rand::SystemRandom;
-use ring::signature::{EcdsaKeyPair, Ed25519KeyPair, KeyPair};
+use aws_lc_rs::rand::SystemRandom;
+use aws_lc_rs::signature::{EcdsaKeyPair, Ed25519KeyPair, KeyPair};
 
 use super::*;
 
@@ -27,7 +27,7 @@ fn each_kind_of_key_verifies_its_own_signatures() {
 
     let kind = &signature::ECDSA_P256_SHA256_FIXED_SIGNING;
     let ec = EcdsaKeyPair::generate_pkcs8(kind, &random).unwrap();
-    let ec = EcdsaKeyPair::from_pkcs8(kind, ec.as_ref(), &random).unwrap();
+    let ec = EcdsaKeyPair::from_pkcs8(kind, ec.as_ref()).unwrap();
     let point = ec.public_key().as_ref();
     let (x, y) = (encoded(&point[1..33]), encoded(&point[33..]));
     let text = format!(r#"{{"kty":"EC","crv":"P-256","x":"{x}","y":"{y}","alg":"ES256"}}"#);

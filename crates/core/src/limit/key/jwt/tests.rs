@@ -1,7 +1,7 @@
 //! Tokens.
 
+use aws_lc_rs::hmac;
 use proptest::prelude::*;
-use ring::hmac;
 
 use super::*;
 
