@@ -79,7 +79,10 @@ impl AccessPolicy {
         }
         if (action == AdminAction::Write || !self.is_loopback) && !self.knows_token(headers) {
             let detail = match &self.token {
-                Some(_) => "show the token: `Authorization: Bearer TOKEN`",
+                Some(_) => {
+                    "send `Authorization: Bearer TOKEN`; `tidegate status` on the machine of the \
+                     proxy shows the token"
+                }
                 None => "there is no token: name a file in `admin_token_file`",
             };
             return Err(ApiError::new(StatusCode::UNAUTHORIZED, detail));

@@ -308,7 +308,7 @@ impl LimitsCommand<'_> {
         let deleted = done.deleted.unwrap_or(1);
         let text = match deleted {
             0 => format!("{limit}: nothing was counted for key {key}\n"),
-            _ => format!("{limit}: key {key} starts at zero\n"),
+            _ => format!("{limit}: key {key} starts at zero within a second\n"),
         };
         let report = ResetReport {
             limit,

@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use super::output::{CommandError, print, print_warnings, say, use_colour};
 use super::{DID_NOT_WORK, WRONG_USE};
 use crate::clock;
+use crate::config::diagnostic::Diagnostics;
 use crate::config::{self, Config};
 use crate::limit::key::HashSecret;
 use crate::replay::engine::Engine;
@@ -104,11 +105,21 @@ pub(super) fn replay(mut args: ReplayArgs) -> Result<u8, CommandError> {
     let forms = forms(&args).map_err(|message| error(WRONG_USE, message))?;
     let config = print_warnings(match &args.limit {
         Some(rate) => config::from_limit("tidegate replay", rate, args.key.as_deref()),
-        None => config::load(&args.config),
+        None => config::load(&args.config).map_err(|found| with_limit_advice(found, &args.config)),
     })?;
     let replayed = Replayed::new(&args, config, forms, suggest);
     let replayed = replayed.map_err(|message| error(DID_NOT_WORK, message))?;
     replayed.print(&args, suggest.is_some())
+}
+
+/// A user without a file may want to try one limit on a log.
+fn with_limit_advice(mut found: Diagnostics, file: &Path) -> Diagnostics {
+    if let Some(first) = found.list.first_mut().filter(|_| !file.exists())
+        && let Some(help) = &mut first.help
+    {
+        help.push_str(". To try one limit without a file: `tidegate replay --limit 100/min LOG`");
+    }
+    found
 }
 
 /// The share of `--suggest`. `--suggest access.log` names a log and means 1 %.

@@ -475,27 +475,3 @@ fn a_failed_start_names_setting_line_reason_and_remedy() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("the limit on open files is 20"), "{said}");
 }
-
-#[test]
-fn commands_name_the_setting_of_a_store_that_is_away() {
-    let folder = tempfile::tempdir().unwrap();
-    let port = free_port();
-    let config = format!(
-        "upstream = \"http://127.0.0.1:1\"\n[store]\nurl = \"redis://127.0.0.1:{port}\"\n\
-         [api_key]\nknown = \"redis\"\n[ledger]\n[limit.default]\nrate = \"9/h\"\n"
-    );
-    std::fs::write(folder.path().join("proxy.toml"), config).unwrap();
-    let reason = "the store cannot be connected to: Connection refused";
-    for words in [
-        &["keys", "list"][..],
-        &["keys", "add", "ann"],
-        &["usage"],
-        &["limits", "ls"],
-    ] {
-        let output = run(folder.path(), words);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        let first = format!("error: store.url (proxy.toml:3): 127.0.0.1:{port}: {reason}");
-        assert!(said.starts_with(&first), "{words:?}: {said}");
-        assert!(said.contains("help: start Redis"), "{words:?}: {said}");
-    }
-}

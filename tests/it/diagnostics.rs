@@ -8,6 +8,7 @@ use std::process::{Output, Stdio};
 
 use tidegate::config::diagnostic::Code;
 
+use crate::look::command;
 use crate::support::{free_port, mortal};
 
 fn folder() -> PathBuf {
@@ -156,4 +157,39 @@ fn run_says_what_check_says_of_a_file_with_mistakes() {
         let (findings, _) = checked.rsplit_once("\n\n").unwrap();
         assert!(said.starts_with(findings), "{file}: {said}");
     }
+}
+
+#[test]
+fn commands_name_the_setting_of_a_store_that_is_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let config = format!(
+        "upstream = \"http://127.0.0.1:1\"\n[store]\nurl = \"redis://127.0.0.1:{port}\"\n\
+         [api_key]\nknown = \"redis\"\n[ledger]\n[limit.default]\nrate = \"9/h\"\n"
+    );
+    std::fs::write(folder.path().join("proxy.toml"), config).unwrap();
+    let reason = "the store cannot be connected to: Connection refused";
+    for words in [
+        &["keys", "list"][..],
+        &["keys", "add", "ann"],
+        &["usage"],
+        &["limits", "ls"],
+    ] {
+        let output = command(folder.path(), words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let first = format!("error: store.url (proxy.toml:3): 127.0.0.1:{port}: {reason}");
+        assert!(said.starts_with(&first), "{words:?}: {said}");
+        assert!(said.contains("help: start Redis"), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn replay_without_a_file_names_the_flag_for_one_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = command(folder.path(), &["replay", "access.log"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        said.contains("`tidegate replay --limit 100/min LOG`"),
+        "{said}"
+    );
 }

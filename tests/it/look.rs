@@ -238,7 +238,9 @@ fn single_clients_of_the_embedded_store_are_dealt_with_through_the_admin() {
     );
     let (code, said) = limits("reset login 127.0.0.1");
     assert_eq!(code, 0, "{said}");
-    assert!(said.starts_with("login: key ") && said.ends_with(" (ip) starts at zero\n"));
+    assert!(
+        said.starts_with("login: key ") && said.ends_with(" (ip) starts at zero within a second\n")
+    );
     let tag = said.split(' ').nth(2).unwrap().to_owned();
     assert_eq!([ask(), ask(), ask()], [200, 200, 429]);
     let (code, said) = limits("override login 127.0.0.1 50/h --for 1h --note office");
