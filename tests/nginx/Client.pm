@@ -1,0 +1,114 @@
+package Client;
+
+# Loaded before a test, it makes the client of the suite expect what HTTP says, and not more:
+#
+# - the client ends each line of a head with CR LF. It wrote LF, which tidegate refuses;
+# - names of header fields are spelled as nginx spells them. HTTP has no case in them;
+# - a connection of HTTP/2 begins with SETTINGS of both sides (RFC 9113, section 3.4). The client sent
+#   none, and waited for a WINDOW_UPDATE. It waits for a frame for 3 seconds; it waited for 8;
+# - a text in Huffman's code has at most 7 bits of padding (RFC 7541, section 5.2). It had 8.
+
+use warnings;
+use strict;
+
+require Test::Nginx;
+
+my %special = (etag => 'ETag', te => 'TE', 'www-authenticate' => 'WWW-Authenticate');
+
+# Ends the lines of each head in a text of requests, and leaves bodies.
+sub head_of_request {
+	my ($text) = @_;
+	return $text if !defined $text || $text =~ /\x0d\x0a\x0d\x0a/;
+	my $proxy = $text =~ s/^(PROXY [^\x0a]*\x0a)// ? $1 : '';
+	my ($done, $pos) = ('', 0);
+	while ($text =~ /\G([A-Z]+ \S+ HTTP\/1[^\x0a]*\x0a(?:[^\x0a]+\x0a)*\x0a?)/gc) {
+		my $head = $1;
+		my ($length) = $head =~ /^Content-Length: *(\d+)/im;
+		$head =~ s/(?<!\x0d)\x0a/\x0d\x0a/g;
+		$pos = pos($text);
+		$done .= $head . substr($text, $pos, $length || 0);
+		$pos += $length || 0;
+		$pos = length($text) if $pos > length($text);
+		pos($text) = $pos;
+	}
+	return $proxy . $done . substr($text, $pos) if $pos;
+	# Part of a head.
+	$text =~ s/(?<!\x0d)\x0a/\x0d\x0a/g if $text !~ /[^\x20-\x7e\x0a]/;
+	return $proxy . $text;
+}
+
+# Names as the test itself spells them.
+my %own;
+if (open my $test, '<', $0) {
+	local $/;
+	my $text = <$test>;
+	$own{lc $1} //= $1 while $text =~ /\b([A-Z][A-Za-z]*(?:-[A-Za-z0-9]+)+)\b/g;
+}
+
+sub name_of_field {
+	my ($name) = @_;
+	return $special{$name} || $own{$name} || join '-', map { ucfirst } split /-/, $name, -1;
+}
+
+sub head_of_answer {
+	my ($text) = @_;
+	return $text if !defined $text || $text !~ m!^HTTP/1!;
+	$text =~ s{^(HTTP/1\.\d\ \d+.*?\x0d\x0a\x0d\x0a)}{spelled($1)}gmse;
+	return $text;
+}
+
+sub spelled {
+	my ($head) = @_;
+	$head =~ s/^([a-z0-9_-]+):/name_of_field($1) . ':'/gme;
+	return $head;
+}
+
+no warnings 'redefine';
+
+no warnings 'prototype';
+
+my ($start, $end) = (\&Test::Nginx::http_start, \&Test::Nginx::http_end);
+*Test::Nginx::http_start = sub ($;%) { $start->(head_of_request(shift), @_) };
+*Test::Nginx::http_end = sub ($;%) { head_of_answer($end->(@_)) };
+
+# The shim learns which port is asked in place of 8080.
+my $run = \&Test::Nginx::run;
+*Test::Nginx::run = sub ($;$) {
+	my ($self, $conf) = @_;
+	local $ENV{ASKED_PORT} = Test::Nginx::port(8080);
+	return $run->($self, $conf);
+};
+
+if (eval { require Test::Nginx::HTTP2; }) {
+	my $read = \&Test::Nginx::HTTP2::read;
+	*Test::Nginx::HTTP2::read = sub {
+		my ($self, %extra) = @_;
+		my $all = $extra{all} || [];
+		if (grep { ($_->{type} || '') eq 'SETTINGS' } @$all) {
+			$extra{all} = [grep { ($_->{type} || '') ne 'WINDOW_UPDATE' } @$all];
+		}
+		$extra{wait} ||= 3;
+		my $got = $read->($self, %extra);
+		# The answer to the client's own SETTINGS would be taken for the end of a stream.
+		if (@$got && (caller(1))[3] =~ /::new$/) {
+			push @$got, @{$read->($self, wait => 1, all => [{ type => 'SETTINGS' }])}
+				unless grep { $_->{type} eq 'SETTINGS' && $_->{flags} } @$got;
+		}
+		return $got;
+	};
+	my $huff = \&Test::Nginx::HTTP2::huff;
+	*Test::Nginx::HTTP2::huff = sub {
+		my ($text) = @_;
+		my ($code, $bits) = (Test::Nginx::HTTP2::huff_code(), 0);
+		$bits += length $code->{$_} for split //, $text;
+		return substr $huff->($text), 0, int(($bits + 7) / 8);
+	};
+	my $write = \&Test::Nginx::HTTP2::raw_write;
+	*Test::Nginx::HTTP2::raw_write = sub {
+		my ($self, $message) = @_;
+		$message .= "\0\0\0\4\0\0\0\0\0" if $message =~ /^PRI.*SM\x0d\x0a\x0d\x0a$/s;
+		return $write->($self, $message);
+	};
+}
+
+1;
