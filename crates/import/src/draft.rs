@@ -268,6 +268,14 @@ impl RouteDraft {
         }
     }
 
+    fn has_same_access(&self, other: &RouteDraft) -> bool {
+        let access = |route: &RouteDraft| {
+            let entry = route.entries.list.iter().find(|one| one.key == "access");
+            entry.map(|one| one.value.clone())
+        };
+        access(self) == access(other)
+    }
+
     fn conflicts_with(&self, other: &RouteDraft) -> bool {
         let methods_meet = self.methods.is_empty() && other.methods.is_empty()
             || self.methods.iter().any(|one| other.methods.contains(one));
@@ -320,7 +328,9 @@ impl Draft {
         };
         let first = &mut self.routes[index];
         // Only one of two routes for the same requests can stay, so the one that denies wins.
-        if route.target.denies() && !first.target.denies() {
+        let refuses =
+            route.target.denies() || route.entries.has("access") && !route.has_same_access(first);
+        if refuses && !first.target.denies() {
             first.target = TargetDraft::Closed(format!(
                 "`{}` of line {} guards some of the same requests",
                 route.source.text, route.source.place.line

@@ -13,6 +13,7 @@ mod syntax;
 mod upstreams;
 mod variables;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -72,7 +73,9 @@ struct ListenAddress {
 
 fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
     let blocks = scope.named("server").filter(|one| one.block.is_some());
-    let servers: Vec<ServerBlock<'_>> = blocks.map(|one| read_server(one, scope, draft)).collect();
+    let mut servers: Vec<ServerBlock<'_>> =
+        blocks.map(|one| read_server(one, scope, draft)).collect();
+    share_tls(&mut servers);
     add_listens(&servers, draft);
     let redirects = find_redirecting(&servers, draft);
     read_deny_status(&servers, draft);
@@ -283,9 +286,18 @@ fn add_listens(servers: &[ServerBlock<'_>], draft: &mut Draft) {
     {
         header.mode = "optional";
     }
-    // One server may use TLS on an address where another server does not. TLS wins.
-    let tls = &draft.tls.listen;
-    draft.listen.retain(|one| !tls.contains(one));
+}
+
+/// Uses TLS for all servers of an address where one server says `ssl`, as nginx does.
+fn share_tls(servers: &mut [ServerBlock<'_>]) {
+    let all = servers.iter().flat_map(|server| &server.listens);
+    let secure: BTreeSet<String> = all
+        .filter(|listen| listen.ssl)
+        .map(|listen| listen.address.clone())
+        .collect();
+    for listen in servers.iter_mut().flat_map(|server| &mut server.listens) {
+        listen.ssl |= secure.contains(&listen.address);
+    }
 }
 
 fn read_tls(scope: &BlockScope<'_>, draft: &mut Draft) {

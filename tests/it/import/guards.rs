@@ -91,6 +91,41 @@ fn asked(address: SocketAddr, request: &str) -> (u16, String) {
     })
 }
 
+/// The routes that a list of addresses becomes, and requests from 127.0.0.1.
+#[test]
+fn lists_of_addresses() {
+    let site = "server { listen 127.0.0.1:@PORT@; server_name a.example; deny 192.0.2.0/24;\n\
+        location / { proxy_pass http://127.0.0.1:@UP@; }\n\
+        location /in/ { allow 127.0.0.0/8; deny all; proxy_pass http://127.0.0.1:@UP@; }\n\
+        location /out/ { allow 10.0.0.0/8; deny all; proxy_pass http://127.0.0.1:@UP@; }\n\
+        location /not/ { deny 127.0.0.1; allow all; proxy_pass http://127.0.0.1:@UP@; }\n\
+        location /both/ { deny 127.0.0.1; allow 127.0.0.0/8; deny all;\n\
+            proxy_pass http://127.0.0.1:@UP@; }\n\
+        location /hole/ { allow 127.0.0.1; deny 127.0.0.0/8; proxy_pass http://127.0.0.1:@UP@; }\n\
+        location /pre { allow 10.0.0.0/8; deny all; proxy_pass http://127.0.0.1:@UP@; }\n\
+        location /none/ { deny all; proxy_pass http://127.0.0.1:@UP@; }\n\
+        location /said/ { deny 127.0.0.1; return 200 said; } }";
+    let both = Beside::start(site);
+    both.check(&[
+        ("GET /", 200, 200),
+        ("GET /in/", 200, 200),
+        ("GET /out/", 403, 403),
+        ("GET /not/", 403, 403),
+        ("GET /prefix", 403, 403),
+        ("GET /both/", 403, 403),
+        ("GET /hole/", 200, 501),
+        ("GET /none/", 403, 403),
+        ("GET /said/", 200, 200),
+    ]);
+    for access in [
+        "{ deny = \"192.0.2.0/24\" }",
+        "{ allow = \"127.0.0.0/8\" }",
+        "{ allow = \"127.0.0.0/8\", deny = \"127.0.0.1\" }",
+    ] {
+        assert!(both.text.contains(access), "{access}\n{}", both.text);
+    }
+}
+
 #[test]
 fn locations_conditions_and_paths() {
     let site = include_str!("../../fixtures/import/beside/locations_conditions_and_paths.conf");
@@ -224,8 +259,8 @@ fn what_nextcloud_and_security_snippets_close() {
         ("GET /a/.env", 403, 403),
         ("GET /x.sql", 403, 403),
         ("GET /x~", 403, 403),
-        ("GET /metrics", 403, 501),
-        ("GET /metricsx", 403, 501),
+        ("GET /metrics", 403, 403),
+        ("GET /metricsx", 403, 403),
         ("GET /api/live/x", 200, 200),
         ("GET /static/0123abcd/x", 200, 200),
         ("GET /downloads/x", 404, 404),

@@ -190,7 +190,11 @@ impl Template {
             }
         }
         // The request had no query.
-        if url.ends_with('?') {
+        let ends_with_query = matches!(
+            self.pieces.last(),
+            Some(TemplatePiece::Variable(Variable::Query))
+        );
+        if url.ends_with('?') || ends_with_query && url.ends_with('&') {
             url.pop();
         }
         // Browsers read `//name` as another host.

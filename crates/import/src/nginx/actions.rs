@@ -42,17 +42,12 @@ pub(super) fn find_action(
     let mut path = *path;
     for one in scope.named("rewrite") {
         match translate_rewrite(one, &path) {
-            Ok(Some(target)) => {
-                if !matches!(&target, TargetDraft::Redirect { to, .. } if to.contains("{uri}")) {
-                    one.differs("the query is not taken along");
-                }
-                return target.into();
-            }
+            Ok(Some(target)) => return target.into(),
             Ok(None) => path.is_stripped = true,
             Err(why) => return one.close(&why).into(),
         }
     }
-    if let Some(denial) = directives::find_guard(scope) {
+    if let Some(denial) = directives::guard_of_route(scope) {
         return denial.into();
     }
     if let Some(pass) = ProxyPass::find(scope) {
@@ -61,6 +56,10 @@ pub(super) fn find_action(
     if let Some(fallback) = find_fallback(scope) {
         let why = "the proxy looks for no files: every request goes on to the named location";
         fallback.one.differs(why);
+        if !directives::have_same_addresses(scope, &fallback.scope) {
+            let why = "the named location admits other addresses; the route is closed";
+            return fallback.one.close(why).into();
+        }
         return find_action(&fallback.scope, &path, draft);
     }
     let is_unsupported = |one: &&Directive| UNSUPPORTED.contains(&one.name.as_str());
@@ -165,7 +164,14 @@ fn translate_rewrite(
     if let (Some(status), true) = (status, matches_all) {
         let whole = if from.starts_with("^/") { "/$1" } else { "$1" };
         let to = to.trim_end_matches('?').replace(whole, "$request_uri");
-        let to = variables::translate_template(&to)?;
+        let mut to = variables::translate_template(&to)?;
+        if !one.arg(1).ends_with('?') && !to.contains("{uri}") {
+            to.push_str(if to.contains('?') {
+                "&{query}"
+            } else {
+                "?{query}"
+            });
+        }
         return match can_redirect(&to, status) {
             true => Ok(Some(TargetDraft::Redirect { to, status })),
             false => Err("not a place that a route may send clients to".to_owned()),

@@ -1,13 +1,15 @@
 //! Sorts directives by their names: translated elsewhere, needless, lost, or a guard.
 //!
-//! A route whose guard cannot be translated is closed: tidegate asks for no passwords and blocks no
-//! addresses.
+//! A route whose guard cannot be translated is closed: tidegate asks for no passwords.
 
 use std::collections::BTreeSet;
+
+use ipnet::IpNet;
 
 use super::scope::BlockScope;
 use super::syntax::Directive;
 use crate::draft::TargetDraft;
+use crate::values::quote_one_or_list;
 
 /// Directives that other files of this room translate. They note what they lose.
 const TRANSLATED: &str = "\
@@ -162,6 +164,18 @@ pub(super) fn note_untranslated(block: &Directive) {
 
 /// Returns what a route answers if a scope's guards deny requests; `None` if they allow all.
 pub(super) fn find_guard(scope: &BlockScope<'_>) -> Option<TargetDraft> {
+    guard_of_route(scope).or_else(|| match address_rules(scope) {
+        AddressRules::Lists(_) => {
+            let rules = scope.inherited_any(&["allow", "deny"]);
+            let close = |one: &&Directive| one.close("the addresses of a route are one list");
+            rules.iter().map(close).next_back()
+        }
+        _ => None,
+    })
+}
+
+/// Does the same for a route, whose `access` says lists of addresses.
+pub(super) fn guard_of_route(scope: &BlockScope<'_>) -> Option<TargetDraft> {
     let mut guard = guard_by_name(scope);
     for one in scope.all().filter(|one| one.name == "include") {
         let file = one.arg(0).rsplit('/').next().unwrap_or_default();
@@ -180,7 +194,14 @@ pub(super) fn find_guard(scope: &BlockScope<'_>) -> Option<TargetDraft> {
         let closed = one.close(why);
         guard.get_or_insert(closed);
     }
-    guard.or_else(|| guard_by_address(scope))
+    guard.or_else(|| match address_rules(scope) {
+        AddressRules::DenyAll => Some(TargetDraft::respond(403)),
+        AddressRules::Ordered(one) => Some(one.close(
+            "it depends on the order of `allow` and `deny`, or on more than addresses; the route \
+             is closed",
+        )),
+        AddressRules::AllowAll | AddressRules::Lists(_) => None,
+    })
 }
 
 fn guard_by_name(scope: &BlockScope<'_>) -> Option<TargetDraft> {
@@ -207,28 +228,75 @@ fn checks_access(name: &str) -> bool {
     known && name != "auth_http" || has_word(FIREWALLS, name) || !sets && suspect()
 }
 
-/// Reads `allow` and `deny`, which are one list.
-fn guard_by_address(scope: &BlockScope<'_>) -> Option<TargetDraft> {
-    let mut rules = scope.inherited_any(&["allow", "deny"]);
-    let is_all = |one: &&Directive| one.arg(0) == "all";
-    // nginx never reaches the rules behind a rule for all.
-    if let Some(end) = rules.iter().position(is_all) {
-        rules.truncate(end + 1);
+/// `allow` and `deny` of a scope.
+pub(super) enum AddressRules<'d> {
+    AllowAll,
+    DenyAll,
+    /// The fields of `access`.
+    Lists(Vec<String>),
+    /// `access` cannot say this rule.
+    Ordered(&'d Directive),
+}
+
+/// Reads `allow` and `deny`, which are one list: the first rule that fits a client decides. In
+/// `access`, `deny` wins over `allow`.
+pub(super) fn address_rules<'d>(scope: &BlockScope<'d>) -> AddressRules<'d> {
+    let (mut allow, mut deny): (Vec<IpNet>, Vec<IpNet>) = (Vec::new(), Vec::new());
+    let mut denies_others = false;
+    for one in scope.inherited_any(&["allow", "deny"]) {
+        let allows = one.name == "allow";
+        if one.arg(0) == "all" {
+            denies_others = !allows;
+            break;
+        }
+        let Some(net) = parse_network(one.arg(0)) else {
+            return AddressRules::Ordered(one);
+        };
+        let meets = |other: &IpNet| other.contains(&net) || net.contains(other);
+        match allows {
+            true => allow.push(net),
+            false if allow.iter().any(meets) => return AddressRules::Ordered(one),
+            false => deny.push(net),
+        }
     }
-    let only = |name: &str| rules.iter().all(|one| one.name == name);
-    if only("allow") {
-        return None;
+    let list = |key: &str, nets: &[IpNet]| {
+        let nets: Vec<String> = nets.iter().map(network_text).collect();
+        format!("{key} = {}", quote_one_or_list(&nets))
+    };
+    let mut fields = Vec::new();
+    match (denies_others, allow.is_empty()) {
+        (true, true) => return AddressRules::DenyAll,
+        (true, false) => fields.push(list("allow", &allow)),
+        // A client that no rule denies is served.
+        (false, _) => {}
     }
-    if only("deny") && rules.iter().any(is_all) {
-        return Some(TargetDraft::respond(403));
+    if !deny.is_empty() {
+        fields.push(list("deny", &deny));
     }
-    let mut guard = None;
-    for one in rules
-        .into_iter()
-        .filter(|one| !is_all(one) || one.name == "deny")
-    {
-        let closed = one.close("tidegate keeps no addresses out; the route is closed");
-        guard.get_or_insert(closed);
+    match fields.is_empty() {
+        true => AddressRules::AllowAll,
+        false => AddressRules::Lists(fields),
     }
-    guard
+}
+
+/// Whether two scopes have the same `allow` and `deny`.
+pub(super) fn have_same_addresses(one: &BlockScope<'_>, other: &BlockScope<'_>) -> bool {
+    let rules = |scope: &BlockScope<'_>| -> Vec<String> {
+        let rules = scope.inherited_any(&["allow", "deny"]);
+        rules.iter().map(|one| one.line()).collect()
+    };
+    rules(one) == rules(other)
+}
+
+fn parse_network(text: &str) -> Option<IpNet> {
+    let net = text.parse::<IpNet>().ok();
+    let net = net.or_else(|| Some(text.parse::<std::net::IpAddr>().ok()?.into()))?;
+    Some(net.trunc())
+}
+
+fn network_text(net: &IpNet) -> String {
+    match net.prefix_len() == net.max_prefix_len() {
+        true => net.addr().to_string(),
+        false => net.to_string(),
+    }
 }

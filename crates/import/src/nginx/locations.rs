@@ -2,6 +2,7 @@
 
 use super::actions;
 use super::conditions::{ConditionScope, ServerTls};
+use super::directives::{self, AddressRules};
 use super::early_answers::{self, EarlyAnswer, RequestClass};
 use super::limits;
 use super::precedence::{self, Location, LocationKind, Nesting};
@@ -132,7 +133,8 @@ impl Site<'_> {
             let mut location = Location {
                 kind,
                 path,
-                is_plain: one.first("if").or(one.first("limit_except")).is_none(),
+                is_plain: one.first("if").or(one.first("limit_except")).is_none()
+                    && directives::have_same_addresses(&inner, self.scope),
                 scope: inner,
                 nesting,
                 action: TargetDraft::respond(404).into(),
@@ -229,6 +231,9 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
     let bytes = settings::max_body(scope);
     if let Some(bytes) = bytes.filter(|_| is_of_route && passes) {
         entries.add("body_limit", settings::body_text(bytes));
+    }
+    if passes && let AddressRules::Lists(fields) = directives::address_rules(scope) {
+        entries.add_table("access", &fields);
     }
     // nginx does not limit what it answers by itself.
     let mut limits = Vec::new();

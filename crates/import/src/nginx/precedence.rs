@@ -38,7 +38,8 @@ pub(super) struct Location<'d> {
     pub(super) scope: BlockScope<'d>,
     pub(super) nesting: Nesting<'d>,
     pub(super) action: RouteAction,
-    /// No condition answers before the action.
+    /// No condition answers before the action, and no addresses are refused that the server
+    /// admits.
     pub(super) is_plain: bool,
 }
 

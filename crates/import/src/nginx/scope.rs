@@ -83,6 +83,13 @@ impl<'d> BlockScope<'d> {
         self.last_arg(name) == Some("on")
     }
 
+    /// Returns the first name of the server, which nginx calls `$server_name`.
+    pub(super) fn server_name(&self) -> &'d str {
+        let names = self.inherited("server_name");
+        let name = names.first().map_or("", |one| one.arg(0));
+        name.strip_prefix('.').unwrap_or(name)
+    }
+
     /// Returns the `map` or `geo` that computes a variable.
     pub(super) fn map(&self, variable: &str) -> Option<&'d Directive> {
         let computes = |one: &&Directive| {

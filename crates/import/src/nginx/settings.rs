@@ -138,7 +138,7 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
     let mut up = Vec::new();
     for name in ["proxy_set_header", "grpc_set_header"] {
         for one in scope.inherited(name) {
-            up.extend(request_header(one, draft));
+            up.extend(request_header(one, scope, draft));
         }
     }
     let mut down = Vec::new();
@@ -156,7 +156,7 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
         let Some(name) = changed_header(one, Direction::Down) else {
             continue;
         };
-        let value = header_value(one).unwrap_or_default();
+        let value = header_value(one, scope).unwrap_or_default();
         match added.iter_mut().find(|(known, _)| *known == name) {
             _ if value.is_empty() => {}
             Some((_, values)) => values.push(value),
@@ -188,14 +188,21 @@ fn changed_header(one: &Directive, direction: Direction) -> Option<String> {
         .ok()
 }
 
-fn header_value(one: &Directive) -> Option<String> {
-    variables::translate_template(one.arg(1))
+fn header_value(one: &Directive, scope: &BlockScope<'_>) -> Option<String> {
+    let name = scope.server_name();
+    let text = one.arg(1).replace("${server_name}", "$server_name");
+    let value = text
+        .split("$server_name")
+        .map(variables::translate_template);
+    value
+        .collect::<Result<Vec<String>, String>>()
+        .map(|parts| parts.join(&name.replace('{', "{{").replace('}', "}}")))
         .map_err(|why| one.lost(why))
         .ok()
 }
 
 /// Translates `proxy_set_header X-User $http_x_user;`.
-fn request_header(one: &Directive, draft: &mut Draft) -> Option<String> {
+fn request_header(one: &Directive, scope: &BlockScope<'_>, draft: &mut Draft) -> Option<String> {
     let lower = one.arg(0).to_ascii_lowercase();
     if AUTOMATIC.contains(&lower.as_str()) {
         return None;
@@ -209,7 +216,7 @@ fn request_header(one: &Directive, draft: &mut Draft) -> Option<String> {
         return None;
     }
     let name = changed_header(one, Direction::Up)?;
-    let value = header_value(one)?;
+    let value = header_value(one, scope)?;
     let value = match value.is_empty() {
         true => "false".to_owned(),
         false => quote(&value),

@@ -236,7 +236,7 @@ impl<'p> ProxyPass<'p> {
             match word.as_str() {
                 "error" | "invalid_header" => causes.push("closed".to_owned()),
                 "timeout" => causes.push("timeout".to_owned()),
-                status if status.starts_with("http_5") => causes.push(status[5..].to_owned()),
+                status if is_status_cause(status) => causes.push(status[5..].to_owned()),
                 _ => one
                     .notes
                     .lost(&one.place, word, "no reason to send a request again"),
@@ -250,6 +250,16 @@ impl<'p> ProxyPass<'p> {
         let on = format!("on = {}", quote_list(&causes));
         let fields: Vec<String> = attempts.into_iter().chain([on]).collect();
         entries.add_table("retries", &fields);
+    }
+
+    /// Returns the statuses that nginx counts as failures of a server.
+    fn failure_statuses(&self) -> Vec<String> {
+        let args = self.last("next_upstream").map_or(&[][..], |one| &one.args);
+        let statuses = args.iter().filter(|word| is_status_cause(word));
+        let statuses = statuses.map(|word| word[5..].to_owned());
+        statuses
+            .filter(|status| !matches!(status.as_str(), "403" | "404"))
+            .collect()
     }
 
     /// Adds the name, the authority and the client certificate for TLS to the upstream.
@@ -299,11 +309,15 @@ impl<'p> ProxyPass<'p> {
                     let Some(server) = read_server(one, scheme) else {
                         continue;
                     };
-                    match servers.iter().any(|known| known.url == server.url) {
-                        true => one.lost("the same server twice"),
-                        false => servers.push(server),
+                    match servers.iter_mut().find(|known| known.url == server.url) {
+                        Some(known) => {
+                            let both = known.weight.unwrap_or(1) + server.weight.unwrap_or(1);
+                            known.weight = Some(both.min(1000));
+                            one.differs("the same server twice: it is one with both weights");
+                        }
+                        None => servers.push(server),
                     }
-                    if let Some(eject) = ejection(one) {
+                    if let Some(eject) = ejection(one, &self.failure_statuses()) {
                         entries.replace("eject", eject);
                     }
                 }
@@ -371,12 +385,14 @@ fn read_server(one: &Directive, scheme: &str) -> Option<ServerDraft> {
 }
 
 /// Translates `max_fails=3 fail_timeout=30s` to `eject`.
-fn ejection(server: &Directive) -> Option<String> {
+fn ejection(server: &Directive, statuses: &[String]) -> Option<String> {
     let fails = server.option("max_fails=");
     if fails == Some("0") {
         return Some("false".to_owned());
     }
     let fails = fails.and_then(|fails| fails.parse::<u64>().ok());
+    // A status is a failure here only if the list names it, and one failure is enough for nginx.
+    let fails = fails.or((!statuses.is_empty()).then_some(1));
     let time = server
         .option("fail_timeout=")
         .and_then(values::parse_nginx_ms);
@@ -387,7 +403,16 @@ fn ejection(server: &Directive) -> Option<String> {
         let longest = values::time_text(ms.max(60_000));
         fields.push(format!("max_for = {longest}"));
     }
+    if !statuses.is_empty() {
+        fields.push(format!("status = {}", quote_list(statuses)));
+    }
     (!fields.is_empty()).then(|| inline_table(&fields))
+}
+
+/// Whether a word of `proxy_next_upstream` is a status: `http_502`.
+fn is_status_cause(word: &str) -> bool {
+    let status = word.strip_prefix("http_").unwrap_or_default();
+    status.len() == 3 && status.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn server_url(address: &str, scheme: &str) -> String {

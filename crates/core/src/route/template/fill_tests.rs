@@ -139,6 +139,8 @@ fn a_part_of_a_url_stays_one() {
         ("/{rest}", "/%2fevil.example/", "/evil.example/"),
         ("/{path}", "/evil.example", "/evil.example"),
         ("/new/{rest}?{query}", "/a?b=1&c=2", "/new/a?b=1&c=2"),
+        ("/new?c=d&{query}", "/a?b=1", "/new?c=d&b=1"),
+        ("/new?c=d&{query}", "/a", "/new?c=d"),
         (
             "/login?next={uri}",
             "/a/b?c=1&d=2",
