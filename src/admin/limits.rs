@@ -30,7 +30,7 @@ pub(super) const DEFAULT_BUSIEST: usize = 50;
 /// Lines around a change.
 const CONTEXT: usize = 3;
 /// Settings whose lines may be context.
-const OPEN_SETTINGS: [&str; 14] = [
+const OPEN_SETTINGS: [&str; 15] = [
     "rate",
     "calendar",
     "candidate",
@@ -45,6 +45,7 @@ const OPEN_SETTINGS: [&str; 14] = [
     "delay",
     "delay_queue",
     "ban",
+    "status",
 ];
 
 described! {
@@ -65,6 +66,8 @@ described! {
         mode: String = words(&["enforced", "shadow"]),
         candidate: Option<CandidateReport>,
         on_error: String,
+        /// The status of its denials, if it is not that of `[deny]`.
+        status: Option<u32>,
         /// How long it holds a request instead of denying it. Absent for a limit without `delay`.
         delay_seconds: Option<f64>,
         /// Requests of one key that it holds at once, at most.
@@ -206,6 +209,7 @@ fn limit_state(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum
         mode: mode(limit).to_owned(),
         candidate,
         on_error: limit.on_error.word().to_owned(),
+        status: limit.status.map(|status| status.as_u16().into()),
         delay_seconds: limit.delay.map(|delay| seconds(delay.longest_us)),
         delay_queue: limit.delay.map(|delay| delay.queue),
         ban: limit.ban.map(|ban| BanReport {

@@ -38,7 +38,7 @@ pub(super) struct TapArgs {
     /// Only denials of this client: a hash from logs, `top` or this command.
     #[arg(long, value_name = "HASH", allow_hyphen_values = true)]
     key: Option<String>,
-    /// Print the denial of one request and end. The id is in the response, and in an access log of JSON.
+    /// Print the denial of one request and end. The response and an access log of JSON have its id.
     #[arg(long, value_name = "ID")]
     request: Option<String>,
     /// Print lines of JSON instead of text.

@@ -271,3 +271,26 @@ fn denials_that_redis_made_are_known_and_forgotten_with_it() {
     gate.reload(&file(&store, &limit("2/day")));
     assert_eq!([(); 3].map(|()| ask()), [200, 429, 429]);
 }
+
+#[test]
+fn a_limit_has_a_status_of_its_own() {
+    let upstream = Upstream::ok();
+    let looked = Looked::start(&format!(
+        "upstream = \"{}\"\n[deny]\nstatus = 420\n\
+         [limit.busy]\nrate = \"1/h\"\nstatus = 503\n[limit.plain]\nrate = \"1/h\"\n\
+         [[route]]\npath = \"/busy\"\nlimits = [\"busy\"]\n\
+         [[route]]\npath = \"/plain\"\nlimits = [\"plain\"]\n",
+        upstream.url()
+    ));
+    for (path, status) in [("/busy", 503), ("/plain", 420)] {
+        assert_eq!(looked.tidegate.get(path).status, 200);
+        let denied = looked.tidegate.get(path);
+        assert_eq!(denied.status, status);
+        let text = format!("\"status\":{status}");
+        assert!(denied.text().contains(&text), "{}", denied.text());
+        assert!(denied.header("retry-after").is_some());
+    }
+    let limits = looked.json("/api/v1/limits");
+    assert_eq!(limits["limits"][0]["status"], 503);
+    assert!(limits["limits"][1]["status"].is_null());
+}

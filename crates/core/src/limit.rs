@@ -22,6 +22,7 @@ mod window;
 use std::fmt;
 use std::sync::Arc;
 
+use http::StatusCode;
 use smallvec::SmallVec;
 
 use crate::path::Case;
@@ -132,10 +133,11 @@ pub struct Limit {
     pub cost: u64,
     /// What it counts of a request, times `cost`.
     pub counts: Quantity,
-    /// Whether every request weighs `cost`, whatever its route or its response says: it counts
-    /// requests.
+    /// Whether every request weighs `cost`, whatever its route or its response says.
     pub each: bool,
     pub exempt: Exempt,
+    /// The status of its denials. `None` for that of `[deny]`.
+    pub status: Option<StatusCode>,
     /// When a key that it denies often is banned. `None` for never.
     pub ban: Option<Ban>,
     /// How long leased units may be spent without asking the store, microseconds; 0 for never.
@@ -170,6 +172,7 @@ impl Limit {
             counts: Quantity::Costs,
             each: false,
             exempt: Exempt::default(),
+            status: None,
             ban: None,
             lease_us: 0,
             delay: None,

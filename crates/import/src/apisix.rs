@@ -11,7 +11,7 @@ use super::draft::{Draft, Notes, RouteDraft, TargetDraft};
 use super::files::{self, ImportError, SourceLine};
 use super::patterns::{self, ImportedPath};
 use super::tree::{self, SourceFile, TreeItem};
-use crate::route::{HostPattern, method_of};
+use crate::route::method_of;
 use models::ApisixModel;
 use plugins::RoutePlugins;
 
@@ -189,20 +189,7 @@ impl<'d> ApisixRoute<'d> {
                 .service
                 .map_or(Vec::new(), |item| item.texts_at("hosts"));
         }
-        let mut found = Vec::new();
-        for host in &hosts {
-            match HostPattern::parse(host) {
-                Ok(_) => found.push(Some(host.to_ascii_lowercase())),
-                Err(_) => {
-                    let why = "no route can have this host; it is left out";
-                    self.item.lost(&format!("{}: {host}", self.what), why);
-                }
-            }
-        }
-        if hosts.is_empty() {
-            found.push(None);
-        }
-        found
+        self.item.hosts(&self.what, &hosts)
     }
 
     /// `/a` is one path, and `/a*` a beginning of paths.

@@ -82,6 +82,8 @@ pub(super) struct Draft {
     pub(super) server: TomlEntries,
     pub(super) request_id: Option<String>,
     pub(super) deny_status: Option<u16>,
+    /// Whether each limit has the status of its denials.
+    pub(super) has_own_statuses: bool,
     pub(super) limits: Vec<LimitDraft>,
     pub(super) calls: CallsDraft,
     pub(super) upstreams: Vec<UpstreamDraft>,

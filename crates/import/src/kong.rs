@@ -17,7 +17,7 @@ use super::files::{self, ImportError, SourceLine};
 use super::patterns::{self, ImportedPath};
 use super::tree::{self, SourceFile, TreeItem};
 use super::values::quote;
-use crate::route::{HostPattern, method_of};
+use crate::route::method_of;
 use models::KongModel;
 use plugins::KongRoutePlugins;
 
@@ -192,20 +192,7 @@ impl<'d> KongRoute<'d> {
 
     fn hosts(&self) -> Vec<Option<String>> {
         let hosts = self.item.texts_at("hosts");
-        let mut found = Vec::new();
-        for host in &hosts {
-            match HostPattern::parse(host) {
-                Ok(_) => found.push(Some(host.to_ascii_lowercase())),
-                Err(_) => {
-                    let why = "no route can have this host; it is left out";
-                    self.item.lost(&format!("{}: {host}", self.what), why);
-                }
-            }
-        }
-        if hosts.is_empty() {
-            found.push(None);
-        }
-        found
+        self.item.hosts(&self.what, &hosts)
     }
 
     fn paths(&self) -> Vec<ImportedPath> {

@@ -402,22 +402,32 @@ fn redirects_to_https(list: &[Directive], depth: usize) -> bool {
     redirects
 }
 
-/// Reads the status of denials. tidegate has one for all.
+/// The status of denials without `limit_req_status` or `limit_conn_status`.
+const NGINX_STATUS: u16 = 503;
+
+/// Reads the status of denials: one for all, or else each limit has its own.
 fn read_deny_status(servers: &[ServerBlock<'_>], draft: &mut Draft) {
     let mut all: Vec<&Directive> = Vec::new();
     for ServerBlock { scope, .. } in servers {
-        all.extend(scope.last("limit_req_status"));
         let locations = scope.named("location").map(|one| scope.enter(one));
-        all.extend(locations.filter_map(|inner| inner.last("limit_req_status")));
+        for scope in std::iter::once(scope.clone()).chain(locations) {
+            all.extend(
+                limits::KINDS
+                    .iter()
+                    .filter_map(|kind| scope.last(&format!("{kind}_status"))),
+            );
+        }
     }
-    let mut first = None;
     for one in all {
         match one.arg(0).parse::<u16>() {
-            Ok(status @ 400..=599) if *first.get_or_insert(one.arg(0)) == one.arg(0) => {
-                draft.deny_status = Some(status);
-            }
-            Ok(400..=599) => one.lost("denials have one status"),
+            Ok(status @ 400..=599) => match draft.deny_status {
+                Some(first) if first != status => draft.has_own_statuses = true,
+                _ => draft.deny_status = Some(status),
+            },
             _ => one.lost("400 to 599 are possible"),
         }
+    }
+    if draft.has_own_statuses {
+        draft.deny_status = Some(NGINX_STATUS);
     }
 }

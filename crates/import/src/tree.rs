@@ -11,6 +11,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::draft::{Grade, Notes};
 use crate::files::{ImportError, SourceEntry, SourceLine};
+use crate::route::HostPattern;
 
 /// Values in a YAML file with the copies of its aliases, at most.
 const MAX_ITEMS: usize = 500_000;
@@ -145,6 +146,23 @@ impl TreeItem {
     pub(super) fn entry(&self, text: String) -> SourceEntry {
         let place = self.place();
         SourceEntry { place, text }
+    }
+
+    /// The hosts of a route; `None` for every host. A host that no route can have is left out.
+    pub(super) fn hosts(&self, what: &str, hosts: &[String]) -> Vec<Option<String>> {
+        if hosts.is_empty() {
+            return vec![None];
+        }
+        let is_host = |host: &&String| {
+            let is_known = HostPattern::parse(host).is_ok();
+            if !is_known {
+                let why = "no route can have this host; it is left out";
+                self.lost(&format!("{what}: {host}"), why);
+            }
+            is_known
+        };
+        let known = hosts.iter().filter(is_host);
+        known.map(|host| Some(host.to_ascii_lowercase())).collect()
     }
 
     pub(super) fn lost(&self, what: &str, why: impl Into<String>) {

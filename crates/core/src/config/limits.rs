@@ -12,6 +12,8 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::StatusCode;
+
 use super::section::{NAME_FORM, SectionsPresent, is_name};
 use super::*;
 use crate::limit::calendar::MAX_COUNT;
@@ -113,6 +115,7 @@ pub(super) fn read(
         each: counts == Quantity::Requests,
         counts,
         exempt: exempt::read(&mut section),
+        status: read_status(&mut section),
         ban: bans::read(&mut section),
         lease_us: lease_us.unwrap_or(0),
         delay: held_requests::read(&mut section),
@@ -299,6 +302,11 @@ fn read_tiers(section: &mut Section<'_>, present: SectionsPresent, day: DayWord)
         section.out_of_range("tiers", &format!("at most {MAX_TIERS} tiers"));
     }
     tiers
+}
+
+fn read_status(section: &mut Section<'_>) -> Option<StatusCode> {
+    let status: Option<u16> = section.optional_integer("status", 400..=599);
+    status.and_then(|status| StatusCode::from_u16(status).ok())
 }
 
 /// Reads `concurrent`, and `hold`: after this time the store frees the slots of a proxy that died.

@@ -202,7 +202,10 @@ impl LocalReplies {
                 Some(_) => "Quota Exceeded",
                 None => "Cost Above Limit",
             },
-            status: self.deny.status.as_u16(),
+            status: longest
+                .and_then(|check| check.limit.status)
+                .unwrap_or(self.deny.status)
+                .as_u16(),
             detail: match (status.wait, longest) {
                 (Some(seconds), Some(check)) => Detail::Wait {
                     allows: &check.window.texts.allows,
@@ -283,7 +286,8 @@ impl LocalReplies {
             };
             grpc::write_denial(headers, &denial);
         } else {
-            *response.status_mut() = self.deny.status;
+            *response.status_mut() =
+                StatusCode::from_u16(problem.status).unwrap_or(self.deny.status);
             if !form.is_head {
                 let mut templates = self.deny.body.iter();
                 let template = templates.find(|(kind, _)| *kind == form.kind);

@@ -15,7 +15,8 @@ use crate::values::quote_one_or_list;
 const TRANSLATED: &str = "\
     http server location upstream map geo listen server_name ssl if include return rewrite \
     internal limit_except limit_req_zone limit_req limit_req_status limit_req_dry_run \
-    limit_conn_zone limit_conn limit_conn_dry_run ssl_certificate ssl_certificate_key \
+    limit_conn_zone limit_conn limit_conn_status limit_conn_dry_run ssl_certificate \
+    ssl_certificate_key \
     ssl_protocols ssl_client_certificate ssl_verify_client proxy_pass proxy_set_header \
     proxy_hide_header proxy_connect_timeout proxy_read_timeout proxy_next_upstream \
     proxy_next_upstream_tries proxy_ssl_name proxy_ssl_trusted_certificate proxy_ssl_certificate \

@@ -9,7 +9,7 @@ use crate::limit::Rate;
 use crate::values::{self, Refill, TomlEntries, quote};
 
 /// The kinds of limits, whose other directives begin with these names.
-const KINDS: [&str; 2] = ["limit_req", "limit_conn"];
+pub(super) const KINDS: [&str; 2] = ["limit_req", "limit_conn"];
 
 /// Adds the limits that apply in a scope, and returns their names.
 pub(super) fn add_limits(scope: &BlockScope<'_>, draft: &mut Draft) -> Vec<String> {
@@ -35,11 +35,18 @@ pub(super) fn add_limits(scope: &BlockScope<'_>, draft: &mut Draft) -> Vec<Strin
             if scope.is_on(&format!("{kind}_dry_run")) {
                 limit.entries.add("shadow", "true");
             }
+            let status = scope.last(&format!("{kind}_status"));
+            let status = status.and_then(|status| status.arg(0).parse::<u16>().ok());
+            if let Some(status @ 400..=599) = status.filter(|_| draft.has_own_statuses) {
+                limit.entries.add("status", status.to_string());
+            }
             let own_name = draft::clean_name(&limit.name);
             let known = draft.limits.len();
             let name = draft.add_limit(limit);
             if draft.limits.len() > known && name != own_name {
-                one.differs("counted apart from where the zone has another burst, delay or rate");
+                one.differs(
+                    "counted apart from where the zone has another burst, delay, rate or status",
+                );
             }
             if !names.contains(&name) {
                 names.push(name);
