@@ -347,12 +347,12 @@ fn tighter(page: &mut Session, at: &Addresses) {
     page.write("proxy.toml", &file);
     let proxy = running(page);
     page.prints("for i in $(seq 7)", &[]);
-    page.prints("tidegate status", &["0.1.0", "5 0 95 % 0", "5 3 0 % 3"]);
+    page.prints("tidegate status", &["0.1.0", "0 0 95 % 0", "0 0 0 % 2"]);
     let mut tap = page.begins("tidegate tap", None);
     tap.says(1, &[]);
     let denied = format!("curl -s -d x=1 127.0.0.1:{}/login", at.listen);
     assert!(page.shell(&denied).contains("\"status\":429"));
-    tap.says(1, &["12:02:49", "2R132wbI", "1 min", "da214a7fd6b2e6fb"]);
+    tap.says(1, &["15:26:52", "LEfdwnTk", "1 min", "989f7811c983aff5"]);
     tap.stop();
     page.prints("tidegate explain", &[]);
     let store = page.block("With\n\n```toml\n").to_owned();
