@@ -2,7 +2,7 @@
 
 const LIMIT =
   '"a key of `[limit.NAME]` (algorithm, ban, calendar, candidate, concurrent, cost, counts, delay, delay_queue, ' +
-  'enforce, exempt, exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, tiers, values)" was expected';
+  'enforce, exempt, exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, status, tiers, values)" was expected';
 const ROUTE =
   '"a key of `[[route]]` (access, add_prefix, body_limit, body_read, case, cost, headers, ' +
   'headers_down, headers_up, host, limits, methods, name, path, redirect, refund, respond, settle, strip_prefix, ' +
