@@ -324,7 +324,7 @@ fn upstream(
             Target::Respond(_) | Target::Redirect(_) => None,
         });
     let named = targets.find(|upstream| route_to == format!("upstream {}", upstream.name));
-    let servers = named.map(|upstream| upstream.servers.iter().map(UpstreamServer::to_string));
+    let servers = named.map(|upstream| upstream.servers.iter().map(server_text));
     Some(UpstreamExplanation {
         name: named
             .map_or(route_to, |upstream| &*upstream.name)
@@ -335,6 +335,13 @@ fn upstream(
         headers: secrets.mask_headers(sent.headers()),
         upgrade: matches!(result.outcome, DryRunOutcome::Forwarded { upgrade: true }),
     })
+}
+
+fn server_text(server: &UpstreamServer) -> String {
+    match server.backup {
+        true => format!("{server} (backup)"),
+        false => server.to_string(),
+    }
 }
 
 fn client_response(result: &DryRunResult, secrets: &Secrets) -> ClientResponse {

@@ -235,6 +235,8 @@ described! {
         /// Whether `state` is `up`.
         up: bool,
         weight: u64,
+        /// It gets requests only while no other server may get them.
+        backup: bool,
         in_flight: u64,
         idle: u64,
         /// Of the last answers that were measured.
@@ -276,6 +278,7 @@ fn server(report: &ServerReport) -> ServerStateReport {
         state: report.state.word().to_owned(),
         up: report.state == ServerStatus::Up,
         weight: report.weight.into(),
+        backup: report.is_backup,
         in_flight: report.in_flight,
         idle: report.idle,
         latency_seconds: report.latency.map(|seen| seen.took.as_secs_f64()),

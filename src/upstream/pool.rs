@@ -179,7 +179,10 @@ impl Upstream {
     #[cold]
     fn trial_permit(&self, tried: &[Arc<Server>]) -> Option<ServerPermit> {
         let set = self.servers.set.load();
-        let mut others = set.servers.iter().filter(|one| !contains(tried, one));
+        let spares_backups = set.spares_backups(|server| server.load());
+        let may_try =
+            |one: &&Arc<Server>| !contains(tried, one) && !(spares_backups && one.is_backup);
+        let mut others = set.servers.iter().filter(may_try);
         let server = others.find(|server| server.health.claim_trial())?;
         ServerPermit::take(server, SendReason::Trial)
     }

@@ -68,6 +68,7 @@ pub(super) struct Server {
     /// A hash of `place`, the same in every process.
     pub(super) number: u64,
     pub(super) weight: u32,
+    pub(super) is_backup: bool,
     /// The most requests under way, of all workers.
     pub(super) cap: Option<usize>,
     pub(super) terms: Arc<UpstreamTerms>,
@@ -109,6 +110,7 @@ impl Server {
             place,
             found: found.clone(),
             weight: server.weight,
+            is_backup: server.backup,
             cap: server.max_connections,
             latency: Latency::default(),
             health,
@@ -218,6 +220,7 @@ impl Server {
                 Standing::Down => ServerStatus::Down,
             },
             weight: self.weight,
+            is_backup: self.is_backup,
             in_flight: self.in_flight.load(Ordering::Relaxed) as u64,
             idle: lock(&self.idle).len() as u64,
             latency: self.latency.mean(self.terms.sweep.elapsed()),
@@ -255,6 +258,7 @@ pub struct ServerReport {
     /// The same in all workers.
     pub state: ServerStatus,
     pub weight: u32,
+    pub is_backup: bool,
     pub in_flight: u64,
     /// Idle connections of HTTP/1.1.
     pub idle: u64,

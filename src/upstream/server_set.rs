@@ -213,6 +213,7 @@ pub(super) struct ServerSet {
     /// Whether all servers always have the same weight.
     is_even: bool,
     uses_latency: bool,
+    has_backups: bool,
     random: AtomicU64,
 }
 
@@ -241,8 +242,11 @@ impl ServerSet {
             Balance::Hash(_) => BalancePolicy::Hash,
         };
         let mut pairs = servers.windows(2);
+        let has_backups = servers.iter().any(|server| server.is_backup);
         ServerSet {
+            has_backups,
             is_even: settings.slow_start.is_none()
+                && !has_backups
                 && pairs.all(|pair| pair[0].weight == pair[1].weight),
             uses_latency: servers.len() > 1 && !matches!(policy, BalancePolicy::RoundRobin(_)),
             policy,
@@ -260,7 +264,9 @@ impl ServerSet {
         let random = self.random();
         let servers = &self.servers;
         let ignores_latency = self.uses_latency && (random >> 32).is_multiple_of(EXPLORING);
+        let spares_backups = self.spares_backups(&load);
         let load = |server: usize| match load(&servers[server]) {
+            _ if spares_backups && servers[server].is_backup => Load::Down,
             Load::Ready(work) if ignores_latency => Load::Ready(Work {
                 latency_us: 0,
                 ..work
@@ -289,6 +295,12 @@ impl ServerSet {
                 || server.latency.mean_us.load(Ordering::Relaxed) == 0,
             server,
         })
+    }
+
+    /// Whether backups get no requests, since another server may get them.
+    pub(super) fn spares_backups(&self, load: impl Fn(&Arc<Server>) -> Load) -> bool {
+        let is_ready = |one: &Arc<Server>| !one.is_backup && matches!(load(one), Load::Ready(_));
+        self.has_backups && self.servers.iter().any(is_ready)
     }
 
     /// A mixed Weyl sequence: random enough for balancing, for the price of one addition.

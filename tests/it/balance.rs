@@ -1,5 +1,9 @@
 //! Several servers behind the running proxy: who gets which requests.
 
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::house::{Client, PATIENCE, Tidegate, Upstream};
 
 /// Three servers that are well.
@@ -55,6 +59,74 @@ fn shares_are_those_of_the_weights() {
     let seen = seen(&servers);
     assert!((500..700).contains(&seen[0]), "{seen:?}");
     assert!(seen[1] > 100 && seen[2] > 100, "{seen:?}");
+}
+
+#[test]
+fn a_backup_gets_requests_only_while_the_others_may_not() {
+    let broken = Arc::new(AtomicBool::new(false));
+    let is_broken = Arc::clone(&broken);
+    let main = Upstream::start(move |request, stream| {
+        let word = match is_broken.load(Ordering::SeqCst) {
+            true => "500 No",
+            false => "200 OK",
+        };
+        if request.head.contains("/wait") {
+            std::thread::sleep(std::time::Duration::from_millis(600));
+        }
+        let answer = format!("HTTP/1.1 {word}\r\nContent-Length: 2\r\n\r\nok");
+        stream.write_all(answer.as_bytes()).is_ok()
+    });
+    let backup = Upstream::ok();
+    let count = || [main.seen().len(), backup.seen().len()];
+    for balance in ["p2c", "round-robin", "hash:header:x-user"] {
+        broken.store(false, Ordering::SeqCst);
+        let before = count();
+        let proxy = proxy(&format!(
+            "servers = [{{ url = \"{}\", backup = true }}, {{ url = \"{}\", max_connections = 1 }}]\n\
+             balance = \"{balance}\"\neject = {{ failures = 1, status = [\"500\"], for = \"300ms\" }}",
+            backup.url(),
+            main.url()
+        ));
+        let user = |number: usize| format!("X-User: u{number}\r\n");
+        ask(&proxy, 20, user);
+        assert_eq!(count(), [before[0] + 20, before[1]], "{balance}");
+        // Full.
+        let mut waiting = proxy.connect();
+        waiting.send("GET /wait HTTP/1.1\r\nHost: test\r\n\r\n");
+        while main.seen().len() == before[0] + 20 {
+            std::thread::yield_now();
+        }
+        ask(&proxy, 3, user);
+        assert_eq!(count(), [before[0] + 21, before[1] + 3], "{balance}");
+        assert_eq!(waiting.answer().status, 200);
+        // Ejected.
+        broken.store(true, Ordering::SeqCst);
+        assert_eq!(proxy.get("/").status, 500);
+        ask(&proxy, 3, user);
+        assert_eq!(count(), [before[0] + 22, before[1] + 6], "{balance}");
+        // It comes back.
+        broken.store(false, Ordering::SeqCst);
+        let until = std::time::Instant::now() + PATIENCE;
+        while main.seen().len() == before[0] + 22 {
+            assert!(std::time::Instant::now() < until);
+            assert_eq!(proxy.get("/").status, 200);
+        }
+        let back = count();
+        ask(&proxy, 3, user);
+        assert_eq!(count(), [back[0] + 3, back[1]], "{balance}");
+    }
+}
+
+#[test]
+fn a_request_that_no_other_server_takes_is_sent_to_a_backup() {
+    let backup = Upstream::ok();
+    let gone = crate::support::free_port();
+    let proxy = proxy(&format!(
+        "servers = [\"http://127.0.0.1:{gone}\", {{ url = \"{}\", backup = true }}]",
+        backup.url()
+    ));
+    ask(&proxy, 5, |_| String::new());
+    assert_eq!(backup.seen().len(), 5);
 }
 
 #[test]

@@ -290,7 +290,9 @@ async function pollUpstreams() {
         si(server.truncated),
       ];
       texts.forEach((text, index) => setText(row.numbers[index], text));
-      setAttr(row.numbers[0], 'title', `${server.idle} idle connections, weight ${server.weight}`);
+      const backup = server.backup ? ', backup' : '';
+      const kept = `${server.idle} idle connections, weight ${server.weight}${backup}`;
+      setAttr(row.numbers[0], 'title', kept);
     },
   });
 }

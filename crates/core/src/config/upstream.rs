@@ -196,6 +196,8 @@ pub struct UpstreamServer {
     pub weight: u32,
     /// Requests under way there at once, over all workers; `None` for no bound of its own.
     pub max_connections: Option<usize>,
+    /// It gets requests only while no other server may get them.
+    pub backup: bool,
 }
 
 impl From<ServerAddress> for UpstreamServer {
@@ -204,6 +206,7 @@ impl From<ServerAddress> for UpstreamServer {
             address,
             weight: 1,
             max_connections: None,
+            backup: false,
         }
     }
 }
@@ -243,6 +246,15 @@ fn servers(section: &mut Section<'_>) -> Vec<Located<UpstreamServer>> {
         }
         servers.push(server);
     }
+    if !servers.is_empty() && servers.iter().all(|server| server.value.backup) {
+        contradiction("all servers are backups")
+            .at(
+                &section.value_span("servers"),
+                "no server is there to be replaced",
+            )
+            .help("leave `backup` out of at least one server")
+            .report_to(section.reader);
+    }
     servers
 }
 
@@ -268,11 +280,13 @@ fn server<'r>(
             });
             let weight = section.integer("weight", 1..=MAX_WEIGHT);
             let most = section.optional_integer("max_connections", 1..=1 << 20);
+            let backup = section.boolean("backup");
             section.finish();
             Some(address?.map(|address| UpstreamServer {
                 address,
                 weight,
                 max_connections: most,
+                backup,
             }))
         }
         _ => {

@@ -69,6 +69,7 @@ fn what_is_wrong_with_servers_and_balance_is_said() {
         ("servers = [{ weight = 3 }]", "T104"),
         ("servers = [{ url = \"http://a\", weight = 0 }]", "T105"),
         ("servers = [{ url = \"http://a\", weight = 1001 }]", "T105"),
+        ("servers = [{ url = \"http://a\", backup = true }]", "T124"),
         ("servers = [{ url = \"a\" }]", "T114"),
         ("servers = [{ url = \"http://a\", wieght = 2 }]", "T101"),
         (
