@@ -20,6 +20,8 @@ pub use zone::{
     AnchorDay, AnchorSource, Calendar, CalendarSettings, CalendarSpan, CalendarUnit, Zone,
 };
 
+use std::cmp::Ordering;
+
 use super::Rule;
 use super::log::STAMPS;
 
@@ -172,10 +174,11 @@ impl CalendarCount {
 
     /// The changes that one operation has made since `before`, in order.
     pub fn changes_since(&self, before: &CalendarCount) -> [Option<UnitsChange>; 2] {
-        let kind = match self.end_us {
-            end_us if end_us == before.end_us => UnitsChangeKind::Adds,
-            _ if self.previous_end_us == before.end_us => UnitsChangeKind::Opens,
-            _ => UnitsChangeKind::Replaces,
+        // Only after a step back of the clock a window ends before the last one.
+        let kind = match self.end_us.cmp(&before.end_us) {
+            Ordering::Equal => UnitsChangeKind::Adds,
+            Ordering::Greater => UnitsChangeKind::Opens,
+            Ordering::Less => UnitsChangeKind::Replaces,
         };
         let units_before = if kind == UnitsChangeKind::Adds {
             before.units
@@ -406,6 +409,28 @@ mod tests {
                 prop_assert_eq!((made.end_us, made.units), (count.end_us, count.units));
             }
         }
+    }
+
+    /// The second step back comes while the window before has the same end as the last one.
+    #[test]
+    fn windows_that_replace_each_other_are_the_same_elsewhere() {
+        let mut count = CalendarCount::default();
+        let mut copy = CalendarCount::default();
+        for end_us in [10_000, 20_000, 10_000, 3_000] {
+            let before = count;
+            let at = Moment {
+                now_us: end_us - 1,
+                boundaries: Some(Boundaries {
+                    end_us,
+                    next_end_us: end_us + 1_000,
+                }),
+            };
+            count.charge(&count.look(&rule(9), &at), 1);
+            let changes = count.changes_since(&before);
+            changes.iter().flatten().for_each(|change| copy.apply(change));
+            assert_eq!((copy.end_us, copy.units), (count.end_us, count.units));
+        }
+        assert_eq!((copy.end_us, copy.units), (3_000, 3));
     }
 
     #[test]
