@@ -138,6 +138,12 @@ impl Upstreams {
         }
     }
 
+    /// Whether a server of the upstream gets requests with this host.
+    pub fn has_host(&self, upstream: usize, host: &str) -> bool {
+        let servers = self.0.get(upstream).map(|one| one.current_servers());
+        servers.is_some_and(|servers| servers.iter().any(|server| server.host == *host))
+    }
+
     pub fn servers(&self, upstream: usize) -> Vec<ServerReport> {
         let upstream = self.0.get(upstream);
         let servers = upstream.map_or_else(Vec::new, |one| one.current_servers());

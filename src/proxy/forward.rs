@@ -42,6 +42,10 @@ impl Proxy {
         }
         let trace = x.record.trace.as_deref_mut();
         let attempts = trace.and_then(|trace| trace.send(request.headers_mut()));
+        // Only a route that gives paths back needs the host.
+        let client_host = (route.replace_prefix.as_ref())
+            .filter(|one| one.location)
+            .and_then(|_| Some(request.headers().get(HOST)?.to_str().ok()?.to_owned()));
         let outgoing = Outgoing {
             request,
             prerendered: ready.prerendered,
@@ -61,6 +65,12 @@ impl Proxy {
             .await
             .map_err(|error| Rejection::Upstream(NoAnswer::from(error)))?;
         headers::to_downstream(response);
+        if let Some(replacement) = &route.replace_prefix {
+            let headers = response.headers_mut();
+            let client_host = client_host.as_deref().unwrap_or("");
+            let is_upstream = |host: &str| self.upstreams.has_host(upstream, host);
+            headers::restore(headers, replacement, client_host, is_upstream);
+        }
         if let Some(changes) = changes {
             changes.apply_to_response(response.headers_mut());
         }
@@ -95,6 +105,9 @@ pub(super) fn prepare<B>(
     }
     if let Some(prefix) = &route.add_prefix {
         headers::prepend(request, prefix, sent_slash)?;
+    }
+    if let Some(replacement) = &route.replace_prefix {
+        headers::replace(request, replacement)?;
     }
     if let Some(changes) = changes {
         changes.apply_to_request(request.headers_mut());

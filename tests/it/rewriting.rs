@@ -39,6 +39,51 @@ fn reached(probe: &Probe, target: &str) -> Result<String, u16> {
 }
 
 #[test]
+fn an_upstream_sees_another_beginning_and_answers_get_the_old_one_back() {
+    let upstream = Upstream::start(|request, stream| {
+        let place = request.header("x-place").unwrap_or_default();
+        let answer = format!(
+            "HTTP/1.1 302 Found\r\nLocation: {place}\r\nSet-Cookie: a=1; Path=/b/x; Secure\r\n\
+             Set-Cookie: b=2; path=/c\r\nContent-Length: 0\r\n\r\n"
+        );
+        stream.write_all(answer.as_bytes()).is_ok()
+    });
+    let proxy = crate::house::Tidegate::start(&format!(
+        "[[route]]\npath = \"/a/*\"\nupstream = \"app\"\n\
+         replace_prefix = {{ from = \"/a/\", to = \"/b/\", location = true, cookies = true }}\n\
+         [[route]]\npath = \"regex:^/t\"\nupstream = \"app\"\n\
+         replace_prefix = {{ from = \"/t\", to = \"/u\" }}\n\
+         [upstream.app]\nservers = \"{}\"\n",
+        upstream.url()
+    ));
+    let own = upstream.url();
+    for (path, seen, place, told) in [
+        ("/a/x/?q=%2f", "/b/x/?q=%2f", "/b/y?z", "/a/y?z"),
+        ("/a//./x/%7e", "/b/x/~", &format!("{own}/b/y"), "/a/y"),
+        ("/a", "/b", "http://test/b/", "http://test/a/"),
+        (
+            "/a/",
+            "/b/",
+            "http://elsewhere.example/b/",
+            "http://elsewhere.example/b/",
+        ),
+        ("/txt", "/uxt", "/u", "/u"),
+    ] {
+        let answer = proxy.get_with(path, &format!("X-Place: {place}\r\n"));
+        assert_eq!(answer.header("location").as_deref(), Some(told), "{path}");
+        let all = upstream.seen();
+        assert_eq!(
+            all.last().unwrap().head.split(' ').nth(1),
+            Some(seen),
+            "{path}"
+        );
+        let changed = answer.head.contains("a=1; Path=/a/x; Secure");
+        assert_eq!(changed, path != "/txt", "{answer:?}");
+        assert!(answer.head.contains("b=2; path=/c"), "{answer:?}");
+    }
+}
+
+#[test]
 fn an_upstream_sees_the_path_without_its_prefix() {
     let probe = Probe::start(STRIPPED);
     for (sent, seen) in [

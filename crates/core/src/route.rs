@@ -9,6 +9,7 @@ mod matching;
 mod near;
 mod pattern;
 mod regex;
+mod replacement;
 mod rewrite;
 mod table;
 pub mod template;
@@ -35,6 +36,7 @@ pub use matching::{HeaderMatch, MethodError, ValueMatch, method_of};
 pub use near::{Miss, Near, Precedence};
 pub use pattern::{MAX_SEGMENTS, PathPattern, PatternError};
 pub use regex::Regex;
+pub use replacement::Replacement;
 pub use rewrite::{Action, Direction, HeaderChange, HeaderText, Prefix};
 pub use table::{Conflict, RouteTable};
 
@@ -64,6 +66,8 @@ pub struct Route {
     pub refund: StatusSet,
     pub strip_prefix: Option<Prefix>,
     pub add_prefix: Option<Prefix>,
+    /// In place of both.
+    pub replace_prefix: Option<Box<Replacement>>,
     /// The clients that are served, of those that `[access]` serves.
     pub access: AccessList,
     /// The largest body of a request, bytes; `None` for no bound.

@@ -160,6 +160,7 @@ pub(super) struct ServerDraft {
     pub(super) url: String,
     pub(super) weight: Option<u64>,
     pub(super) max_connections: Option<u64>,
+    pub(super) is_backup: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ use draft::{Draft, RouteDraft, ServerDraft, TargetDraft, UpstreamDraft};
 pub use draft::{Grade, Note};
 use files::SourceEntry;
 pub use files::{ImportError, SourceFault, SourceLine};
-use tidegate_core::{config, limit, route};
+use tidegate_core::{config, limit, path, route};
 use values::{TomlEntries, TomlEntry};
 
 /// The program that a configuration is for.
@@ -251,7 +251,14 @@ fn remove_refused_upstreams(draft: &mut Draft) {
             add_with_route(part, upstream);
         };
         let servers = &mut upstream.servers;
-        for (server, why) in take_refused(servers, |part, one| add(part, vec![one], Vec::new())) {
+        // A backup cannot be alone.
+        let alone = |server: &ServerDraft| ServerDraft {
+            is_backup: false,
+            ..server.clone()
+        };
+        for (server, why) in take_refused(servers, |part, one| {
+            add(part, vec![alone(&one)], Vec::new());
+        }) {
             notes.lost(place, &server.url, why);
         }
         // Without a server, everything is refused, and the upstream is removed below.
@@ -260,7 +267,7 @@ fn remove_refused_upstreams(draft: &mut Draft) {
         };
         let entries = &mut upstream.entries.list;
         for (entry, why) in take_refused(entries, |part, one| {
-            add(part, vec![first.clone()], vec![one]);
+            add(part, vec![alone(first)], vec![one]);
         }) {
             notes.lost(place, &entry.line(), why);
         }

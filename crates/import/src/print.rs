@@ -177,6 +177,7 @@ fn server_text(server: &ServerDraft) -> String {
     fields.extend(server.weight.map(|weight| format!("weight = {weight}")));
     let most = server.max_connections;
     fields.extend(most.map(|most| format!("max_connections = {most}")));
+    fields.extend(server.is_backup.then(|| "backup = true".to_owned()));
     match fields.len() {
         1 => quote(&server.url),
         _ => inline_table(&fields),

@@ -115,6 +115,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         refund: refund(section).unwrap_or_default(),
         strip_prefix: None,
         add_prefix: None,
+        replace_prefix: None,
         access: access::read(section.section("access")),
         body_limit: inherited.max_body,
         headers_up: Vec::new(),
@@ -334,10 +335,11 @@ fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
     matches
 }
 
-const UPSTREAM_KEYS: [&str; 7] = [
+const UPSTREAM_KEYS: [&str; 8] = [
     "upstream",
     "strip_prefix",
     "add_prefix",
+    "replace_prefix",
     "body_limit",
     "headers_up",
     "timeout",
@@ -353,10 +355,27 @@ fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) ->
     let form = TextForm::new(Code::BadPattern, "a path's beginning");
     let path = has_path.then(|| route.path.clone());
     if let Some(prefix) = section.parse("strip_prefix", form, Prefix::parse) {
-        check_prefix(section, &prefix, path.as_ref(), route.case);
+        let begin = prefix.clone().in_case(route.case);
+        check_prefix(
+            section,
+            "strip_prefix",
+            begin.as_str(),
+            path.as_ref(),
+            route.case,
+        );
         route.strip_prefix = Some(prefix.in_case(route.case));
     }
     route.add_prefix = section.parse("add_prefix", form, Prefix::parse);
+    route.replace_prefix = forwarding::replacement(section, route.case).map(Box::new);
+    if let Some(replacement) = &route.replace_prefix {
+        check_prefix(
+            section,
+            "replace_prefix",
+            replacement.from(),
+            path.as_ref().filter(|path| !path.is_regex()),
+            route.case,
+        );
+    }
     route.body_limit = section
         .size_or_unlimited("body_limit")
         .unwrap_or(route.body_limit);
@@ -428,13 +447,18 @@ fn check_variables(
     }
 }
 
-fn check_prefix(section: &Section<'_>, prefix: &Prefix, path: Option<&PathPattern>, case: Case) {
+fn check_prefix(
+    section: &Section<'_>,
+    key: &'static str,
+    begin: &str,
+    path: Option<&PathPattern>,
+    case: Case,
+) {
     let whole = path.map(|path| path.clone().in_case(case));
-    let begin = prefix.clone().in_case(case);
-    if whole.is_some_and(|whole| !whole.begins_with(begin.as_str())) {
-        let help = format!("write for example `path = \"{}/*\"`", prefix.as_str());
+    if !begin.is_empty() && whole.is_some_and(|whole| !whole.begins_with(begin)) {
+        let help = format!("write for example `path = \"{begin}/*\"`");
         contradiction("not every path begins with this")
-            .at(&section.value_span("strip_prefix"), "is taken off")
+            .at(&section.value_span(key), "is taken off")
             .at(&section.value_span("path"), "paths of the route")
             .help(help)
             .report_to(section.reader);

@@ -22,7 +22,7 @@ pub use forwarded::{Peer, PrerenderedHeaders, put_line, scheme};
 use forwarded::{append, name_client};
 pub(super) use hop::are_twins;
 use hop::{HopFields, has_option};
-pub use prefix::{prepend, strip};
+pub use prefix::{prepend, replace, restore, strip};
 
 /// Headers that [`to_upstream`] adds, at most.
 const ADDED: usize = 8;

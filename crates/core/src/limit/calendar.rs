@@ -427,7 +427,10 @@ mod tests {
             };
             count.charge(&count.look(&rule(9), &at), 1);
             let changes = count.changes_since(&before);
-            changes.iter().flatten().for_each(|change| copy.apply(change));
+            changes
+                .iter()
+                .flatten()
+                .for_each(|change| copy.apply(change));
             assert_eq!((copy.end_us, copy.units), (count.end_us, count.units));
         }
         assert_eq!((copy.end_us, copy.units), (3_000, 3));

@@ -51,7 +51,7 @@ fn read_nodes(item: &TreeItem, scheme: &str) -> Vec<ServerDraft> {
     let server = |address: String, weight: Option<u64>| ServerDraft {
         url: format!("{scheme}://{address}"),
         weight: weight.filter(|weight| (2..=1000).contains(weight)),
-        max_connections: None,
+        ..ServerDraft::default()
     };
     let table = item.entries_at("nodes").iter();
     let table = table.map(|(address, weight)| {

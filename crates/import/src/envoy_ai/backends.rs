@@ -56,7 +56,7 @@ pub(super) fn read(route: &TreeItem, what: &str, file: &mut EnvoyFile) -> Result
                 if found.is_tls { "https" } else { "http" }
             ),
             weight: weight.filter(|weight| (2..=1000).contains(weight)),
-            max_connections: None,
+            ..ServerDraft::default()
         }));
     }
     let format = format.ok_or("it has no backend")?;

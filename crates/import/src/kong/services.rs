@@ -88,7 +88,7 @@ fn find_targets(parts: &ProviderUrl, file: &KongFile<'_>) -> Option<Vec<ServerDr
         Some(ServerDraft {
             url: format!("{scheme}://{address}"),
             weight: weight.filter(|weight| (2..=1000).contains(weight)),
-            max_connections: None,
+            ..ServerDraft::default()
         })
     });
     Some(targets.collect())

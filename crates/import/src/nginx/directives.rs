@@ -28,7 +28,7 @@ const TRANSLATED: &str = "\
     real_ip_header real_ip_recursive allow deny auth_basic auth_request auth_jwt \
     access_by_lua_block modsecurity SecRulesEnabled app_protect_enable wallarm_mode max_headers \
     worker_shutdown_timeout default_type fastcgi_pass uwsgi_pass scgi_pass memcached_pass \
-    content_by_lua_block stub_status autoindex dav_methods";
+    content_by_lua_block stub_status autoindex dav_methods proxy_redirect proxy_cookie_path";
 
 /// Directives that tidegate does not need, and the reason.
 const NEEDLESS: &str = "\
@@ -93,8 +93,7 @@ error_page proxy_intercept_errors | answers pass as they are; [deny.body] is for
 ssl_stapling ssl_stapling_verify ssl_trusted_certificate | responses of OCSP are not sent
 ssl_reject_handshake | a client that asks for another name gets the first certificate
 ssl_crl | lists of revoked certificates are not read
-proxy_redirect | a Location passes as it is
-proxy_cookie_path proxy_cookie_domain | cookies pass as they are
+proxy_cookie_domain | cookies pass as they are
 proxy_method | methods pass as they are
 proxy_set_body sub_filter | bodies pass as they are
 proxy_ignore_client_abort | a client that disconnects cancels its request

@@ -6,7 +6,8 @@ use super::syntax::Directive;
 use super::variables;
 use crate::draft::{Draft, RouteAction, ServerDraft, TargetDraft, UpstreamDraft};
 use crate::files;
-use crate::route::{Prefix, host_of};
+use crate::path::Case;
+use crate::route::{Replacement, host_of};
 use crate::values::{self, TomlEntries, inline_table, quote, quote_list};
 
 pub(super) struct ProxyPass<'p> {
@@ -23,6 +24,31 @@ struct PassUrl<'p> {
     scheme: &'p str,
     host: &'p str,
     path: Option<&'p str>,
+}
+
+/// The beginnings of paths, of the client and of the upstream.
+#[derive(Default)]
+struct AnswerPaths<'p> {
+    from: Option<&'p str>,
+    to: &'p str,
+}
+
+impl AnswerPaths<'_> {
+    /// Whether `proxy_redirect` or `proxy_cookie_path` gives answers the client's beginning back.
+    /// Notes what else they do.
+    fn are_in(&self, directives: &[&Directive]) -> bool {
+        let mut found = false;
+        for one in directives {
+            let puts_back = |from| one.arg(0).ends_with(self.to) && one.arg(1).ends_with(from);
+            match one.arg(0) {
+                "default" => found = true,
+                "off" => {}
+                _ if self.from.is_some_and(puts_back) => found = true,
+                _ => one.lost("only the path that `proxy_pass` replaced is put back"),
+            }
+        }
+        found
+    }
 }
 
 impl<'p> ProxyPass<'p> {
@@ -91,15 +117,13 @@ impl<'p> ProxyPass<'p> {
         location: &LocationPath<'_>,
     ) -> Result<TomlEntries, String> {
         let mut entries = TomlEntries::default();
-        let mut add = |name: &str, path: &str| {
-            let path = path.trim_end_matches('/');
-            if !path.is_empty() {
-                entries.add(name, quote(path));
-            }
-        };
         let Some(new_path) = new_path else {
             if let Some(path) = location.path.filter(|_| location.is_stripped) {
-                add("strip_prefix", path);
+                let path = path.trim_end_matches('/');
+                entries.add("strip_prefix", quote(path));
+            }
+            for name in ["proxy_redirect", "proxy_cookie_path"] {
+                AnswerPaths::default().are_in(&self.scope.inherited(name));
             }
             return Ok(entries);
         };
@@ -109,26 +133,29 @@ impl<'p> ProxyPass<'p> {
         if new_path == path && !location.is_stripped {
             return Ok(entries);
         }
-        let (has_slash, gets_slash) = (path.ends_with('/'), new_path.ends_with('/'));
-        if has_slash && !gets_slash && !location.is_exact
-            || location.is_stripped
-            || new_path.contains(['?', '#'])
-            || Prefix::parse(new_path).is_err() && new_path != "/"
-        {
-            return Err(format!(
-                "`{path}` cannot be replaced by `{new_path}`: routes replace whole segments of a \
-                 path"
-            ));
+        if location.is_stripped || Replacement::new(path, new_path, Case::Sensitive).is_err() {
+            return Err(format!("`{path}` cannot be replaced by `{new_path}`"));
         }
-        if !has_slash && gets_slash && !(location.is_exact && new_path == "/") {
-            let why = match location.is_exact {
-                true => "the path that is asked for has no slash at its end",
-                false => "the rest of the path begins with one slash, not with two",
-            };
+        if !location.is_exact && !path.ends_with('/') && new_path.ends_with('/') {
+            let why = "the rest of the path begins with one slash, not with two";
             self.one.differs(why);
         }
-        add("strip_prefix", path);
-        add("add_prefix", new_path);
+        let mut fields = vec![
+            format!("from = {}", quote(path)),
+            format!("to = {}", quote(new_path)),
+        ];
+        let changes = AnswerPaths {
+            from: Some(path),
+            to: new_path,
+        };
+        let redirects = self.scope.inherited("proxy_redirect");
+        if redirects.is_empty() || changes.are_in(&redirects) {
+            fields.push("location = true".to_owned());
+        }
+        if changes.are_in(&self.scope.inherited("proxy_cookie_path")) {
+            fields.push("cookies = true".to_owned());
+        }
+        entries.add_table("replace_prefix", &fields);
         Ok(entries)
     }
 
@@ -368,10 +395,7 @@ fn read_server(one: &Directive, scheme: &str) -> Option<ServerDraft> {
                 one.needless("it is down");
                 return None;
             }
-            "backup" => {
-                one.lost("there are no servers in reserve; it is left out");
-                return None;
-            }
+            "backup" => server.is_backup = true,
             "slow_start" => {
                 one.notes
                     .lost(&one.place, word, "`slow_start` of the upstream says it")

@@ -121,7 +121,7 @@ impl TraefikFile<'_> {
                 servers.push(ServerDraft {
                     url,
                     weight: valid_weight(one.number_at("weight")),
-                    max_connections: None,
+                    ..ServerDraft::default()
                 });
             }
         }

@@ -1,11 +1,14 @@
-//! Changes of headers on their way, and answers in place of an upstream.
+//! Changes of paths and headers on their way, and answers in place of an upstream.
 
 use http::{HeaderValue, StatusCode};
 use toml::Spanned;
 use toml::de::DeValue;
 
 use crate::config::*;
-use crate::route::{Action, Direction, HeaderChange, HeaderText, Redirect, Respond, Target};
+use crate::path::Case;
+use crate::route::{
+    Action, Direction, HeaderChange, HeaderText, Redirect, Replacement, Respond, Target,
+};
 
 /// Changes of one kind of head, at most.
 const MAX_CHANGES: usize = 64;
@@ -176,4 +179,38 @@ fn redirect(outer: &mut Section<'_>) -> Option<Target> {
         to
     };
     to.map(|to| Target::Redirect(Box::new(to)))
+}
+
+/// Reads `{ from = "/a/", to = "/b/", location = true, cookies = true }`.
+pub(super) fn replacement(outer: &mut Section<'_>, case: Case) -> Option<Replacement> {
+    const FORM: TextForm = TextForm::new(Code::BadPattern, "a path's beginning");
+    let is_given = outer.has("replace_prefix");
+    let value = outer.peek("replace_prefix");
+    let is_table = value.is_some_and(|value| value.get_ref().is_table());
+    let mut section = outer.section("replace_prefix");
+    if is_table {
+        section.require("from", "from = \"/a/\"");
+        section.require("to", "to = \"/b/\"");
+    }
+    let beginning = |text: &str| Replacement::new(text, text, case).map(|_| text.to_owned());
+    let from = section.parse("from", FORM, beginning);
+    let to = section.parse("to", FORM, beginning);
+    let location = section.optional_boolean("location").unwrap_or(false);
+    let cookies = section.optional_boolean("cookies").unwrap_or(false);
+    section.finish();
+    for key in ["strip_prefix", "add_prefix"] {
+        if is_given && outer.has(key) {
+            contradiction(format!("a route has `replace_prefix` or `{key}`, not both"))
+                .at(&outer.key_span(key), "")
+                .at(
+                    &outer.key_span("replace_prefix"),
+                    "says the whole new beginning",
+                )
+                .report_to(outer.reader);
+        }
+    }
+    let mut replacement = Replacement::new(&from?, &to?, case).ok()?;
+    replacement.location = location;
+    replacement.cookies = cookies;
+    Some(replacement)
 }

@@ -172,6 +172,27 @@ fn changes_that_cannot_be_made_are_refused() {
 }
 
 #[test]
+fn a_path_gets_another_beginning() {
+    let replaced = "replace_prefix = { from = \"/a/\", to = \"/b\", location = true }";
+    let replacement = route("/a/*", replaced).replace_prefix.unwrap();
+    assert_eq!((replacement.location, replacement.cookies), (true, false));
+    for (path, settings, code) in [
+        ("/c/*", replaced.to_owned(), "T124"),
+        ("/a/*", format!("{replaced}\nstrip_prefix = \"/a\""), "T124"),
+        ("/a/*", format!("{replaced}\nadd_prefix = \"/v1\""), "T124"),
+        ("/*", "replace_prefix = { from = \"/\" }".to_owned(), "T104"),
+        (
+            "/*",
+            "replace_prefix = { from = \"/\", to = \"/{id}\" }".to_owned(),
+            "T115",
+        ),
+        ("/*", "replace_prefix = \"/a\"".to_owned(), "T103"),
+    ] {
+        assert_eq!(codes(&with(path, &settings)), [code], "{path} {settings}");
+    }
+}
+
+#[test]
 fn a_route_answers_by_itself() {
     let respond = |settings: &str| match route("/*", settings).target {
         Target::Respond(answer) => {

@@ -98,6 +98,7 @@ fn inline(section: &str, key: &str, line: &str) -> Vec<(String, String)> {
     let shown = [
         "route.access",
         "route.respond",
+        "route.replace_prefix",
         "route.redirect",
         "descriptor.entries",
         "usage.NAME.weights",
@@ -230,6 +231,7 @@ const EXCLUDED: &[&str] = &[
     "name",
     "strip_prefix",
     "add_prefix",
+    "replace_prefix",
     "respond",
     "redirect",
     "replaces",

@@ -1,11 +1,12 @@
 //! The prefix that a route strips from a path, or puts before it.
 
+use http::header::{HeaderMap, HeaderValue, LOCATION, SET_COOKIE};
 use http::uri::{PathAndQuery, Uri};
 use http::{HeaderName, Request};
 
 use super::{Peer, RequestFault, append};
 use crate::path::CanonicalPath;
-use crate::route::Prefix;
+use crate::route::{Prefix, Replacement};
 
 const X_FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 
@@ -20,12 +21,8 @@ pub fn strip<B>(
     let path = CanonicalPath::parse(uri.path()).map_err(|_| RequestFault::Target)?;
     let rest = prefix.strip(&path, uri.path());
     let rest = rest.ok_or(RequestFault::Target)?;
-    let target = match uri.query() {
-        Some(query) => format!("{rest}?{query}"),
-        None => rest.into_owned(),
-    };
-    let target = PathAndQuery::try_from(target).map_err(|_| RequestFault::Target)?;
-    *request.uri_mut() = Uri::from(target);
+    let rest = rest.into_owned();
+    set_path(request, &rest)?;
     let (headers, value) = (request.headers_mut(), prefix.header().clone());
     if peer.trusted {
         append(headers, X_FORWARDED_PREFIX, value);
@@ -47,13 +44,86 @@ pub fn prepend<B>(
         rest if rest.starts_with('/') => rest,
         _ => return Err(RequestFault::Target),
     };
-    let target = match uri.query() {
-        Some(query) => format!("{}{rest}?{query}", prefix.as_str()),
-        None => format!("{}{rest}", prefix.as_str()),
+    let path = format!("{}{rest}", prefix.as_str());
+    set_path(request, &path)
+}
+
+/// Gives a path the beginning that its route says.
+pub fn replace<B>(request: &mut Request<B>, replacement: &Replacement) -> Result<(), RequestFault> {
+    let sent = request.uri().path();
+    let path = CanonicalPath::parse(sent).map_err(|_| RequestFault::Target)?;
+    let path = replacement.apply(&path, sent).ok_or(RequestFault::Target)?;
+    set_path(request, &path)
+}
+
+/// Sets the path. The query stays.
+fn set_path<B>(request: &mut Request<B>, path: &str) -> Result<(), RequestFault> {
+    let target = match request.uri().query() {
+        Some(query) => PathAndQuery::try_from(format!("{path}?{query}")),
+        None => PathAndQuery::try_from(path),
     };
-    let target = PathAndQuery::try_from(target).map_err(|_| RequestFault::Target)?;
-    *request.uri_mut() = Uri::from(target);
+    *request.uri_mut() = Uri::from(target.map_err(|_| RequestFault::Target)?);
     Ok(())
+}
+
+/// Gives the paths in `Location` and in cookies of an answer the client's beginning back. An
+/// absolute URL counts if its host is that of the client or of the upstream (`is_upstream`).
+pub fn restore(
+    headers: &mut HeaderMap,
+    replacement: &Replacement,
+    client_host: &str,
+    is_upstream: impl FnOnce(&str) -> bool,
+) {
+    if replacement.location
+        && let Some(location) = headers.get(LOCATION)
+        && let Ok(text) = location.to_str()
+    {
+        let (origin, path) = match text.split_once("://") {
+            Some((_, rest)) => {
+                let path = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+                text.split_at(text.len() - rest.len() + path)
+            }
+            None => ("", text),
+        };
+        let host = origin.split_once("://").map_or("", |(_, host)| host);
+        let is_of_client = host == client_host || origin.is_empty();
+        let restored = match is_of_client || is_upstream(host) {
+            true if path.is_empty() && !origin.is_empty() => replacement.undo("/"),
+            true => replacement.undo(path),
+            false => None,
+        };
+        let kept = if is_of_client { origin } else { "" };
+        let value = restored.map(|path| HeaderValue::try_from(format!("{kept}{path}")));
+        if let Some(Ok(value)) = value {
+            headers.insert(LOCATION, value);
+        }
+    }
+    if replacement.cookies {
+        let cookies = headers.iter_mut().filter(|(name, _)| *name == SET_COOKIE);
+        for (_, value) in cookies {
+            let restored = value
+                .to_str()
+                .ok()
+                .and_then(|text| restore_cookie(replacement, text));
+            if let Some(Ok(restored)) = restored.map(HeaderValue::try_from) {
+                *value = restored;
+            }
+        }
+    }
+}
+
+/// Replaces the value of `Path` of a cookie.
+fn restore_cookie(replacement: &Replacement, text: &str) -> Option<String> {
+    let parts: Vec<&str> = text.split(';').collect();
+    let is_path = |part: &&str| {
+        let name = part.split_once('=').map_or("", |(name, _)| name);
+        name.trim().eq_ignore_ascii_case("path")
+    };
+    let at = 1 + parts.iter().skip(1).position(is_path)?;
+    let (name, path) = parts[at].split_once('=')?;
+    let part = format!("{name}={}", replacement.undo(path.trim())?);
+    let (before, after) = (&parts[..at], &parts[at + 1..]);
+    Some([before, &[&part], after].concat().join(";"))
 }
 
 #[cfg(test)]

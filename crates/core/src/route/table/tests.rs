@@ -27,6 +27,7 @@ pub(super) fn route(text: &str) -> Route {
         refund: StatusSet::default(),
         strip_prefix: None,
         add_prefix: None,
+        replace_prefix: None,
         access: Default::default(),
         body_limit: None,
         headers_up: Vec::new(),

@@ -29,6 +29,7 @@ fn route(path: &str) -> Route {
         body_read: 0,
         strip_prefix: None,
         add_prefix: None,
+        replace_prefix: None,
         access: Default::default(),
         body_limit: None,
         headers_up: Vec::new(),
