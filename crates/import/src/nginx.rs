@@ -45,7 +45,7 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
         }
         settings::read_http(&scope, &mut draft);
         add_servers(&scope, &mut draft);
-        limits::note_zones(&scope, &mut draft);
+        limits::note_zones(&scope, &draft);
     }
     settings::add_default_real_ip(&main, &mut draft);
     if draft.routes.is_empty() {
@@ -407,26 +407,28 @@ const NGINX_STATUS: u16 = 503;
 
 /// Reads the status of denials: one for all, or else each limit has its own.
 fn read_deny_status(servers: &[ServerBlock<'_>], draft: &mut Draft) {
-    let mut all: Vec<&Directive> = Vec::new();
+    let mut statuses: Vec<u16> = Vec::new();
     for ServerBlock { scope, .. } in servers {
         let locations = scope.named("location").map(|one| scope.enter(one));
         for scope in std::iter::once(scope.clone()).chain(locations) {
-            all.extend(
-                limits::KINDS
-                    .iter()
-                    .filter_map(|kind| scope.last(&format!("{kind}_status"))),
-            );
+            for kind in limits::KINDS {
+                if scope.last(kind).is_none() {
+                    continue;
+                }
+                let one = scope.last(&format!("{kind}_status"));
+                let status = one.map_or(Ok(NGINX_STATUS), |one| one.arg(0).parse::<u16>());
+                match (status, one) {
+                    (Ok(status @ 400..=599), _) => statuses.push(status),
+                    (_, Some(one)) => one.lost("400 to 599 are possible"),
+                    (_, None) => {}
+                }
+            }
         }
     }
-    for one in all {
-        match one.arg(0).parse::<u16>() {
-            Ok(status @ 400..=599) => match draft.deny_status {
-                Some(first) if first != status => draft.has_own_statuses = true,
-                _ => draft.deny_status = Some(status),
-            },
-            _ => one.lost("400 to 599 are possible"),
-        }
-    }
+    draft.deny_status = statuses.first().copied();
+    draft.has_own_statuses = statuses
+        .iter()
+        .any(|status| Some(*status) != draft.deny_status);
     if draft.has_own_statuses {
         draft.deny_status = Some(NGINX_STATUS);
     }

@@ -56,8 +56,8 @@ pub(super) fn add_limits(scope: &BlockScope<'_>, draft: &mut Draft) -> Vec<Strin
     names
 }
 
-/// Notes which zones are not used, and which status denials have if nginx names none.
-pub(super) fn note_zones(scope: &BlockScope<'_>, draft: &mut Draft) {
+/// Notes which zones are not used.
+pub(super) fn note_zones(scope: &BlockScope<'_>, draft: &Draft) {
     for kind in KINDS {
         let kind = format!("{kind}_zone");
         for one in scope.http.named(&kind) {
@@ -67,11 +67,6 @@ pub(super) fn note_zones(scope: &BlockScope<'_>, draft: &mut Draft) {
             }
             if !draft.used_zones.contains(&one.source()) {
                 one.needless("nothing uses this zone");
-            } else if draft.deny_status.is_none() {
-                let why = "denials are answered 429; nginx answers 503 where `limit_req_status` \
-                           says nothing else";
-                one.differs(why);
-                draft.deny_status = Some(429);
             }
         }
     }

@@ -51,7 +51,7 @@ pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
         ),
         ("worker_shutdown_timeout", "drain_timeout", time, no_time),
     ] {
-        let Some(one) = scope.last(theirs) else {
+        let Some(one) = scope.last(theirs).or_else(|| of_server(scope, theirs)) else {
             continue;
         };
         match translate(one) {
@@ -62,6 +62,19 @@ pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
     let bytes = max_body(scope).unwrap_or(DEFAULT_BODY);
     draft.server.add("max_body", body_text(bytes));
     read_real_ip(scope, draft);
+}
+
+/// Returns the directive of the first server that has it.
+fn of_server<'d>(http: &BlockScope<'d>, name: &str) -> Option<&'d Directive> {
+    let servers: Vec<&Directive> = http.named("server").collect();
+    let mut found = servers.iter().filter_map(|server| server.first(name));
+    let first = found.next()?;
+    let is_same =
+        |server: &&Directive| server.first(name).is_some_and(|one| one.args == first.args);
+    if !servers.iter().all(is_same) {
+        first.differs("it is one setting for all servers");
+    }
+    Some(first)
 }
 
 pub(super) fn max_body(scope: &BlockScope<'_>) -> Option<u64> {
@@ -148,6 +161,7 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
         down.extend(change.filter(|change| !down.contains(change)));
     }
     let mut added: Vec<(String, Vec<String>)> = Vec::new();
+    let mut set = Vec::new();
     for one in scope.inherited("add_header") {
         // `[tls]` has a setting for this one.
         if one.arg(0).eq_ignore_ascii_case("strict-transport-security") {
@@ -157,6 +171,16 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
             continue;
         };
         let value = header_value(one, scope).unwrap_or_default();
+        // nginx has one of this header, and an empty value removes it.
+        if name == "last-modified" {
+            let value = if value.is_empty() {
+                "false".to_owned()
+            } else {
+                quote(&value)
+            };
+            set.push(format!("{name} = {value}"));
+            continue;
+        }
         match added.iter_mut().find(|(known, _)| *known == name) {
             _ if value.is_empty() => {}
             Some((_, values)) => values.push(value),
@@ -167,6 +191,7 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
         let name = quote(&format!("+{name}"));
         format!("{name} = {}", quote_one_or_list(&values))
     }));
+    down.extend(set);
     let mut entries = TomlEntries::default();
     entries.add_table("headers_up", &up);
     entries.add_table("headers_down", &down);
