@@ -72,7 +72,7 @@ pub struct SendOptions {
     pub affinity: Option<u64>,
     /// Whether this is a gRPC call, whose response has a status of its own.
     pub is_grpc: bool,
-    /// Records each attempt, if the request is traced.
+    /// Records each attempt, if the request is traced or its response tells them.
     pub attempts: Option<Arc<AttemptLog>>,
 }
 

@@ -141,6 +141,7 @@ fn route(name: &'static str, count: usize) -> Word {
         refund: StatusSet::default(),
         strip_prefix: None,
         add_prefix: None,
+        replace_prefix: None,
         access: Default::default(),
         body_limit: None,
         headers_up: Vec::new(),

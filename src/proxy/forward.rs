@@ -13,7 +13,7 @@ use super::headers::{self, UpstreamRequest};
 use super::upgrade::Tunnel;
 use crate::body::RequestBody;
 use crate::route::Route;
-use crate::upstream::{Outgoing, SendOptions};
+use crate::upstream::{AttemptLog, Outgoing, SendOptions};
 use tidegate_core::exchange::changes::Changes;
 use tidegate_core::exchange::downstream::Downstream;
 use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
@@ -42,6 +42,9 @@ impl Proxy {
         }
         let trace = x.record.trace.as_deref_mut();
         let attempts = trace.and_then(|trace| trace.send(request.headers_mut()));
+        let tells_attempts = changes.is_some_and(Changes::tell_attempts);
+        let attempts = attempts.or_else(|| tells_attempts.then(|| AttemptLog::new(None)));
+        let told = attempts.clone().filter(|_| tells_attempts);
         // Only a route that gives paths back needs the host.
         let client_host = (route.replace_prefix.as_ref())
             .filter(|one| one.location)
@@ -72,7 +75,7 @@ impl Proxy {
             headers::restore(headers, replacement, client_host, is_upstream);
         }
         if let Some(changes) = changes {
-            changes.apply_to_response(response.headers_mut());
+            changes.apply_to_response(response.headers_mut(), told.as_deref());
         }
         if ready.asks_upgrade {
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {

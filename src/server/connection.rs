@@ -31,6 +31,7 @@ use crate::client::proxy_header::{ProxyHeader, parse};
 use crate::clock::Alarm;
 use crate::config::ProxyProtocol;
 use crate::proxy::Arrival;
+use crate::route::template::Ports;
 use crate::wire::{Accepted, PrefixedStream, Stream};
 use tidegate_core::failpoint;
 
@@ -69,6 +70,7 @@ async fn open_connection(
 ) -> Option<impl Future<Output = ()> + Send> {
     failpoint!("server.connection");
     let Accepted { mut stream, ip } = accepted;
+    let ports = stream.ports();
     let config = worker.serving.load_full();
     let settings = &config.settings;
     let tls = match kind {
@@ -102,6 +104,12 @@ async fn open_connection(
             shaken.1
         }
     };
+    let ports = match header.ip {
+        // The peer's port is that of the balancer.
+        Some(_) => Ports { peer: 0, ..ports },
+        None => ports,
+    };
+    let arrival = Arrival { ports, ..arrival };
     let phase = Phase::new(alarm, settings);
     // gRPC needs it.
     let is_http2_allowed = settings.http2 || kind == ListenerKind::Decide;

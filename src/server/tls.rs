@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs::{Ticketer, default_provider};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::{TLS12, TLS13};
+use rustls::{HandshakeKind, ProtocolVersion, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
 use super::watcher::Watcher;
@@ -47,6 +47,14 @@ pub(crate) struct ServerTls {
 struct TlsState {
     settings: TlsSettings,
     acquired: Option<IdentityFiles>,
+}
+
+/// The name of a version, as OpenSSL and nginx write it.
+fn version_name(version: ProtocolVersion) -> &'static str {
+    match version {
+        ProtocolVersion::TLSv1_2 => "TLSv1.2",
+        _ => "TLSv1.3",
+    }
 }
 
 impl ServerTls {
@@ -142,9 +150,18 @@ impl ServerTls {
         if certificate.as_ref().is_some_and(is_expired) {
             return Err(io::Error::other("the client's certificate has expired"));
         }
+        let secured = Secured {
+            version: session.protocol_version().map_or("", version_name),
+            cipher: (session.negotiated_cipher_suite())
+                .and_then(|suite| suite.suite().as_str())
+                .unwrap_or_default(),
+            server_name: session.server_name().map(Box::from),
+            is_resumed: session.handshake_kind() == Some(HandshakeKind::Resumed),
+            certificate,
+        };
         let stream = Stream::Tls(Box::new(TlsStream::Server(stream)));
         let arrival = Arrival {
-            tls: Some(Secured { certificate }),
+            tls: Some(secured),
             ..Arrival::plain(ip)
         };
         Ok((stream, arrival))

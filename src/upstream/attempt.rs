@@ -388,8 +388,9 @@ fn prepare(request: &mut Request<RequestBody>, permit: &ServerPermit, options: &
     if let Some(host) = permit.host_for(options.has_host) {
         request.headers_mut().insert(HOST, host.clone());
     }
-    if let Some(attempts) = &options.attempts {
-        let parent = attempts.begin(&permit.server.place);
+    if let Some(attempts) = &options.attempts
+        && let Some(parent) = attempts.begin(&permit.server.place)
+    {
         request.headers_mut().insert(TRACEPARENT, parent.value());
     }
 }

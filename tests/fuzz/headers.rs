@@ -250,7 +250,9 @@ fn check_templates(stage: &Stage, request: &Request<()>) {
         route: found.route,
         request_id: "id",
         scheme: "https",
-        tls_subject: None,
+        protocol: "HTTP/1.1",
+        ports: Default::default(),
+        tls: None,
     };
     if let Ok(value) = stage.filled.fill(&facts) {
         assert!(

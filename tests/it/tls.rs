@@ -290,3 +290,54 @@ fn where_certificates_are_optional_the_others_count_by_their_address() {
     let expired = ["--cert", "late.pem", "--key", "late.key"];
     assert!(!stage.curl("one.test", "/", &expired).status.success());
 }
+
+#[test]
+fn upstreams_and_clients_are_told_facts_of_the_connection() {
+    let facts = "{tls_version}|{tls_cipher}|{tls_server_name}|{tls_resumed}|{tls_verified}|\
+                 {tls_subject}|{tls_issuer}|{protocol}|{port}";
+    let stage = Stage::start(
+        "client_ca = \"ca.pem\"\nclient_auth = \"optional\"",
+        &format!(
+            "[[route]]\npath = \"/*\"\nheaders_up = {{ x-facts = \"{facts}\", \
+             x-cert = \"{{tls_cert}}\", x-port = \"{{peer_port}}\" }}\n\
+             headers_down = {{ x-said = \"{{upstream_addr}} {{upstream_status}}\" }}\n{WIDE}"
+        ),
+    );
+    let with_ann = ["--tlsv1.3", "--cert", "ann.pem", "--key", "ann.key"];
+    let answer = stage.curled("one.test", "/", &with_ann);
+    let address = stage.upstream.url().replace("http://", "");
+    assert!(
+        answer.contains(&format!("x-said: {address} 200")),
+        "{answer}"
+    );
+    let seen = stage.upstream.seen().remove(0);
+    let port = stage.secure.port();
+    let told = seen.header("x-facts").unwrap();
+    let (session, certificate) = told.split_once("SUCCESS|").unwrap();
+    assert!(session.starts_with("TLSv1.3|TLS_"), "{told}");
+    assert!(session.ends_with("|one.test|.|"), "{told}");
+    assert!(certificate.starts_with("CN=ann,O=ca|CN=ca|"), "{told}");
+    assert!(
+        certificate.ends_with(&format!("|HTTP/1.1|{port}")),
+        "{told}"
+    );
+    let pem = std::fs::read_to_string(stage.proxy.directory.path().join("ann.pem")).unwrap();
+    let escaped = seen.header("x-cert").unwrap();
+    let read = (escaped.replace("%20", " ").replace("%0A", "\n"))
+        .replace("%2B", "+")
+        .replace("%2F", "/")
+        .replace("%3D", "=");
+    assert_eq!(read.trim(), pem.replace('\r', "").trim());
+    assert!(seen.header("x-port").unwrap().parse::<u16>().is_ok());
+    stage.curled("one.test", "/", &[]);
+    let seen = stage.upstream.seen().remove(1);
+    assert!(seen.header("x-facts").unwrap().contains("|NONE|||"));
+    assert_eq!(seen.header("x-cert"), None);
+    stage.proxy.get("/");
+    let seen = stage.upstream.seen().remove(2);
+    assert!(
+        seen.header("x-facts")
+            .unwrap()
+            .starts_with("|||||||HTTP/1.1|")
+    );
+}

@@ -12,6 +12,10 @@ use std::net::IpAddr;
 pub struct Certificate {
     /// As RFC 4514 writes it: `CN=worker-7,OU=batch,O=Example`. May be empty.
     pub subject: String,
+    /// Written as `subject`.
+    pub issuer: String,
+    /// In upper-case hexadecimal.
+    pub serial: String,
     pub names: Vec<AltName>,
     /// Unix seconds.
     pub not_before_s: u64,
@@ -19,6 +23,8 @@ pub struct Certificate {
     pub not_after_s: u64,
     /// SHA-256 of the whole certificate, in lower-case hexadecimal.
     pub fingerprint: String,
+    /// The whole certificate.
+    pub der: Box<[u8]>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

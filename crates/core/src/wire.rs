@@ -14,6 +14,8 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
 
+use crate::route::template::Ports;
+
 /// A vectored write of at most this many bytes is copied into one buffer. The copy costs less than
 /// a system call with several buffers.
 const JOIN_BYTES: usize = 4096;
@@ -67,6 +69,17 @@ impl Stream {
                 stream.async_io(Interest::READABLE, peek).await
             }
             Stream::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// The ports of a TCP connection.
+    pub fn ports(&self) -> Ports {
+        match self {
+            Stream::Tcp(stream) => Ports {
+                peer: stream.peer_addr().map_or(0, |address| address.port()),
+                local: stream.local_addr().map_or(0, |address| address.port()),
+            },
+            Stream::Unix(_) | Stream::Tls(_) => Ports::default(),
         }
     }
 

@@ -164,3 +164,35 @@ fn traces_pass_through_untouched() {
     assert_eq!(seen.header("traceparent").as_deref(), Some(trace));
     assert_eq!(seen.header("tracestate").as_deref(), Some("a=1,b=2"));
 }
+
+#[test]
+fn clients_are_told_each_attempt() {
+    let upstream = Upstream::ok();
+    let closed = crate::support::free_port();
+    let proxy = crate::house::Tidegate::start(&format!(
+        "[[route]]\npath = \"/*\"\nupstream = \"app\"\n\
+         headers_down = {{ x-addr = \"{{upstream_addr}}\", \
+         x-told = \"{{method}}: {{upstream_status}} in {{upstream_time}} s\" }}\n\
+         [[route]]\npath = \"/gone\"\nupstream = \"http://127.0.0.1:{closed}\"\n\
+         headers_down = {{ x-addr = \"{{upstream_addr}}\" }}\n\
+         [upstream.app]\nbalance = \"round-robin\"\n\
+         servers = [\"http://127.0.0.1:{closed}\", \"{}\"]\n",
+        upstream.url()
+    ));
+    let answers: Vec<Answer> = (0..2).map(|_| proxy.get("/")).collect();
+    let own = upstream.url().replace("http://", "");
+    let both = format!("127.0.0.1:{closed}, {own}");
+    let told: Vec<String> = answers
+        .iter()
+        .filter_map(|one| one.header("x-addr"))
+        .collect();
+    assert!(told.contains(&both), "{told:?}");
+    let of_both = answers
+        .iter()
+        .find(|one| one.header("x-addr") == Some(both.clone()));
+    let said = of_both.unwrap().header("x-told").unwrap();
+    assert!(said.starts_with("GET: 502, 200 in 0."), "{said}");
+    // The proxy's own answer tells no attempt.
+    let answer = proxy.get("/gone");
+    assert_eq!((answer.status, answer.header("x-addr")), (502, None));
+}

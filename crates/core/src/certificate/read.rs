@@ -38,10 +38,13 @@ impl Certificate {
         let validity = body.validity();
         Some(Certificate {
             subject: subject(body.subject()),
+            issuer: subject(body.issuer()),
+            serial: hex(body.serial_number().as_bytes()).to_ascii_uppercase(),
             names: names.iter().filter_map(alt_name).collect(),
             not_before_s: validity.not_before.to_unix_duration().as_secs(),
             not_after_s: validity.not_after.to_unix_duration().as_secs(),
             fingerprint: hex(digest(&SHA256, der).as_ref()),
+            der: der.into(),
         })
     }
 }

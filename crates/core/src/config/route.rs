@@ -402,9 +402,17 @@ fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) ->
             check_variables(section, path.as_ref(), text, &change.span);
         }
     }
+    for change in &up {
+        if let Action::Set(HeaderText::Made(text)) | Action::Add(HeaderText::Made(text)) =
+            &change.value.action
+        {
+            check_is_early(section, text, &change.span);
+        }
+    }
     if let Some(Target::Redirect(redirect)) = &answer {
         let span = section.key_span("redirect");
         check_variables(section, path.as_ref(), redirect.to(), &span);
+        check_is_early(section, redirect.to(), &span);
     }
     check_settle(section, route.settle_header(), &down);
     route.headers_up = values(up);
@@ -443,6 +451,14 @@ fn check_variables(
         Diagnostic::new(Code::NoSuchParameter, message)
             .at(span, "asked for here")
             .at(&section.value_span("path"), "paths of the route")
+            .report_to(section.reader);
+    }
+}
+
+fn check_is_early(section: &Section<'_>, text: &Template, span: &TextSpan) {
+    if text.tells_attempts() {
+        contradiction("only `headers_down` can tell what an upstream has answered")
+            .at(span, "has no value yet")
             .report_to(section.reader);
     }
 }

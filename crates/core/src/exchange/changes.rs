@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
-use http::{Request, Response};
+use http::{Request, Response, Version};
 use smallvec::SmallVec;
 
 use super::access_record::AccessRecord;
@@ -16,11 +16,39 @@ use super::rejection::Rejection;
 use super::request_id;
 use crate::path::CanonicalPath;
 use crate::request_head::HeadError;
-use crate::route::template::{TemplateFacts, TooLong};
+use crate::route::template::{AttemptVariable, LateText, TemplateFacts, TooLong};
 use crate::route::{Action, HeaderChange, HeaderText, Redirect, RedirectFailure, Route, Target};
+use crate::telemetry::spans::{AttemptLog, RecordedAttempt};
 
-/// Changes with their values for this request; `None` removes the header.
-type Filled<'t> = SmallVec<[(&'t HeaderChange, Option<HeaderValue>); 4]>;
+/// Changes with their values for this request.
+type Filled<'t> = SmallVec<[FilledChange<'t>; 4]>;
+
+#[derive(Debug)]
+struct FilledChange<'t> {
+    change: &'t HeaderChange,
+    /// `None` removes the header.
+    value: Option<FilledValue>,
+}
+
+#[derive(Debug)]
+enum FilledValue {
+    Ready(HeaderValue),
+    /// It tells the attempts to send the request.
+    Late(LateText),
+}
+
+impl FilledChange<'_> {
+    /// `None` for an empty value. Without attempts, a value that tells them is empty.
+    fn value(&self, attempts: Option<&AttemptLog>) -> Option<HeaderValue> {
+        match self.value.as_ref()? {
+            FilledValue::Ready(value) => Some(value.clone()),
+            FilledValue::Late(text) => {
+                let text = attempts?.look(|attempts| text.fill(|one| told(one, attempts)));
+                Some(HeaderValue::try_from(text).ok()?).filter(|value| !value.is_empty())
+            }
+        }
+    }
+}
 
 /// The header changes of one request and of its response.
 #[derive(Debug, Default)]
@@ -72,10 +100,9 @@ impl<'t> Changes<'t> {
             route,
             request_id,
             scheme: headers::scheme(request.headers(), downstream.peer()),
-            tls_subject: downstream
-                .arrival
-                .certificate()
-                .map(|one| one.subject.as_str()),
+            protocol: version_text(request.version()),
+            ports: downstream.arrival.ports,
+            tls: downstream.arrival.tls_facts(),
         };
         Ok(Some(Box::new(Changes {
             up: fill(&route.headers_up, &facts)?,
@@ -92,26 +119,31 @@ impl<'t> Changes<'t> {
             headers.insert(*name, id.clone());
         }
         if !self.up.is_empty() {
-            let sets = |(change, _): &&(&HeaderChange, Option<HeaderValue>)| {
-                !matches!(change.action, Action::Add(_))
-            };
+            let sets = |one: &&FilledChange<'_>| !matches!(one.change.action, Action::Add(_));
             remove_twins(headers, |odd| {
                 let mut set = self.up.iter().filter(sets);
-                set.any(|(change, _)| headers::are_twins(&change.name, odd))
+                set.any(|one| headers::are_twins(&one.change.name, odd))
             });
-            apply(&self.up, headers);
+            apply(&self.up, headers, None);
         }
     }
 
-    pub fn apply_to_response(&self, headers: &mut HeaderMap) {
-        apply(&self.down, headers);
+    /// Whether a header of the response tells the attempts to send the request.
+    pub fn tell_attempts(&self) -> bool {
+        let is_late = |one: &FilledChange<'_>| matches!(one.value, Some(FilledValue::Late(_)));
+        self.down.iter().any(is_late)
+    }
+
+    pub fn apply_to_response(&self, headers: &mut HeaderMap, attempts: Option<&AttemptLog>) {
+        apply(&self.down, headers, attempts);
     }
 
     /// Adds headers to a refusal that it does not have.
     pub(super) fn add_missing(&self, headers: &mut HeaderMap) {
-        for (change, value) in &self.down {
-            if let (Some(value), false) = (value, headers.contains_key(&change.name)) {
-                headers.insert(&change.name, value.clone());
+        for one in &self.down {
+            let name = &one.change.name;
+            if let (Some(value), false) = (one.value(None), headers.contains_key(name)) {
+                headers.insert(name, value);
             }
         }
     }
@@ -138,7 +170,7 @@ pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Re
     };
     response.headers_mut().extend(headers);
     if let Some(changes) = changes {
-        changes.apply_to_response(response.headers_mut());
+        changes.apply_to_response(response.headers_mut(), None);
     }
     Some(response)
 }
@@ -152,22 +184,56 @@ fn fill<'t>(
             Action::Set(text) | Action::Add(text) => value(text, facts)?,
             Action::Remove => None,
         };
-        Ok((change, value))
+        Ok(FilledChange { change, value })
     });
     filled.collect()
 }
 
 /// `None` for an empty value.
-fn value(text: &HeaderText, facts: &TemplateFacts<'_>) -> Result<Option<HeaderValue>, Rejection> {
+fn value(text: &HeaderText, facts: &TemplateFacts<'_>) -> Result<Option<FilledValue>, Rejection> {
     let too_large = Rejection::HeadError(HeadError::TooLarge);
     let value = match text {
         HeaderText::Fixed(value) => value.clone(),
+        HeaderText::Made(template) if template.tells_attempts() => {
+            let late = template.fill_late(facts).map_err(|TooLong| too_large)?;
+            return Ok(Some(FilledValue::Late(late)));
+        }
         HeaderText::Made(template) => match template.fill(facts).map(HeaderValue::try_from) {
             Ok(Ok(value)) => value,
             Ok(Err(_)) | Err(TooLong) => return Err(too_large),
         },
     };
-    Ok(Some(value).filter(|value| !value.is_empty()))
+    Ok(Some(value)
+        .filter(|value| !value.is_empty())
+        .map(FilledValue::Ready))
+}
+
+/// Writes what a variable says of each attempt.
+fn told(variable: AttemptVariable, attempts: &[RecordedAttempt]) -> String {
+    let one = |attempt: &RecordedAttempt| match variable {
+        AttemptVariable::Address => match attempt.port {
+            Some(port) if attempt.address.contains(':') => format!("[{}]:{port}", attempt.address),
+            Some(port) => format!("{}:{port}", attempt.address),
+            None => format!("unix:{}", attempt.address),
+        },
+        AttemptVariable::Status => attempt
+            .status
+            .map_or("502".to_owned(), |one| one.to_string()),
+        AttemptVariable::Time => {
+            let ended = attempt.ended.unwrap_or(attempt.began);
+            let seconds = ended.saturating_duration_since(attempt.began).as_secs_f64();
+            format!("{seconds:.3}")
+        }
+    };
+    attempts.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn version_text(version: Version) -> &'static str {
+    match version {
+        Version::HTTP_10 => "HTTP/1.0",
+        Version::HTTP_2 => "HTTP/2.0",
+        _ => "HTTP/1.1",
+    }
 }
 
 fn location(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValue, Rejection> {
@@ -177,18 +243,19 @@ fn location(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValu
     })
 }
 
-fn apply(changes: &Filled<'_>, headers: &mut HeaderMap) {
-    for (change, value) in changes {
-        match (&change.action, value) {
+fn apply(changes: &Filled<'_>, headers: &mut HeaderMap, attempts: Option<&AttemptLog>) {
+    for one in changes {
+        let change = one.change;
+        match (&change.action, one.value(attempts)) {
             (Action::Add(_), None) => {}
             (Action::Add(_), Some(value)) => {
-                headers.append(&change.name, value.clone());
+                headers.append(&change.name, value);
             }
             (Action::Set(_) | Action::Remove, None) => {
                 headers.remove(&change.name);
             }
             (Action::Set(_) | Action::Remove, Some(value)) => {
-                headers.insert(&change.name, value.clone());
+                headers.insert(&change.name, value);
             }
         }
     }

@@ -6,12 +6,14 @@ use std::sync::{Arc, OnceLock};
 use super::headers;
 use crate::certificate::Certificate;
 use crate::request_head::Scheme;
+use crate::route::template::{Ports, TlsFacts};
 
 /// How a client has connected.
 #[derive(Clone, Debug)]
 pub struct Arrival {
     /// The peer's address.
     pub ip: IpAddr,
+    pub ports: Ports,
     /// `None` for a connection without TLS.
     pub tls: Option<Secured>,
     /// Whether the client speaks plain HTTP on a TLS listener. It gets only an error.
@@ -21,6 +23,11 @@ pub struct Arrival {
 /// The facts of a TLS handshake.
 #[derive(Clone, Debug, Default)]
 pub struct Secured {
+    /// Such as `TLSv1.3`.
+    pub version: &'static str,
+    pub cipher: &'static str,
+    pub server_name: Option<Box<str>>,
+    pub is_resumed: bool,
     /// The client's certificate, signed by a trusted authority.
     pub certificate: Option<Arc<Certificate>>,
 }
@@ -30,6 +37,7 @@ impl Arrival {
     pub fn plain(ip: IpAddr) -> Arrival {
         Arrival {
             ip,
+            ports: Ports::default(),
             tls: None,
             misplaced: false,
         }
@@ -41,6 +49,17 @@ impl Arrival {
             misplaced: true,
             ..Arrival::plain(ip)
         }
+    }
+
+    pub(super) fn tls_facts(&self) -> Option<TlsFacts<'_>> {
+        let tls = self.tls.as_ref()?;
+        Some(TlsFacts {
+            version: tls.version,
+            cipher: tls.cipher,
+            server_name: tls.server_name.as_deref().unwrap_or_default(),
+            is_resumed: tls.is_resumed,
+            certificate: tls.certificate.as_deref(),
+        })
     }
 
     pub fn certificate(&self) -> Option<&Certificate> {

@@ -162,7 +162,9 @@ impl Trace {
         }
         headers.insert(TRACEPARENT, self.begun.own.value());
         let recorded = self.recorded.as_mut()?;
-        let attempts = recorded.attempts.insert(AttemptLog::new(self.begun.own));
+        let attempts = recorded
+            .attempts
+            .insert(AttemptLog::new(Some(self.begun.own)));
         Some(Arc::clone(attempts))
     }
 

@@ -13,6 +13,10 @@ use http::{HeaderMap, HeaderName, Method, Uri};
 use super::{PathPattern, Route};
 use crate::path::CanonicalPath;
 
+use connection::TlsVariable;
+pub use connection::{Ports, TlsFacts};
+pub use late::{AttemptVariable, LateText};
+
 /// Bytes of a template's own text, at most.
 pub const MAX_TEXT: usize = 4096;
 /// Variables in one template, at most.
@@ -48,7 +52,13 @@ pub(super) enum Variable {
     Route,
     RequestId,
     Scheme,
-    TlsSubject,
+    /// The version of HTTP, such as `HTTP/1.1`.
+    Protocol,
+    PeerPort,
+    /// The port of the proxy that the client has connected to.
+    Port,
+    Tls(TlsVariable),
+    Attempts(AttemptVariable),
     /// All lines of a header, joined.
     Header(HeaderName),
     /// The first value of a query parameter, as it was sent.
@@ -71,7 +81,10 @@ pub struct TemplateFacts<'r> {
     pub route: &'r Route,
     pub request_id: &'r str,
     pub scheme: &'r str,
-    pub tls_subject: Option<&'r str>,
+    pub protocol: &'r str,
+    pub ports: Ports,
+    /// `None` for a connection without TLS.
+    pub tls: Option<TlsFacts<'r>>,
 }
 
 /// A text that is not a template. The configuration's author is at fault.
@@ -98,7 +111,7 @@ enum UrlPart {
 }
 
 /// Variables without a `:NAME`.
-const WORDS: [(&str, Variable); 12] = [
+const WORDS: [(&str, Variable); 27] = [
     ("client_ip", Variable::ClientIp),
     ("peer_ip", Variable::PeerIp),
     ("host", Variable::Host),
@@ -110,7 +123,28 @@ const WORDS: [(&str, Variable); 12] = [
     ("route", Variable::Route),
     ("request_id", Variable::RequestId),
     ("scheme", Variable::Scheme),
-    ("tls_subject", Variable::TlsSubject),
+    ("protocol", Variable::Protocol),
+    ("peer_port", Variable::PeerPort),
+    ("port", Variable::Port),
+    ("tls_version", Variable::Tls(TlsVariable::Version)),
+    ("tls_cipher", Variable::Tls(TlsVariable::Cipher)),
+    ("tls_server_name", Variable::Tls(TlsVariable::ServerName)),
+    ("tls_resumed", Variable::Tls(TlsVariable::Resumed)),
+    ("tls_verified", Variable::Tls(TlsVariable::Verified)),
+    ("tls_subject", Variable::Tls(TlsVariable::Subject)),
+    ("tls_issuer", Variable::Tls(TlsVariable::Issuer)),
+    ("tls_serial", Variable::Tls(TlsVariable::Serial)),
+    ("tls_fingerprint", Variable::Tls(TlsVariable::Fingerprint)),
+    ("tls_cert", Variable::Tls(TlsVariable::Certificate)),
+    (
+        "upstream_addr",
+        Variable::Attempts(AttemptVariable::Address),
+    ),
+    (
+        "upstream_status",
+        Variable::Attempts(AttemptVariable::Status),
+    ),
+    ("upstream_time", Variable::Attempts(AttemptVariable::Time)),
 ];
 
 impl Template {
@@ -263,7 +297,12 @@ impl Variable {
             Self::Route => push(out, &facts.route.name),
             Self::RequestId => push(out, facts.request_id),
             Self::Scheme => push(out, facts.scheme),
-            Self::TlsSubject => push(out, facts.tls_subject.unwrap_or_default()),
+            Self::Protocol => push(out, facts.protocol),
+            Self::PeerPort => push_port(out, facts.ports.peer),
+            Self::Port => push_port(out, facts.ports.local),
+            Self::Tls(variable) => variable.write(out, facts.tls),
+            // They have no value yet.
+            Self::Attempts(_) => {}
             Self::Header(name) => {
                 // HTTP/2 may send cookies in several lines.
                 let between = if *name == COOKIE { "; " } else { ", " };
@@ -319,6 +358,12 @@ impl Variable {
 
 fn push(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
+}
+
+fn push_port(out: &mut Vec<u8>, port: u16) {
+    if port != 0 {
+        push(out, &port.to_string());
+    }
 }
 
 fn push_path(out: &mut Vec<u8>, facts: &TemplateFacts<'_>) {
@@ -413,9 +458,9 @@ impl fmt::Display for TemplateError {
                 match Self::near(name) {
                     Some(near) => write!(f, "; did you mean `{{{near}}}`?"),
                     None => f.write_str(
-                        "; there are client_ip, peer_ip, host, path, rest, uri, query, method, \
-                         route, request_id, scheme, tls_subject, header:NAME, query:NAME, \
-                         cookie:NAME and path:PARAM",
+                        "; docs/routes.md lists them: client_ip, peer_ip, host, path, rest, uri, \
+                         query, method, route, request_id, scheme, header:NAME, query:NAME, \
+                         cookie:NAME, path:PARAM and others",
                     ),
                 }
             }
@@ -428,6 +473,9 @@ impl fmt::Display for TemplateError {
 }
 
 impl std::error::Error for TemplateError {}
+
+mod connection;
+mod late;
 
 #[cfg(test)]
 mod fill_tests;

@@ -174,11 +174,11 @@ impl SpanQueue {
     }
 }
 
-/// The attempts to send one traced request. Each attempt is a span, and `traceparent` tells the
-/// server its id.
+/// The attempts to send one request. If the request is traced, each attempt is a span, and
+/// `traceparent` tells the server its id.
 #[derive(Debug)]
 pub struct AttemptLog {
-    parent: TraceContext,
+    parent: Option<TraceContext>,
     attempts: Mutex<Vec<RecordedAttempt>>,
 }
 
@@ -195,7 +195,8 @@ pub struct RecordedAttempt {
 }
 
 impl AttemptLog {
-    pub fn new(parent: TraceContext) -> Arc<AttemptLog> {
+    /// `parent` is the trace of the request, if it is traced.
+    pub fn new(parent: Option<TraceContext>) -> Arc<AttemptLog> {
         Arc::new(AttemptLog {
             parent,
             attempts: Mutex::default(),
@@ -206,12 +207,18 @@ impl AttemptLog {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Records the start of an attempt and returns its trace context. An attempt that is still open
-    /// goes on: an idle connection that turned out to be closed does not count.
-    pub fn begin(&self, server: &ServerAddress) -> TraceContext {
+    /// Calls `look` with the attempts so far.
+    pub fn look<R>(&self, look: impl FnOnce(&[RecordedAttempt]) -> R) -> R {
+        look(&self.lock())
+    }
+
+    /// Records the start of an attempt. Returns its trace context if the request is traced. An
+    /// attempt that is still open goes on: an idle connection that turned out to be closed does not
+    /// count.
+    pub fn begin(&self, server: &ServerAddress) -> Option<TraceContext> {
         let mut attempts = self.lock();
         if let Some(last) = attempts.last().filter(|last| last.ended.is_none()) {
-            return self.parent.with(last.span);
+            return Some(self.parent?.with(last.span));
         }
         let (address, port) = match server {
             ServerAddress::Unix(path) => (path.display().to_string(), None),
@@ -229,7 +236,7 @@ impl AttemptLog {
             status: None,
             error: None,
         });
-        self.parent.with(span)
+        Some(self.parent?.with(span))
     }
 
     /// Records the end of the last attempt: a status or the label of an error.

@@ -61,7 +61,16 @@ fn facts<T>(
         route: &route(path),
         request_id: "4f",
         scheme: "https",
-        tls_subject: Some("CN=x"),
+        protocol: "HTTP/1.1",
+        ports: Ports {
+            peer: 40_000,
+            local: 0,
+        },
+        tls: Some(TlsFacts {
+            version: "TLSv1.3",
+            server_name: "a.example",
+            ..TlsFacts::default()
+        }),
     })
 }
 
@@ -98,7 +107,10 @@ fn every_variable_has_its_value() {
         ("{header:cookie}", "b=5; a=\"6\"; a=7"),
         ("{header:x-a}|{header:x-b}", "1, 2, 3|"),
         ("{cookie:a}|{cookie:b}", "\"6\"|5"),
-        ("{route} {request_id} {tls_subject}", "the route 4f CN=x"),
+        (
+            "{route} {request_id} {tls_version} {tls_verified}{tls_subject}",
+            "the route 4f TLSv1.3 NONE",
+        ),
         ("{{{host}}}", "{a.example}"),
     ] {
         assert_eq!(filled(text), value, "{text}");

@@ -33,8 +33,8 @@ fn what_cannot_be_filled_in_says_why() {
         refused("{client-ip}"),
         "there is no `{client-ip}`; did you mean `{client_ip}`?"
     );
-    assert!(refused("{}").contains("there are client_ip"));
-    assert!(refused("{env:HOME}").contains("there are client_ip"));
+    assert!(refused("{}").contains("lists them: client_ip"));
+    assert!(refused("{env:HOME}").contains("lists them: client_ip"));
     assert!(refused("{header:a b}").starts_with("`a b` is no name"));
     assert!(refused("{cookie:}").starts_with("`` is no name"));
     assert!(refused("a\r\nb").starts_with("a header cannot hold"));

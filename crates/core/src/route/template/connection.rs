@@ -1,0 +1,106 @@
+//! Variables of the client's connection: its ports and its TLS session.
+
+use std::fmt::Write as _;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::push;
+use crate::certificate::Certificate;
+
+/// Characters of a line of a certificate in PEM (RFC 7468 section 2).
+const PEM_LINE: usize = 64;
+
+/// The ports of a connection; 0 if there is none, as with a unix socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ports {
+    /// The port of the peer that sent the request to the proxy.
+    pub peer: u16,
+    /// The port of the proxy.
+    pub local: u16,
+}
+
+/// The facts of a TLS session.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TlsFacts<'r> {
+    /// Such as `TLSv1.3`; empty if another proxy describes the request.
+    pub version: &'r str,
+    /// The name of the cipher suite in RFC 8446, or in the registry of IANA.
+    pub cipher: &'r str,
+    /// The name that the client asked for (SNI).
+    pub server_name: &'r str,
+    pub is_resumed: bool,
+    /// The client's certificate, signed by a trusted authority.
+    pub certificate: Option<&'r Certificate>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::route) enum TlsVariable {
+    Version,
+    Cipher,
+    ServerName,
+    /// `r` for a resumed session, else `.`, as in nginx.
+    Resumed,
+    /// `SUCCESS` with a certificate, else `NONE`, as in nginx.
+    Verified,
+    Subject,
+    Issuer,
+    Serial,
+    Fingerprint,
+    /// The certificate in PEM, escaped for a URL.
+    Certificate,
+}
+
+impl TlsVariable {
+    /// Writes nothing for a connection without TLS.
+    pub(super) fn write(self, out: &mut Vec<u8>, facts: Option<TlsFacts<'_>>) {
+        let Some(facts) = facts else { return };
+        let certificate = facts.certificate;
+        let field = |field: fn(&Certificate) -> &str| certificate.map(field).unwrap_or_default();
+        match self {
+            Self::Version => push(out, facts.version),
+            // rustls names the suites of TLS 1.3 so.
+            Self::Cipher => match facts.cipher.strip_prefix("TLS13_") {
+                Some(name) => push(out, &format!("TLS_{name}")),
+                None => push(out, facts.cipher),
+            },
+            Self::ServerName => push(out, facts.server_name),
+            Self::Resumed => push(out, if facts.is_resumed { "r" } else { "." }),
+            Self::Verified => push(
+                out,
+                if certificate.is_some() {
+                    "SUCCESS"
+                } else {
+                    "NONE"
+                },
+            ),
+            Self::Subject => push(out, field(|one| &one.subject)),
+            Self::Issuer => push(out, field(|one| &one.issuer)),
+            Self::Serial => push(out, field(|one| &one.serial)),
+            Self::Fingerprint => push(out, field(|one| &one.fingerprint)),
+            Self::Certificate => {
+                let der = certificate.map_or(&[][..], |one| &one.der);
+                if !der.is_empty() {
+                    push(out, &escaped_pem(der));
+                }
+            }
+        }
+    }
+}
+
+fn escaped_pem(der: &[u8]) -> String {
+    let mut text = "-----BEGIN%20CERTIFICATE-----%0A".to_owned();
+    for (index, character) in STANDARD.encode(der).chars().enumerate() {
+        if index > 0 && index % PEM_LINE == 0 {
+            text.push_str("%0A");
+        }
+        match character {
+            '+' | '/' | '=' => {
+                let _ = write!(text, "%{:02X}", character as u32);
+            }
+            character => text.push(character),
+        }
+    }
+    text.push_str("%0A-----END%20CERTIFICATE-----%0A");
+    text
+}
