@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: release install uninstall static static-check profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults conformance nginx-tests
+.PHONY: release install uninstall static static-check profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults conformance endurance nginx-tests
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # What is fetched is asked for again where a registry does not answer.
@@ -109,6 +109,12 @@ faults: release
 # docs/conformance.md; fails if a finding has no row in tests/conformance/reasons.toml.
 conformance:
 	./tests/conformance/run.sh
+
+# Everything at once for SECONDS, an hour without it. Prints a report of one page, and fails if a check
+# of the report does not hold.
+endurance: export TIDEGATE ?= $(TARGET)/release/tidegate
+endurance: release
+	./tests/endurance/run.sh $(if $(filter file,$(origin SECONDS)),3600,$(SECONDS))
 
 # nginx's own tests (NGINX_TESTS=FOLDER) against the import and the proxy, in five minutes. Writes
 # docs/nginx-tests.md; fails if a file passes fewer tests than tests/nginx/reasons.toml says.
