@@ -327,8 +327,13 @@ def main():
         print(f"| {ROWS[name].name} | " + " | ".join(cells) + " |")
 
 
-try:
-    main()
-finally:
+def end_all():
     for group in list(Group.running):
         group.end()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        end_all()
