@@ -6,6 +6,7 @@
 
 mod ask;
 pub mod body;
+mod body_pace;
 mod decide;
 pub mod dry_run;
 mod encoding;

@@ -144,6 +144,7 @@ fn route(name: &'static str, count: usize) -> Word {
         replace_prefix: None,
         access: Default::default(),
         body_limit: None,
+        bandwidth: None,
         headers_up: Vec::new(),
         headers_down: Vec::new(),
         timeout: None,

@@ -13,8 +13,10 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Bytes;
 
 use super::ask::{AskedFrame, AskedStream};
+use super::body_pace::BodyPace;
 use super::grpc::Call;
 use super::usage::UsageMeter;
+use crate::route::Bandwidth;
 use crate::upstream::UpstreamError;
 use crate::upstream::body::UpstreamBody;
 use tidegate_core::exchange::access_record::AccessRecord;
@@ -33,6 +35,8 @@ pub struct Body {
     usage: Option<Box<UsageMeter>>,
     /// Takes the event out that the proxy asked for. `None` if it asked for none.
     asked: Option<Box<AskedStream>>,
+    /// `None` if its speed has no bound.
+    pace: Option<Box<BodyPace>>,
     slots: Option<Box<HeldSlots>>,
     /// Set if the response will decide the cost of its request.
     settles: Option<Arc<AtomicBool>>,
@@ -64,6 +68,7 @@ impl Body {
             record: None,
             usage: None,
             asked: None,
+            pace: None,
             slots: None,
             settles: None,
         }
@@ -127,6 +132,10 @@ impl Body {
         self.asked = Some(asked);
     }
 
+    pub(super) fn pace(&mut self, bandwidth: Bandwidth) {
+        self.pace = Some(Box::new(BodyPace::new(bandwidth)));
+    }
+
     pub(crate) fn hold(&mut self, slots: Box<HeldSlots>) {
         self.slots = Some(slots);
     }
@@ -153,6 +162,40 @@ impl Body {
             }
         }
         polled
+    }
+
+    /// Bytes that wait for their time.
+    fn waiting(&self) -> u64 {
+        self.pace.as_ref().map_or(0, |pace| pace.waiting())
+    }
+
+    /// Polls the content for the client, at its speed.
+    fn poll_paced(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
+        if let Some(pace) = &mut self.pace
+            && pace.waiting() > 0
+        {
+            return pace
+                .poll_next(context)
+                .map(|data| Some(Ok(Frame::data(data))));
+        }
+        let polled = ready!(self.poll_passed(context));
+        let Some(pace) = &mut self.pace else {
+            return Poll::Ready(polled);
+        };
+        match polled.map(|frame| frame.map(Frame::into_data)) {
+            Some(Ok(Ok(data))) if !data.is_empty() => {
+                pace.put(data);
+                pace.poll_next(context)
+                    .map(|data| Some(Ok(Frame::data(data))))
+            }
+            Some(Ok(Ok(data))) => Poll::Ready(Some(Ok(Frame::data(data)))),
+            Some(Ok(Err(frame))) => Poll::Ready(Some(Ok(frame))),
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            None => Poll::Ready(None),
+        }
     }
 
     /// Polls the content for the client.
@@ -251,7 +294,7 @@ impl http_body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         failpoint!("proxy.body");
         let this = &mut *self;
-        let polled = this.poll_passed(context);
+        let polled = this.poll_paced(context);
         if let (Some(record), Poll::Ready(Some(polled))) = (&mut this.record, &polled) {
             match polled {
                 Ok(frame) => record.add_bytes(frame.data_ref().map_or(0, Bytes::len)),
@@ -265,7 +308,8 @@ impl http_body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        if self.asked.as_ref().is_some_and(|asked| !asked.is_empty()) {
+        let is_asked = self.asked.as_ref().is_some_and(|asked| !asked.is_empty());
+        if is_asked || self.waiting() > 0 {
             return false;
         }
         match &self.upstream {
@@ -278,7 +322,11 @@ impl http_body::Body for Body {
         match &self.upstream {
             // The stream may have an event that does not pass.
             Some(_) if self.asked.is_some() => SizeHint::default(),
-            Some(body) => body.size_hint(),
+            Some(body) => {
+                let hint = body.size_hint();
+                let exact = hint.exact().map(|exact| exact + self.waiting());
+                exact.map_or(hint, SizeHint::with_exact)
+            }
             None if self.tail.is_some() => SizeHint::default(),
             None => SizeHint::with_exact(self.made.len() as u64),
         }

@@ -88,6 +88,9 @@ impl Proxy {
         if is_asked && let Some(stream) = ask::filter(response.headers_mut()) {
             response.body_mut().filter(stream);
         }
+        if let Some(bandwidth) = route.bandwidth {
+            response.body_mut().pace(bandwidth);
+        }
         Ok(())
     }
 }

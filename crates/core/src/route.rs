@@ -4,6 +4,7 @@
 //! order of the file. The time to find it does not grow with the number of routes.
 
 mod answer;
+mod bandwidth;
 mod host;
 mod matching;
 mod near;
@@ -31,6 +32,7 @@ use crate::usage::request::{BodyMember, RequestTable};
 use crate::usage::settings::UsageSettings;
 
 pub use answer::{Redirect, RedirectError, RedirectFailure, Respond, Target};
+pub use bandwidth::Bandwidth;
 pub use host::{HostPattern, MAX_HOST_BYTES, host_of};
 pub use matching::{HeaderMatch, MethodError, ValueMatch, method_of};
 pub use near::{Miss, Near, Precedence};
@@ -72,6 +74,8 @@ pub struct Route {
     pub access: AccessList,
     /// The largest body of a request, bytes; `None` for no bound.
     pub body_limit: Option<u64>,
+    /// The speed of the bodies of its responses; `None` for no bound.
+    pub bandwidth: Option<Bandwidth>,
     /// Changes of request heads, in this order.
     pub headers_up: Vec<HeaderChange>,
     /// Changes of response heads, in this order.

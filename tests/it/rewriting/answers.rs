@@ -1,5 +1,8 @@
 //! Routes that answer by themselves: always the same, or with another place.
 
+use std::io::Write;
+
+use crate::house::Upstream;
 use crate::probe::Probe;
 
 #[test]
@@ -157,4 +160,28 @@ fn the_scheme_is_what_a_trusted_proxy_says() {
         ask("trusted_proxies = [\"127.0.0.1\"]\n"),
         "https://test/there"
     );
+}
+
+#[test]
+fn a_body_has_the_speed_of_its_route() {
+    let upstream = Upstream::start(|_, stream| {
+        let body = "x".repeat(40 << 10);
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(format!("{head}{body}").as_bytes()).is_ok()
+    });
+    let proxy = crate::house::Tidegate::start(&format!(
+        "[[route]]\npath = \"/slow\"\nupstream = \"app\"\n\
+         bandwidth = \"100KiB/s\"\nbandwidth_after = \"10KiB\"\n\
+         [[route]]\npath = \"/*\"\nupstream = \"app\"\n\
+         [upstream.app]\nservers = \"{}\"\n",
+        upstream.url()
+    ));
+    let took = |path: &str| {
+        let began = std::time::Instant::now();
+        assert_eq!(proxy.get(path).body.len(), 40 << 10);
+        began.elapsed().as_millis()
+    };
+    let (slow, quick) = (took("/slow"), took("/quick"));
+    // 30 KiB at 100 KiB/s, and a slice of 100 ms is ahead.
+    assert!(slow >= 190 && slow > quick, "{slow} ms and {quick} ms");
 }

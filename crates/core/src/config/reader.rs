@@ -119,6 +119,8 @@ pub(super) enum ValueKind {
     /// A day of the month, a date, or where the anchor of a client is.
     Anchor,
     Size,
+    /// Bytes per second, such as `1MiB/s`.
+    Bandwidth,
     SizeOrUnlimited,
     Word(Vec<&'static str>),
     IntegerOrWord(Vec<&'static str>),

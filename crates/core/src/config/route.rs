@@ -118,6 +118,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         replace_prefix: None,
         access: access::read(section.section("access")),
         body_limit: inherited.max_body,
+        bandwidth: None,
         headers_up: Vec::new(),
         headers_down: Vec::new(),
         timeout: section.optional_duration("timeout", UP_TO_A_DAY),
@@ -335,12 +336,14 @@ fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
     matches
 }
 
-const UPSTREAM_KEYS: [&str; 8] = [
+const UPSTREAM_KEYS: [&str; 10] = [
     "upstream",
     "strip_prefix",
     "add_prefix",
     "replace_prefix",
     "body_limit",
+    "bandwidth",
+    "bandwidth_after",
     "headers_up",
     "timeout",
     "usage",
@@ -379,6 +382,7 @@ fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) ->
     route.body_limit = section
         .size_or_unlimited("body_limit")
         .unwrap_or(route.body_limit);
+    route.bandwidth = forwarding::bandwidth(section);
     let up = forwarding::header_changes(section, "headers_up", Direction::Up);
     let down = forwarding::header_changes(section, "headers_down", Direction::Down);
     let answer_key = if section.has("redirect") {

@@ -178,6 +178,7 @@ impl SchemaWriter {
             ),
             ValueKind::Anchor => also(anchor_text(), "integer"),
             ValueKind::Size => also(size(&[]), "integer"),
+            ValueKind::Bandwidth => bandwidth(),
             ValueKind::SizeOrUnlimited => also(size(&["unlimited"]), "integer"),
             ValueKind::Word(words) => word(words),
             ValueKind::IntegerOrWord(words) => also(word(words), "integer"),
@@ -407,6 +408,11 @@ fn size(words: &[&str]) -> Value {
     let wanted = [words, &[bytes]].concat().join(", or ");
     let patterns = [words, &[pattern.as_str()]].concat();
     text_like(&patterns, refused(&wanted))
+}
+
+fn bandwidth() -> Value {
+    let pattern = "\\s*[0-9_]+\\s*([Bb]|[KkMmGg][Bb]|[KkMmGgTt][Ii][Bb])?\\s*/s\\s*";
+    text_like(&[pattern], refused("bytes per second, such as 1MiB/s"))
 }
 
 fn key_text() -> Value {

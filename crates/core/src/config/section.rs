@@ -436,8 +436,8 @@ const PROXY_SETTINGS: &[(&str, &str)] = &[
     ("auth.jwt", "jwks_url refresh max_stale tls"),
     (
         "route",
-        "upstream strip_prefix add_prefix replace_prefix body_limit headers_up headers_down \
-         respond redirect usage body_read",
+        "upstream strip_prefix add_prefix replace_prefix body_limit bandwidth bandwidth_after \
+         headers_up headers_down respond redirect usage body_read",
     ),
 ];
 

@@ -352,6 +352,14 @@ impl Section<'_> {
         usize::try_from(size).unwrap_or(usize::MAX)
     }
 
+    pub(super) fn optional_size(&mut self, key: &'static str) -> Option<u64> {
+        self.declare(key, || ValueKind::Size);
+        match self.has_integer(key) {
+            true => self.optional_integer(key, 0..=u64::MAX),
+            false => self.parse(key, SIZE, rate::parse_size),
+        }
+    }
+
     /// The most bytes of something: a size, or the word `unlimited`, which is `Some(None)`.
     pub(super) fn size_or_unlimited(&mut self, key: &'static str) -> Option<Option<u64>> {
         self.declare(key, || ValueKind::SizeOrUnlimited);

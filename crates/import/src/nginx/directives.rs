@@ -28,7 +28,8 @@ const TRANSLATED: &str = "\
     real_ip_header real_ip_recursive allow deny auth_basic auth_request auth_jwt \
     access_by_lua_block modsecurity SecRulesEnabled app_protect_enable wallarm_mode max_headers \
     worker_shutdown_timeout default_type fastcgi_pass uwsgi_pass scgi_pass memcached_pass \
-    content_by_lua_block stub_status autoindex dav_methods proxy_redirect proxy_cookie_path";
+    content_by_lua_block stub_status autoindex dav_methods limit_rate limit_rate_after \
+    proxy_limit_rate proxy_redirect proxy_cookie_path";
 
 /// Directives that tidegate does not need, and the reason.
 const NEEDLESS: &str = "\
@@ -88,7 +89,6 @@ stream mail | tidegate speaks HTTP only
 gzip brotli | tidegate does not compress; let upstreams do it
 gzip_static root alias try_files | tidegate serves no files
 proxy_cache proxy_cache_path | tidegate does not cache
-limit_rate limit_rate_after | the speed of answers is not limited
 error_page proxy_intercept_errors | answers pass as they are; [deny.body] is for denials
 ssl_stapling ssl_stapling_verify ssl_trusted_certificate | responses of OCSP are not sent
 ssl_reject_handshake | a client that asks for another name gets the first certificate

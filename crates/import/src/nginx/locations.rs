@@ -232,6 +232,9 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
     if let Some(bytes) = bytes.filter(|_| is_of_route && passes) {
         entries.add("body_limit", settings::body_text(bytes));
     }
+    if passes {
+        settings::add_bandwidth(scope, &mut entries);
+    }
     if passes && let AddressRules::Lists(fields) = directives::address_rules(scope) {
         entries.add_table("access", &fields);
     }

@@ -86,6 +86,27 @@ pub(super) fn max_body(scope: &BlockScope<'_>) -> Option<u64> {
     size
 }
 
+/// Adds the speed of responses: the smaller one of that to the client and that from the upstream.
+pub(super) fn add_bandwidth(scope: &BlockScope<'_>, entries: &mut TomlEntries) {
+    let size_of = |name: &str| {
+        let one = scope.last(name)?;
+        let size = values::parse_nginx_size(one.arg(0));
+        if size.is_none() {
+            one.lost("not a size");
+        }
+        size.filter(|bytes| *bytes > 0)
+    };
+    let rates = [size_of("limit_rate"), size_of("proxy_limit_rate")];
+    let Some(rate) = rates.into_iter().flatten().min() else {
+        return;
+    };
+    let rate = values::size_text(rate);
+    entries.add("bandwidth", quote(&format!("{}/s", rate.trim_matches('"'))));
+    if let Some(bytes) = size_of("limit_rate_after") {
+        entries.add("bandwidth_after", values::size_text(bytes));
+    }
+}
+
 /// Writes the limit of a body. For nginx, 0 is no limit.
 pub(super) fn body_text(bytes: u64) -> String {
     match bytes {

@@ -7,7 +7,7 @@ use toml::de::DeValue;
 use crate::config::*;
 use crate::path::Case;
 use crate::route::{
-    Action, Direction, HeaderChange, HeaderText, Redirect, Replacement, Respond, Target,
+    Action, Bandwidth, Direction, HeaderChange, HeaderText, Redirect, Replacement, Respond, Target,
 };
 
 /// Changes of one kind of head, at most.
@@ -179,6 +179,20 @@ fn redirect(outer: &mut Section<'_>) -> Option<Target> {
         to
     };
     to.map(|to| Target::Redirect(Box::new(to)))
+}
+
+/// Reads `bandwidth = "1MiB/s"` and `bandwidth_after = "10MiB"`.
+pub(super) fn bandwidth(section: &mut Section<'_>) -> Option<Bandwidth> {
+    const FORM: TextForm = TextForm::new(Code::BadQuantity, "bytes per second");
+    section.declare("bandwidth", || ValueKind::Bandwidth);
+    let bandwidth = section.parse("bandwidth", FORM, Bandwidth::parse);
+    let after = section.optional_size("bandwidth_after");
+    if after.is_some() && !section.has("bandwidth") {
+        contradiction("`bandwidth_after` has no effect without `bandwidth`")
+            .at(&section.key_span("bandwidth_after"), "")
+            .report_to(section.reader);
+    }
+    Some(bandwidth?.sent_before(after.unwrap_or(0)))
 }
 
 /// Reads `{ from = "/a/", to = "/b/", location = true, cookies = true }`.

@@ -30,6 +30,7 @@ pub(super) fn route(text: &str) -> Route {
         replace_prefix: None,
         access: Default::default(),
         body_limit: None,
+        bandwidth: None,
         headers_up: Vec::new(),
         headers_down: Vec::new(),
         timeout: None,

@@ -32,6 +32,7 @@ fn route(path: &str) -> Route {
         replace_prefix: None,
         access: Default::default(),
         body_limit: None,
+        bandwidth: None,
         headers_up: Vec::new(),
         headers_down: Vec::new(),
     }
