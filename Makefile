@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: release install uninstall static static-check profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults conformance endurance nginx-tests
+.PHONY: release install uninstall static static-check profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults conformance endurance garden nginx-tests
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # What is fetched is asked for again where a registry does not answer.
@@ -115,6 +115,11 @@ conformance:
 endurance: export TIDEGATE ?= $(TARGET)/release/tidegate
 endurance: release
 	./tests/endurance/run.sh $(if $(filter file,$(origin SECONDS)),3600,$(SECONDS))
+
+# Every HTTP client before every origin of Debian, PyPI and npm, in five minutes. Writes docs/garden.md;
+# fails if a pair differs and tests/garden/known.toml has no row for it.
+garden:
+	./tests/garden/run.sh
 
 # nginx's own tests (NGINX_TESTS=FOLDER) against the import and the proxy, in five minutes. Writes
 # docs/nginx-tests.md; fails if a file passes fewer tests than tests/nginx/reasons.toml says.
