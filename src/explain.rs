@@ -27,6 +27,7 @@ pub use crate::proxy::dry_run::LiveCounts;
 use crate::proxy::dry_run::{DryRun, DryRunOutcome, DryRunResult, ExplainedBlock, RequestView};
 use crate::proxy::{Arrival, Secured};
 use crate::route::Target;
+use crate::route::template::Ports;
 use crate::telemetry::stamp;
 pub use explanation::Explanation;
 use explanation::{
@@ -115,8 +116,27 @@ impl RequestDescription {
         let secure = config.tls.is_some() && self.url.starts_with("https://");
         Arrival {
             tls: secure.then(Secured::default),
+            ports: Ports {
+                peer: 0,
+                local: self.port(config),
+            },
             ..Arrival::plain(self.ip)
         }
+    }
+
+    /// The port of the URL, or else the first one that the proxy listens on.
+    fn port(&self, config: &Config) -> u16 {
+        let host = self.split_url().map_or("", |(host, _)| host);
+        let written = host
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.parse().ok());
+        written.unwrap_or_else(|| {
+            config
+                .listen
+                .iter()
+                .find_map(|listen| listen.port())
+                .unwrap_or(0)
+        })
     }
 
     fn split_url(&self) -> Result<(&str, String), RequestError> {
@@ -186,7 +206,7 @@ pub fn explain(
     };
     let mut path = matching::explain_path(request.uri().path());
     let client = matching::explain_client(&config.client_ip, arrival.ip, request.headers());
-    let near = matching::near_routes(config, &request, MAX_NEAR_ROUTES);
+    let near = matching::near_routes(config, &request, arrival.ports.local, MAX_NEAR_ROUTES);
     let visible = limits::Visible {
         secrets: &secrets,
         address: &client.counted_as,

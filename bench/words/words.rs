@@ -133,6 +133,7 @@ fn route(name: &'static str, count: usize) -> Word {
         case: Case::Sensitive,
         methods: Vec::new(),
         headers: Vec::new(),
+        port: None,
         target: Target::Upstream(0),
         affinity: None,
         limits: Vec::new(),
@@ -161,6 +162,7 @@ fn route(name: &'static str, count: usize) -> Word {
             path: &path,
             method: &Method::GET,
             headers: &headers,
+            port: 0,
         };
         assert!(black_box(table.find(black_box(&ask))).is_some());
     })

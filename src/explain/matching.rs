@@ -113,7 +113,12 @@ pub(super) fn explain_route(config: &Config, view: &RequestView<'_, '_, '_>) -> 
 }
 
 /// Routes that almost match, `most` of them.
-pub(super) fn near_routes<B>(config: &Config, request: &Request<B>, most: usize) -> Vec<NearRoute> {
+pub(super) fn near_routes<B>(
+    config: &Config,
+    request: &Request<B>,
+    port: u16,
+    most: usize,
+) -> Vec<NearRoute> {
     let (Ok(host), Ok(path)) = (
         check_framing(request),
         config.routes.read_path(request.uri().path()),
@@ -125,6 +130,7 @@ pub(super) fn near_routes<B>(config: &Config, request: &Request<B>, most: usize)
         path: &path,
         method: request.method(),
         headers: request.headers(),
+        port,
     };
     let found = config.routes.find(&query).map(|found| found.route);
     let near = config.routes.near(&query, most);
@@ -153,6 +159,10 @@ fn reason(miss: &Miss<'_>, route: &Route, query: &RouteQuery<'_>, found: Option<
         Miss::Method => {
             let methods: Vec<&str> = route.methods.iter().map(Method::as_str).collect();
             format!("it takes {}, not {}", methods.join(", "), query.method)
+        }
+        Miss::Port => {
+            let port = route.port.map(|port| port.to_string());
+            format!("it is for port {}", port.unwrap_or_default())
         }
         Miss::NoHeader(wanted) => format!("it needs the header {}", wanted_header(wanted)),
         Miss::HeaderValue(wanted) => format!(

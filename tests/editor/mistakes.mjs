@@ -5,7 +5,7 @@ const LIMIT =
   'enforce, exempt, exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, status, tiers, values)" was expected';
 const ROUTE =
   '"a key of `[[route]]` (access, add_prefix, bandwidth, bandwidth_after, body_limit, body_read, case, cost, headers, ' +
-  'headers_down, headers_up, host, limits, methods, name, path, redirect, refund, replace_prefix, respond, settle, strip_prefix, ' +
+  'headers_down, headers_up, host, limits, methods, name, path, port, redirect, refund, replace_prefix, respond, settle, strip_prefix, ' +
   'timeout, upstream, usage)" was expected';
 const SERVER =
   '"a key of `[server]` (body_memory, body_timeout, control, drain_idle, drain_timeout, handover_timeout, ' +

@@ -234,6 +234,7 @@ fn check_templates(stage: &Stage, request: &Request<()>) {
         path: &path,
         method: request.method(),
         headers: request.headers(),
+        port: 0,
     };
     let found = stage.config.routes.find(&ask);
     let Some(found) = found else {

@@ -114,6 +114,7 @@ fn route(config: &Config, path: &CanonicalPath<'_>) -> usize {
         path,
         method: &Method::GET,
         headers: &HeaderMap::new(),
+        port: 0,
     };
     config
         .routes

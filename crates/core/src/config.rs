@@ -165,6 +165,15 @@ pub enum Listen {
     Unix(PathBuf),
 }
 
+impl Listen {
+    pub fn port(&self) -> Option<u16> {
+        match self {
+            Listen::Tcp(address) => Some(address.port()),
+            Listen::Unix(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

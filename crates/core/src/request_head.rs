@@ -25,6 +25,8 @@ pub struct RequestHead<'r> {
     pub client: IpAddr,
     /// Whether the peer is a trusted proxy: its headers may name a tier and a cost.
     pub is_trusted: bool,
+    /// The port of the proxy that the request came to; 0 if that is not known.
+    pub port: u16,
     pub certificate: Option<&'r Certificate>,
     /// What a program has added to the request; `None` for a request that is described.
     pub extensions: Option<&'r Extensions>,

@@ -57,6 +57,8 @@ pub struct Route {
     pub methods: Vec<Method>,
     /// A request must carry all of these headers.
     pub headers: Vec<HeaderMatch>,
+    /// The port of the proxy that requests must come to; `None` for all ports.
+    pub port: Option<u16>,
     pub target: Target,
     /// The key that chooses a server of the upstream; `None` chooses by load.
     pub affinity: Option<Key>,
@@ -209,6 +211,8 @@ pub struct RouteQuery<'p> {
     pub path: &'p CanonicalPath<'p>,
     pub method: &'p Method,
     pub headers: &'p HeaderMap,
+    /// The port of the proxy that the request came to; 0 if that is not known.
+    pub port: u16,
 }
 
 /// Names and values of a route's `{param}`s, in the path's order.

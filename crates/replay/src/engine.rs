@@ -151,6 +151,8 @@ impl Charging<'_> {
             path: &path,
             method: &method,
             headers,
+            // Logs do not tell it.
+            port: 0,
         };
         let found = config.routes.find(&query).ok_or(Outside::NoRoute)?;
         let route = found.route;

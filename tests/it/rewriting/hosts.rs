@@ -83,3 +83,25 @@ fn servers_that_speak_http_2_are_asked_in_their_words() {
     assert_eq!(seen.headers()["x-forwarded-prefix"], "/v1");
     assert!(!seen.headers().contains_key("cookie"));
 }
+
+#[test]
+fn a_route_is_for_one_port_of_the_proxy() {
+    let upstream = Upstream::ok();
+    let (open, inner) = (crate::support::free_port(), crate::support::free_port());
+    let proxy = crate::house::Tidegate::start_listening(
+        tempfile::tempdir().unwrap(),
+        &format!("[\"127.0.0.1:{open}\", \"127.0.0.1:{inner}\"]"),
+        &format!(
+            "[[route]]\npath = \"/inner\"\nport = {inner}\nupstream = \"{}\"\n",
+            upstream.url()
+        ),
+    );
+    for (port, status) in [(inner, 200), (open, 404)] {
+        let mut client = crate::house::Client::to(([127, 0, 0, 1], port).into());
+        // The port in `Host` does not count.
+        let host = format!("Host: test:{inner}");
+        let answer = client.ask(format!("GET /inner HTTP/1.1\r\n{host}\r\n\r\n"));
+        assert_eq!(answer.status, status, "{port}");
+    }
+    drop(proxy);
+}

@@ -107,6 +107,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         case: case.unwrap_or_default(),
         methods: methods(section),
         headers: headers(section),
+        port: section.optional_integer("port", 1..=65_535),
         target: Target::Upstream(NO_UPSTREAM),
         affinity: None,
         limits: Vec::new(),

@@ -262,6 +262,7 @@ fn escape<'c>(compiled: &'c Compiled<'_>, route: &Route) -> Option<(String, &'c 
         path: &path,
         method: route.methods.first().unwrap_or(&Method::GET),
         headers: &headers,
+        port: route.port.unwrap_or(0),
     });
     let other = found?.route;
     let same = route.limits.iter().all(|limit| {

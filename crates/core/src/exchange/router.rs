@@ -43,6 +43,7 @@ impl Router {
             path: head.path,
             method: head.method,
             headers: head.headers,
+            port: head.port,
         };
         self.routes
             .find(&query)

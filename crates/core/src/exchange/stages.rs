@@ -348,6 +348,7 @@ impl Stages {
             headers: request.headers(),
             client: client_ip.find(downstream.arrival.ip, request.headers()),
             is_trusted: downstream.trusted,
+            port: downstream.arrival.ports.local,
             certificate: downstream.arrival.certificate(),
             extensions: Some(request.extensions()),
         }
@@ -366,6 +367,7 @@ impl Stages {
             path: &path,
             method: x.request.method(),
             headers: x.request.headers(),
+            port: x.downstream.arrival.ports.local,
         });
         let route = found?.route;
         route.reads_body.is_some().then_some(route)

@@ -82,16 +82,23 @@ impl Route {
         }
     }
 
-    /// Smaller for more specific headers: more of them, then more exact ones (a value before an
-    /// expression before any value). Equally specific headers are ordered by their text, so that
-    /// the file's order never matters.
+    /// Smaller for a route with a port, and for more specific headers: more of them, then more
+    /// exact ones (a value before an expression before any value). Equally specific headers are
+    /// ordered by their text, so that the file's order never matters.
     pub(super) fn header_rank(&self) -> impl Ord + use<> {
         let set = header_set(&self.headers);
         let exact: usize = set.iter().map(|(_, kind, _)| usize::from(*kind)).sum();
         let owned = set
             .iter()
             .map(|(name, kind, value)| ((*name).to_owned(), *kind, (*value).to_owned()));
-        (Reverse((set.len(), exact)), owned.collect::<Vec<_>>())
+        (
+            Reverse((self.port.is_some(), set.len(), exact)),
+            owned.collect::<Vec<_>>(),
+        )
+    }
+
+    pub(super) fn takes_port(&self, port: u16) -> bool {
+        self.port.is_none_or(|own| own == port)
     }
 
     pub(super) fn takes_headers(&self, headers: &HeaderMap) -> bool {
@@ -108,7 +115,11 @@ impl Route {
         };
         let ignores_case = [self.case, other.case].contains(&Case::Insensitive);
         let paths_meet = ignores_case || self.path.has_literals_of(&other.path);
-        methods_meet && paths_meet && header_set(&self.headers) == header_set(&other.headers)
+        let same_port = self.port == other.port;
+        same_port
+            && methods_meet
+            && paths_meet
+            && header_set(&self.headers) == header_set(&other.headers)
     }
 }
 

@@ -22,6 +22,8 @@ pub enum Miss<'t> {
     /// The path differs from this segment on, counted from 0.
     Path(usize),
     Method,
+    /// The request came to another port.
+    Port,
     NoHeader(&'t HeaderMatch),
     HeaderValue(&'t HeaderMatch),
     LessSpecific(Precedence),
@@ -72,6 +74,9 @@ impl Route {
         }
         if self.method_rank(query.method).is_none() {
             misses.push(Miss::Method);
+        }
+        if !self.takes_port(query.port) {
+            misses.push(Miss::Port);
         }
         for wanted in self.headers.iter().filter(|one| !one.is_in(query.headers)) {
             misses.push(match query.headers.contains_key(&wanted.name) {
@@ -193,6 +198,7 @@ mod tests {
             path: &CanonicalPath::parse(path).unwrap(),
             method: &Method::from_bytes(method.as_bytes()).unwrap(),
             headers: &headers,
+            port: 0,
         };
         let near = config.routes.near(&ask, 5);
         let text = |near: &Near<'_>| format!("{}: {:?}", near.route.name, near.misses);

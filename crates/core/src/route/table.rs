@@ -253,14 +253,19 @@ impl<'t, 'p> TrieWalk<'t, '_, 'p> {
     /// The best matching route of those with the same path; the first of equals.
     fn best(&self, routes: &[u32]) -> Option<&'t Route> {
         let RouteQuery {
-            method, headers, ..
+            method,
+            headers,
+            port,
+            ..
         } = *self.query;
         let routes = routes
             .iter()
             .map(|index| &self.table.routes[*index as usize]);
         let spelled =
             |route: &&Route| route.case == self.table.case || route.path.matches_text(self.exact);
-        let fitting = routes.filter(|route| route.takes_headers(headers) && spelled(route));
+        let fitting = routes.filter(|route| {
+            route.takes_port(port) && route.takes_headers(headers) && spelled(route)
+        });
         let ranked = fitting.filter_map(|route| Some((route.method_rank(method)?, route)));
         ranked.min_by_key(|(rank, _)| *rank).map(|(_, route)| route)
     }

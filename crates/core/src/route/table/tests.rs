@@ -19,6 +19,7 @@ pub(super) fn route(text: &str) -> Route {
         case: Case::Sensitive,
         methods: Vec::new(),
         headers: Vec::new(),
+        port: None,
         target: Target::Upstream(0),
         affinity: None,
         limits: Vec::new(),
@@ -92,7 +93,12 @@ fn ask<T>(request: &str, look: impl FnOnce(&RouteQuery<'_>) -> T) -> T {
     let (host, path) = words.next().unwrap().split_once('/').unwrap();
     let path = format!("/{path}");
     let mut headers = HeaderMap::new();
+    let mut port = 0;
     for word in words {
+        if let Some(text) = word.strip_prefix(':') {
+            port = text.parse().unwrap();
+            continue;
+        }
         let (name, value) = word.strip_prefix('+').unwrap().split_once('=').unwrap();
         let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
         headers.append(name, HeaderValue::from_str(value).unwrap());
@@ -103,6 +109,7 @@ fn ask<T>(request: &str, look: impl FnOnce(&RouteQuery<'_>) -> T) -> T {
         path: &path,
         method: &method,
         headers: &headers,
+        port,
     })
 }
 
@@ -113,6 +120,32 @@ pub(super) fn finds(table: &RouteTable, request: &str, expected: &str) {
         Some(expected),
         "{request}"
     );
+}
+
+#[test]
+fn a_port_makes_a_route_more_specific_and_narrower() {
+    let mut routes = vec![route("/a"), route("/a"), route("/a/b"), route("/*")];
+    for (route, (name, port)) in routes.iter_mut().zip([
+        ("any", None),
+        ("8081", Some(8081)),
+        ("below", Some(8082)),
+        ("rest", None),
+    ]) {
+        (route.name, route.port) = (name.into(), port);
+    }
+    let table = RouteTable::new(routes).unwrap();
+    for (request, expected) in [
+        ("GET h/a", "any"),
+        ("GET h/a :8081", "8081"),
+        ("GET h/a :8082", "any"),
+        ("GET h/a/b :8082", "below"),
+        ("GET h/a/b :8081", "rest"),
+    ] {
+        finds(&table, request, expected);
+    }
+    let mut twins = vec![route("/a"), route("/a")];
+    twins.iter_mut().for_each(|route| route.port = Some(1));
+    assert!(RouteTable::new(twins).is_err());
 }
 
 #[test]

@@ -17,6 +17,7 @@ fn route(path: &str) -> Route {
         case: Case::Sensitive,
         methods: Vec::new(),
         headers: Vec::new(),
+        port: None,
         target: Target::Upstream(0),
         affinity: None,
         limits: Vec::new(),
