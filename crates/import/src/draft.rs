@@ -233,6 +233,8 @@ pub(super) struct RouteDraft {
     pub(super) path: String,
     pub(super) methods: Vec<String>,
     pub(super) headers: Vec<HeaderDraft>,
+    /// `None` for every port.
+    pub(super) port: Option<u16>,
     pub(super) target: TargetDraft,
     pub(super) limits: Vec<String>,
     /// The name of a usage, for a route to a model server.
@@ -256,6 +258,7 @@ impl RouteDraft {
             path: "/*".to_owned(),
             methods: Vec::new(),
             headers: Vec::new(),
+            port: None,
             target,
             limits: Vec::new(),
             usage: None,
@@ -288,7 +291,8 @@ impl RouteDraft {
             headers
         };
         let host = |route: &RouteDraft| route.host.as_deref().map(HostPattern::parse);
-        host(self) == host(other)
+        self.port == other.port
+            && host(self) == host(other)
             && parse_shape(&self.path) == parse_shape(&other.path)
             && methods_meet
             && headers(self) == headers(other)

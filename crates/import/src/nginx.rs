@@ -79,12 +79,28 @@ fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
     add_listens(&servers, draft);
     let redirects = find_redirecting(&servers, draft);
     read_deny_status(&servers, draft);
-    let default = find_default(&servers, &redirects);
-    let has_wildcards = servers.iter().any(ServerBlock::has_wildcard);
-    for (index, one) in servers.iter().enumerate() {
-        if redirects.contains(&index) {
-            continue;
+    let kept: Vec<&ServerBlock<'_>> = (servers.iter().enumerate())
+        .filter(|(index, _)| !redirects.contains(index))
+        .map(|(_, one)| one)
+        .collect();
+    let groups = group_by_port(&kept);
+    if groups.len() > 1 && need_ports(&groups) {
+        for group in groups {
+            let mut ports: Vec<Option<u16>> = group.iter().flat_map(|one| one.ports()).collect();
+            ports.sort_unstable();
+            ports.dedup();
+            add_group(&group, &ports, draft);
         }
+    } else {
+        add_group(&kept, &[None], draft);
+    }
+}
+
+/// Adds the routes of servers with the same ports. `ports` are those that the routes are for.
+fn add_group(servers: &[&ServerBlock<'_>], ports: &[Option<u16>], draft: &mut Draft) {
+    let default = find_default(servers);
+    let has_wildcards = servers.iter().any(|one| one.has_wildcard());
+    for (index, one) in servers.iter().enumerate() {
         let mut hosts = one.hosts.clone();
         if Some(index) == default {
             // This server also gets the requests for unknown hosts, so its names need no routes of
@@ -98,29 +114,72 @@ fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
         } else if hosts.contains(&None) {
             hosts.retain(Option::is_some);
             if hosts.is_empty() {
-                let why = "another server has the requests for every name: routes do not depend \
-                           on the port that a request came to";
+                let why = "another server has the requests for every name";
                 one.scope.block().lost(why);
                 continue;
             }
         }
+        let closed = match ports {
+            [None] => closed_as_internal(one, servers),
+            _ => None,
+        };
         let mut site = Site {
             scope: &one.scope,
             hosts,
+            ports: match ports {
+                [None] => vec![None],
+                _ => one.ports().collect(),
+            },
             tls: ServerTls {
                 secure: one.is_secure(),
                 verified: one.verifies_clients(),
             },
-            closed: closed_as_internal(one, &servers),
+            closed,
         };
         site.add_routes(draft);
     }
 }
 
+/// Groups servers so that no two groups have a port in common.
+fn group_by_port<'s, 'd>(servers: &[&'s ServerBlock<'d>]) -> Vec<Vec<&'s ServerBlock<'d>>> {
+    let mut groups: Vec<Vec<&ServerBlock<'_>>> = Vec::new();
+    for server in servers {
+        let meets = |group: &Vec<&ServerBlock<'_>>| {
+            let mut ports = group.iter().flat_map(|one| one.ports());
+            ports.any(|port| server.ports().any(|own| own == port))
+        };
+        let (met, mut apart): (Vec<_>, Vec<_>) = groups.into_iter().partition(meets);
+        let mut joined: Vec<&ServerBlock<'_>> = met.into_iter().flatten().collect();
+        joined.push(server);
+        apart.push(joined);
+        groups = apart;
+    }
+    groups
+}
+
+/// Whether hosts do not tell the groups apart. Without need, routes have no ports: the operator may
+/// listen on others.
+fn need_ports(groups: &[Vec<&ServerBlock<'_>>]) -> bool {
+    let all = || groups.iter().flatten();
+    if all().any(|one| one.ports().any(|port| port.is_none())) {
+        return false;
+    }
+    let some_internal = all().any(|one| one.is_internal());
+    let meet = groups.iter().enumerate().any(|(index, group)| {
+        let hosts = || group.iter().flat_map(|one| &one.hosts);
+        let mut others = groups[index + 1..]
+            .iter()
+            .flatten()
+            .flat_map(|one| &one.hosts);
+        others.any(|other| hosts().any(|host| host == other))
+    });
+    meet || some_internal && !all().all(|one| one.is_internal())
+}
+
 /// Returns why a server is closed that only this machine can reach, beside servers that others can
-/// reach. Routes do not depend on addresses.
-fn closed_as_internal(one: &ServerBlock<'_>, all: &[ServerBlock<'_>]) -> Option<String> {
-    if !one.is_internal() || all.iter().all(ServerBlock::is_internal) {
+/// reach. Routes do not depend on addresses, only on ports.
+fn closed_as_internal(one: &ServerBlock<'_>, all: &[&ServerBlock<'_>]) -> Option<String> {
+    if !one.is_internal() || all.iter().all(|one| one.is_internal()) {
         return None;
     }
     let address = one.listens.first().map_or("", |listen| &listen.address);
@@ -153,6 +212,12 @@ impl ServerBlock<'_> {
         })
     }
 
+    /// Its ports; `None` for a unix socket.
+    fn ports(&self) -> impl Iterator<Item = Option<u16>> {
+        let port_of = |listen: &ListenAddress| listen.address.rsplit_once(':')?.1.parse().ok();
+        self.listens.iter().map(port_of)
+    }
+
     fn has_wildcard(&self) -> bool {
         let mut hosts = self.hosts.iter().flatten();
         hosts.any(|host| host.starts_with("*."))
@@ -160,11 +225,9 @@ impl ServerBlock<'_> {
 }
 
 /// Returns the index of the server that gets the requests for unknown hosts.
-fn find_default(servers: &[ServerBlock<'_>], redirects: &[usize]) -> Option<usize> {
+fn find_default(servers: &[&ServerBlock<'_>]) -> Option<usize> {
     let listens = |index: usize| servers[index].listens.iter();
-    let all: Vec<usize> = (0..servers.len())
-        .filter(|index| !redirects.contains(index))
-        .collect();
+    let all: Vec<usize> = (0..servers.len()).collect();
     let find = |is_it: &dyn Fn(&ListenAddress) -> bool| {
         all.iter().copied().find(|index| listens(*index).any(is_it))
     };

@@ -192,6 +192,9 @@ fn print_route(route: &RouteDraft, out: &mut String) {
         entries.add("host", quote(host));
     }
     entries.add("path", quote(&route.path));
+    if let Some(port) = route.port {
+        entries.add("port", port.to_string());
+    }
     if !route.methods.is_empty() {
         entries.add("methods", quote_list(&route.methods));
     }

@@ -17,6 +17,8 @@ pub(super) struct Site<'a> {
     pub(super) scope: &'a BlockScope<'a>,
     /// `None` is every host.
     pub(super) hosts: Vec<Option<String>>,
+    /// `None` is every port.
+    pub(super) ports: Vec<Option<u16>>,
     pub(super) tls: ServerTls,
     /// Why all routes of the server are closed.
     pub(super) closed: Option<String>,
@@ -192,7 +194,7 @@ impl Site<'_> {
                     headers: variant.headers,
                     ..make_route(scope, &variant.action, draft)
                 };
-                add_route(route, one, draft);
+                self.add_for_ports(&route, one, draft);
             }
         }
     }
@@ -208,7 +210,17 @@ impl Site<'_> {
             let mut route = make_route(scope, action, draft);
             route.host.clone_from(host);
             path.clone_into(&mut route.path);
-            add_route(route, scope.block(), draft);
+            self.add_for_ports(&route, scope.block(), draft);
+        }
+    }
+
+    fn add_for_ports(&self, route: &RouteDraft, one: &Directive, draft: &mut Draft) {
+        for port in &self.ports {
+            let route = RouteDraft {
+                port: *port,
+                ..route.clone()
+            };
+            add_route(route, one, draft);
         }
     }
 }
