@@ -99,22 +99,35 @@ impl Micros {
     }
 }
 
+/// A clock that shows microseconds since the Unix epoch, and never steps.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
     start: Instant,
     start_us: u64,
+    read: fn() -> Instant,
 }
 
 impl MonotonicClock {
     pub fn start() -> MonotonicClock {
+        MonotonicClock::reading(now, unix_us())
+    }
+
+    /// A clock that `read` moves. It shows `start_us` at first, microseconds. A simulation brings a
+    /// time of its own.
+    pub fn reading(read: fn() -> Instant, start_us: u64) -> MonotonicClock {
         MonotonicClock {
-            start: now(),
-            start_us: unix_us(),
+            start: read(),
+            start_us,
+            read,
         }
     }
 
+    pub fn now(&self) -> Instant {
+        (self.read)()
+    }
+
     pub fn now_us(&self) -> u64 {
-        self.at_us(now())
+        self.at_us(self.now())
     }
 
     pub fn at_us(&self, instant: Instant) -> u64 {

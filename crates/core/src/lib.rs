@@ -64,3 +64,9 @@ pub mod store;
 // -- one request and its stages
 
 pub mod exchange;
+
+// -- all of it in virtual time
+
+#[cfg(test)]
+#[cfg(feature = "redis")]
+mod sim;

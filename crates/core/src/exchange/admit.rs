@@ -76,6 +76,12 @@ impl Admission {
         self.deadline = Some(deadline(since, timeout));
     }
 
+    /// Whether this process admitted the request without the store.
+    #[cfg(test)]
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.decider, Some(Decider::Local))
+    }
+
     /// Adds the checks of one limit: `windows`, and those of its candidate.
     pub fn add(
         &mut self,

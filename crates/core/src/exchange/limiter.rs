@@ -158,6 +158,19 @@ pub struct WorkerStore {
     usage: Arc<LedgerInbox>,
 }
 
+#[cfg(test)]
+impl WorkerStore {
+    /// A store that was opened otherwise, and the counts that stand in for it.
+    pub(crate) fn of(store: Store, local: &Arc<Memory>) -> WorkerStore {
+        WorkerStore {
+            store,
+            local: Arc::clone(local),
+            bans_keys: true,
+            usage: Arc::default(),
+        }
+    }
+}
+
 /// One worker's limiter.
 #[derive(Debug)]
 pub struct Limiter {

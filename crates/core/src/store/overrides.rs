@@ -242,15 +242,19 @@ pub(super) struct OverrideTable {
 
 impl Default for OverrideTable {
     fn default() -> OverrideTable {
-        OverrideTable {
-            table: ArcSwap::default(),
-            has_any: AtomicBool::new(false),
-            clock: MonotonicClock::start(),
-        }
+        OverrideTable::new(MonotonicClock::start())
     }
 }
 
 impl OverrideTable {
+    pub(super) fn new(clock: MonotonicClock) -> OverrideTable {
+        OverrideTable {
+            table: ArcSwap::default(),
+            has_any: AtomicBool::new(false),
+            clock,
+        }
+    }
+
     /// The table and the time on its clock; `None`, at the cost of one load, if it is empty.
     pub(super) fn snapshot(&self) -> Option<OverrideSnapshot> {
         if !self.has_any.load(Ordering::Relaxed) {

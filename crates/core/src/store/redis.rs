@@ -40,6 +40,8 @@ use overrides::SharedOverrides;
 pub use server_info::{ServerInfo, fetch_server_info, server_info};
 pub use slot_lease::GuardedAnswer;
 use slot_lease::SlotLease;
+#[cfg(test)]
+pub(crate) use task::stepped;
 
 use super::batch::{Operation, SCRIPT};
 use super::deny_cache::CallSpan;
@@ -106,7 +108,19 @@ impl RedisShared {
         keys: KeyRing,
         log: Option<Arc<DecisionLog>>,
     ) -> Result<RedisShared, StoreError> {
-        let (clock, name) = (MonotonicClock::start(), super::hash_key::random()?);
+        let name = super::hash_key::random()?;
+        RedisShared::with_clock(MonotonicClock::start(), name, settings, server, keys, log)
+    }
+
+    /// The same with this clock, and with this name among the proxies.
+    fn with_clock(
+        clock: MonotonicClock,
+        name: ProcessName,
+        settings: &StoreSettings,
+        server: &RedisSettings,
+        keys: KeyRing,
+        log: Option<Arc<DecisionLog>>,
+    ) -> Result<RedisShared, StoreError> {
         let fleet = Arc::new(Fleet::from(settings.fleet));
         Ok(RedisShared {
             access: Arc::new(access::Access::new(server)?),
@@ -126,7 +140,7 @@ impl RedisShared {
             local: OnceLock::new(),
             beat_at_us: AtomicU64::new(0),
             journal: Journal::default(),
-            overrides: SharedOverrides::default(),
+            overrides: SharedOverrides::new(clock),
             known_keys: SharedKeys::new(settings.known_keys),
         })
     }
@@ -197,7 +211,7 @@ impl RedisShared {
 
     /// Now, by this process's clock and by the store's.
     fn instant(&self) -> StoreInstant {
-        self.instant_at(clock::now())
+        self.instant_at(self.clock.now())
     }
 
     fn instant_at(&self, now: Instant) -> StoreInstant {
@@ -277,9 +291,23 @@ impl<T> From<mpsc::error::TrySendError<T>> for StoreError {
 
 impl Redis {
     pub fn spawn(shared: Arc<RedisShared>) -> Redis {
+        let (redis, setup) = Redis::new(shared);
+        match &redis.servers {
+            ServersView::Cluster(view) => {
+                tokio::spawn(cluster::ClusterTask::new(setup, view.clone()).run());
+            }
+            ServersView::Server(is_open) => {
+                tokio::spawn(task::ServerTask::new(setup, Arc::clone(is_open)).run());
+            }
+        }
+        redis
+    }
+
+    /// A handle, and what its task needs.
+    fn new(shared: Arc<RedisShared>) -> (Redis, TaskSetup) {
         let (ready, is_ready) = watch::channel(false);
         let (queue, requests) = mpsc::channel(QUEUE);
-        let (cache, slots) = (WorkerCache::default(), SlotLease::new());
+        let (cache, slots) = (WorkerCache::default(), SlotLease::new(shared.clock));
         let setup = TaskSetup {
             shared: Arc::clone(&shared),
             queue: requests,
@@ -287,23 +315,19 @@ impl Redis {
             slots: slots.clone(),
             ready,
         };
-        let servers = if shared.is_cluster() {
-            let view = ClusterView::default();
-            tokio::spawn(cluster::ClusterTask::new(setup, view.clone()).run());
-            ServersView::Cluster(view)
-        } else {
-            let is_open = Arc::new(AtomicBool::new(false));
-            tokio::spawn(task::ServerTask::new(setup, Arc::clone(&is_open)).run());
-            ServersView::Server(is_open)
+        let servers = match shared.is_cluster() {
+            true => ServersView::Cluster(ClusterView::default()),
+            false => ServersView::Server(Arc::default()),
         };
-        Redis {
+        let redis = Redis {
             shared,
             queue,
             servers,
             cache,
             slots,
             ready: is_ready,
-        }
+        };
+        (redis, setup)
     }
 
     /// See [`super::Store::charge_or_book`].
@@ -397,7 +421,7 @@ impl Redis {
     /// Asks for a decision that nothing waits for; see [`super::Store::observe`]. The checks of
     /// `charge` are those of one limit, so they share a slot of a cluster.
     pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
-        let arrived = clock::now();
+        let arrived = self.shared.clock.now();
         let is_away = match &self.servers {
             ServersView::Server(_) => false,
             ServersView::Cluster(view) => view.reserve(charge, arrived).is_err(),

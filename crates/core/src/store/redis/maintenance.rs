@@ -15,9 +15,9 @@ use crate::store::recovery::{Greeting, Heartbeat, ProcessName};
 use crate::store::{ServerTrouble, StoreError};
 
 /// Keys charged in one call for what is owed.
-const OWED_KEYS: usize = 64;
+pub(super) const OWED_KEYS: usize = 64;
 /// Such calls in a row; requests wait meanwhile.
-const OWED_CALLS: usize = 2;
+pub(super) const OWED_CALLS: usize = 2;
 /// How long a process without a heartbeat is counted, microseconds.
 const BEAT_LASTS_US: u64 = 5_000_000;
 
@@ -176,14 +176,14 @@ pub(super) async fn pay_back(
     Ok(true)
 }
 
-struct PaymentReport {
+pub(super) struct PaymentReport {
     /// For each debt.
-    is_paid: Vec<bool>,
+    pub(super) is_paid: Vec<bool>,
     /// Why the server refused to write; `None` if it did not.
-    refusal: Option<ServerTrouble>,
+    pub(super) refusal: Option<ServerTrouble>,
 }
 
-fn read_payment(
+pub(super) fn read_payment(
     bytes: &[u8],
     owed: &[Charge],
     shared: &RedisShared,

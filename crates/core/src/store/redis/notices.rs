@@ -8,7 +8,6 @@ use smallvec::SmallVec;
 
 use super::cluster::slot_of;
 use super::{Redis, ServersView};
-use crate::clock;
 use crate::limit::{Charge, Decision, LimitCheck, OnError};
 use crate::store::batch::Operation;
 use crate::store::gather::{OnFailure, StoreRequest};
@@ -57,7 +56,7 @@ impl Redis {
                 operation,
                 extra,
                 generation,
-                arrived: clock::now(),
+                arrived: self.shared.clock.now(),
                 slot,
             };
             let request = match operation {

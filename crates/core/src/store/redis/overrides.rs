@@ -17,6 +17,7 @@ use redis::{ErrorKind, RedisError};
 use tokio::sync::watch;
 
 use super::RedisShared;
+use crate::clock::MonotonicClock;
 use crate::limit::{KeyHash, Window};
 use crate::store::StoreError;
 use crate::store::overrides::{
@@ -53,10 +54,10 @@ pub(super) struct SharedOverrides {
     bans: SharedBans,
 }
 
-impl Default for SharedOverrides {
-    fn default() -> SharedOverrides {
+impl SharedOverrides {
+    pub(super) fn new(clock: MonotonicClock) -> SharedOverrides {
         SharedOverrides {
-            table: OverrideTable::default(),
+            table: OverrideTable::new(clock),
             version: AtomicU64::new(UNREAD),
             epoch: AtomicU64::new(0),
             reading: AtomicBool::new(false),
@@ -65,9 +66,7 @@ impl Default for SharedOverrides {
             bans: SharedBans::default(),
         }
     }
-}
 
-impl SharedOverrides {
     /// Grows when rates or counts of some key are not what they were. Then denials and leases that
     /// were cached before no longer hold.
     pub(super) fn epoch(&self) -> u64 {

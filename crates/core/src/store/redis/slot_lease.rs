@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::sync::oneshot::error::TryRecvError;
 
 use super::slot_reports::SlotReports;
-use crate::clock;
+use crate::clock::MonotonicClock;
 use crate::limit::{Charge, Decision};
 use crate::store::batch::{GroupOutcome, Operation};
 use crate::store::gather::{
@@ -34,6 +34,7 @@ pub(in crate::store) struct SlotLease(Arc<SharedSlots>);
 #[derive(Debug)]
 struct SharedSlots {
     name: u64,
+    clock: MonotonicClock,
     reports: Mutex<SlotReports>,
     /// Wakes the task: there is something to report.
     is_due: Notify,
@@ -42,8 +43,9 @@ struct SharedSlots {
 }
 
 impl SlotLease {
-    pub(super) fn new() -> SlotLease {
+    pub(super) fn new(clock: MonotonicClock) -> SlotLease {
         SlotLease(Arc::new(SharedSlots {
+            clock,
             // 64 random bits: no two workers of any proxies have the same name.
             name: RandomState::new().hash_one(std::process::id()),
             reports: Mutex::default(),
@@ -142,7 +144,7 @@ impl SlotLease {
         }
         let slots = bundle.charge().clone();
         self.reports()
-            .granted(&slots, outcome.granted, clock::now());
+            .granted(&slots, outcome.granted, self.0.clock.now());
         for _ in 0..bundle.answer(outcome, observe) {
             self.release(&slots);
         }
@@ -160,7 +162,7 @@ impl SlotLease {
     pub(super) fn refuse(&self, bundles: Vec<Bundle>, kind: StoreError) {
         for bundle in bundles {
             match bundle.operation {
-                Operation::Report => self.reports().refused(bundle.charge(), clock::now()),
+                Operation::Report => self.reports().refused(bundle.charge(), self.0.clock.now()),
                 _ => self.note_unsure(&bundle),
             }
             bundle.fail(kind);
@@ -169,13 +171,13 @@ impl SlotLease {
 
     fn note_unsure(&self, bundle: &Bundle) {
         if may_hold(bundle) {
-            self.reports().unsure(bundle.charge(), clock::now());
+            self.reports().unsure(bundle.charge(), self.0.clock.now());
         }
     }
 
     /// Counts slots that were admitted without Redis.
     pub(super) fn hold(&self, charge: &Charge) {
-        self.reports().hold(charge, clock::now());
+        self.reports().hold(charge, self.0.clock.now());
         self.0.is_due.notify_one();
     }
 

@@ -1,6 +1,9 @@
 //! The task of a connection to one server: it connects, gathers requests, calls, answers, and stops
 //! asking while the server is away.
 
+#[cfg(test)]
+pub(crate) mod stepped;
+
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::AssertUnwindSafe;
@@ -18,7 +21,6 @@ use super::health::{ReplyOutput, ServerHealth};
 use super::link::{PROBE_TIMEOUT, RedisLink, ScriptRun, connect};
 use super::slot_lease::SlotLease;
 use super::{QUEUE, RedisShared, TaskSetup, maintenance};
-use crate::clock;
 use crate::store::StoreError;
 use crate::store::deny_cache::CallSpan;
 use crate::store::gather::{Batch, Bundle, QueuedRequest};
@@ -60,7 +62,7 @@ pub(super) struct ServerTask {
 
 impl ServerTask {
     pub(super) fn new(setup: TaskSetup, is_open: Arc<AtomicBool>) -> ServerTask {
-        let now = clock::now();
+        let now = setup.shared.clock.now();
         ServerTask {
             health: ServerHealth::new(None, setup.shared.next_seed()),
             shared: setup.shared,
@@ -97,7 +99,8 @@ impl ServerTask {
                 }
             }
         }
-        self.health.end_trouble(&self.shared, clock::now());
+        self.health
+            .end_trouble(&self.shared, self.shared.clock.now());
     }
 
     /// Tries to connect once, after the pause if the breaker is open.
@@ -118,7 +121,10 @@ impl ServerTask {
                 false => Ok(link),
             }
         };
-        let result = match self.wait(clock::now() + PROBE_TIMEOUT, attempt).await? {
+        let result = match self
+            .wait(self.shared.clock.now() + PROBE_TIMEOUT, attempt)
+            .await?
+        {
             Ok(link) => self.pay_first(link).await?,
             Err(kind) => Err(kind),
         };
@@ -142,7 +148,7 @@ impl ServerTask {
         // It may be another server, or the same one emptied.
         self.cache.clear();
         self.slots.reconnected();
-        self.maintenance_at = clock::now() + self.maintenance_pause();
+        self.maintenance_at = self.shared.clock.now() + self.maintenance_pause();
         self.is_open.store(false, Ordering::Relaxed);
     }
 
@@ -161,11 +167,14 @@ impl ServerTask {
         mut link: RedisLink,
     ) -> ControlFlow<(), Result<RedisLink, StoreError>> {
         let shared = Arc::clone(&self.shared);
-        let until = clock::now() + PROBE_TIMEOUT;
+        let until = self.shared.clock.now() + PROBE_TIMEOUT;
         for _ in 0..OWED_CALLS_FIRST {
             let paying = maintenance::pay_back(&mut link, &shared, 1);
-            match self.wait(clock::now() + PROBE_TIMEOUT, paying).await? {
-                Ok(true) if clock::now() < until => {}
+            match self
+                .wait(self.shared.clock.now() + PROBE_TIMEOUT, paying)
+                .await?
+            {
+                Ok(true) if self.shared.clock.now() < until => {}
                 Ok(_) => break,
                 Err(kind) => return ControlFlow::Continue(Err(kind)),
             }
@@ -187,7 +196,7 @@ impl ServerTask {
             tokio::select! {
                 result = &mut attempt => return ControlFlow::Continue(result),
                 () = &mut self.sleep => {
-                    let now = clock::now();
+                    let now = self.shared.clock.now();
                     self.expire(now);
                     if now >= deadline {
                         return ControlFlow::Continue(Err(StoreError::Timeout));
@@ -214,7 +223,7 @@ impl ServerTask {
             if link.has_moved() {
                 return ControlFlow::Continue(None);
             }
-            let now = clock::now();
+            let now = self.shared.clock.now();
             let due = self.slots.next_due(now).unwrap_or(self.maintenance_at);
             if self.waiting.is_empty() && due > now {
                 self.sleep
@@ -233,7 +242,7 @@ impl ServerTask {
                     }
                 }
             }
-            let result = if clock::now() >= self.maintenance_at {
+            let result = if self.shared.clock.now() >= self.maintenance_at {
                 self.maintain(&mut link).await
             } else {
                 // Requests that have come to this worker meanwhile are read first, and go into the
@@ -271,7 +280,7 @@ impl ServerTask {
 
     /// Sets the timer to the deadline of the oldest request, or for one call if none waits.
     fn reset_to_oldest(&mut self) {
-        let now = clock::now();
+        let now = self.shared.clock.now();
         self.expire(now);
         let deadline = self.next_deadline();
         let deadline = deadline.unwrap_or(now + self.shared.timeout);
@@ -281,7 +290,7 @@ impl ServerTask {
     /// Everything that waits and is worth sending, up to a batch.
     fn gather(&mut self) -> Batch {
         let mut batch = Batch::for_about(self.waiting.len() + self.queue.len());
-        let now = clock::now();
+        let now = self.shared.clock.now();
         let conditions = self.shared.send_conditions(now);
         let mut taken = 0;
         while taken < MAX_REQUESTS
@@ -321,7 +330,7 @@ impl ServerTask {
         batch: Batch,
     ) -> Result<Vec<Bundle>, StoreError> {
         failpoint!("redis.call", self.shared.prefix);
-        let sent = clock::now();
+        let sent = self.shared.clock.now();
         self.epoch = self.shared.overrides.epoch();
         let deadline = batch.deadline(sent, self.shared.timeout);
         self.sleep.as_mut().reset(deadline.into());
@@ -366,7 +375,7 @@ impl ServerTask {
         };
         let mut report = output.hand_out(batch, bytes);
         let again = std::mem::take(&mut report.again);
-        let now = clock::now();
+        let now = self.shared.clock.now();
         let noted = self
             .health
             .note_reply(&report, &self.shared, &self.cache, now);
@@ -378,7 +387,7 @@ impl ServerTask {
     }
 
     async fn maintain(&mut self, link: &mut RedisLink) -> Result<(), StoreError> {
-        let now = clock::now();
+        let now = self.shared.clock.now();
         self.reset_to_oldest();
         let shared = Arc::clone(&self.shared);
         shared.recovery.alive(shared.clock.at_us(now));
@@ -403,7 +412,8 @@ impl ServerTask {
             false => self.maintenance_pause(),
         };
         self.maintenance_at = now + pause;
-        self.health.call_succeeded(false, &shared, clock::now());
+        self.health
+            .call_succeeded(false, &shared, self.shared.clock.now());
         Ok(())
     }
 
@@ -426,12 +436,12 @@ impl ServerTask {
     }
 
     fn connect_failed(&mut self, kind: StoreError) {
-        self.health.breaker.connect_failed(clock::now());
+        self.health.breaker.connect_failed(self.shared.clock.now());
         self.failed(kind);
     }
 
     fn call_failed(&mut self, kind: StoreError) {
-        self.health.breaker.call_failed(clock::now());
+        self.health.breaker.call_failed(self.shared.clock.now());
         self.failed(kind);
     }
 
@@ -440,7 +450,8 @@ impl ServerTask {
         self.shared.recovery.alive(self.shared.clock.now_us());
         if self.health.breaker.is_open() {
             self.is_open.store(true, Ordering::Relaxed);
-            self.health.begin_trouble(kind, &self.shared, clock::now());
+            self.health
+                .begin_trouble(kind, &self.shared, self.shared.clock.now());
             while let Some(request) = self.next_request() {
                 request.fail(StoreError::Away);
             }

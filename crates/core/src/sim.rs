@@ -1,0 +1,150 @@
+//! One seed drives everything: proxies, the store, the network, clocks, reloads, crashes and
+//! clients run in virtual time, and invariants are checked. A proxy is the shipped limiter, over the
+//! shipped handle, queue, breaker, recovery and journal. The store decides by the shipped twins of
+//! the scripts.
+//!
+//! - `SIM_SEED=17 cargo test -p tidegate-core --lib sim:: -- --nocapture` runs one seed again, and
+//!   prints its events if an invariant does not hold.
+//! - `SIM_SECONDS=300` runs new seeds for so long, and `SIM_FIRST=1000` begins with that seed.
+
+mod check;
+mod events;
+mod mishaps;
+mod network;
+mod plan;
+mod proxy;
+mod requests;
+mod server;
+mod world;
+
+use std::time::Duration;
+
+use check::Violation;
+use events::Figures;
+use plan::{FAULTS, Fault, Plan};
+use world::World;
+
+use crate::clock;
+
+/// How long the suite tries seeds.
+const SECONDS: u64 = 20;
+/// A deliberate fault must show in one of so many seeds.
+const FOUND_WITHIN: u64 = 200;
+/// Events that a failure prints.
+const SHOWN: usize = 30;
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var_os(name)?;
+    Some(text.to_str()?.parse().unwrap())
+}
+
+/// Runs a world. Its tasks are never polled: they only write lines of the log.
+fn run(seed: u64, fault: Option<Fault>, is_traced: bool) -> (World, Result<Figures, Violation>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let _entered = runtime.enter();
+    let mut world = World::new(Plan::of(seed, fault), is_traced);
+    let result = world.run();
+    (world, result)
+}
+
+/// The last events that concern a budget.
+fn print_trace(world: &World, violation: &Violation) {
+    let trace = world.trace.iter().flatten();
+    let concerned = trace.filter(|line| {
+        let is_near = line.budget.is_none() || line.budget == violation.budget;
+        line.at_us <= violation.at_us && (violation.budget.is_none() || is_near)
+    });
+    let lines: Vec<_> = concerned.collect();
+    let shown = number("SIM_EVENTS").map_or(SHOWN, |events| events as usize);
+    for line in &lines[lines.len().saturating_sub(shown)..] {
+        println!("{:>10.3} ms  {}", line.at_us as f64 / 1e3, line.text);
+    }
+}
+
+/// Runs a seed that has failed again, and tells why.
+fn explain(seed: u64) {
+    let (world, result) = run(seed, None, true);
+    let plan = &world.plan;
+    println!(
+        "seed {seed}: {:?}, {:?}, {} proxies",
+        plan.outage,
+        plan.mishap,
+        plan.clocks.len()
+    );
+    if let Err(violation) = result {
+        print_trace(&world, &violation);
+        println!("seed {seed}: {violation}");
+        println!("replay: SIM_SEED={seed} cargo test -p tidegate-core --lib sim:: -- --nocapture");
+    }
+}
+
+#[test]
+fn invariants_hold_whatever_happens() {
+    if let Some(seed) = number("SIM_SEED") {
+        let (world, result) = run(seed, None, true);
+        println!("{:#?}", world.plan);
+        println!("{result:?}");
+        explain(seed);
+        return assert!(result.is_ok(), "{result:?}");
+    }
+    let seconds = number("SIM_SECONDS").unwrap_or(SECONDS);
+    let (first, began) = (number("SIM_FIRST").unwrap_or(1), clock::now());
+    let (mut seeds, mut requests, mut failed) = (0, 0, Vec::new());
+    let most = number("SIM_FAILURES").unwrap_or(1) as usize;
+    while began.elapsed() < Duration::from_secs(seconds) && failed.len() < most {
+        let seed = first + seeds;
+        let (world, result) = run(seed, None, false);
+        match result {
+            Ok(figures) => requests += figures.requests,
+            Err(violation) => {
+                let (outage, mishap) = (world.plan.outage, world.plan.mishap);
+                println!("seed {seed} ({outage:?}, {mishap:?}): {violation}");
+                failed.push(seed);
+            }
+        }
+        seeds += 1;
+    }
+    let minutes = began.elapsed().as_secs_f64() / 60.0;
+    println!(
+        "{seeds} seeds, {requests} requests, {:.0} seeds a minute",
+        seeds as f64 / minutes
+    );
+    if let Some(seed) = failed.first() {
+        explain(*seed);
+    }
+    assert!(failed.is_empty(), "seeds that fail: {failed:?}");
+}
+
+/// A seed decides all that happens.
+#[test]
+fn a_seed_is_one_run() {
+    for seed in 1..=3 {
+        let trace = || {
+            let lines = run(seed, None, true).0.trace.into_iter().flatten();
+            let mut lines: Vec<_> = lines.map(|line| (line.at_us, line.text)).collect();
+            // The reports of one call are in no order.
+            lines.sort();
+            lines
+        };
+        let (first, second) = (trace(), trace());
+        let other = first.iter().zip(&second).find(|(one, other)| one != other);
+        assert_eq!(other, None, "seed {seed}");
+        assert_eq!(first.len(), second.len(), "seed {seed}");
+    }
+}
+
+/// The invariants notice each fault that the simulation itself makes.
+#[test]
+fn deliberate_faults_are_found() {
+    for fault in FAULTS {
+        let found = (1..=FOUND_WITHIN).find_map(|seed| {
+            let (_, result) = run(seed, Some(fault), false);
+            Some((seed, result.err()?))
+        });
+        let (seed, violation) = found.unwrap_or_else(|| panic!("{fault:?} is not found"));
+        println!("{fault:?}, seed {seed}: {violation}");
+    }
+}
