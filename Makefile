@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: release install uninstall static static-check profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults conformance endurance garden nginx-tests
+.PHONY: release install uninstall static static-check profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults sim-night conformance endurance garden nginx-tests
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # What is fetched is asked for again where a registry does not answer.
@@ -130,6 +130,15 @@ nginx-tests:
 # needs a C++ compiler); what they find is kept in `guided` of the target folder, what breaks something in `broke` there.
 fuzz:
 	./tests/fuzz/run.sh $(SECONDS) $(GUIDED)
+
+# Proxies, store, network and clients from one seed each, in virtual time: a night of seeds that no night
+# has tried. SECONDS=60 is a minute, FIRST=1000 begins with that seed. A seed that fails is printed with the
+# command that runs it again.
+sim-night: SECONDS = 28800
+sim-night: FIRST = $(shell date +%s)000
+sim-night:
+	SIM_SECONDS=$(SECONDS) SIM_FIRST=$(FIRST) SIM_FAILURES=20 \
+	  cargo test --locked -p tidegate-core --lib sim::invariants -- --nocapture
 
 # What the pure parts of a request's path cost, in instructions, beside what was agreed on; with
 # ACCEPT=1 the new numbers are.

@@ -38,6 +38,8 @@ struct Allowed {
 pub(super) struct Budget {
     pub(super) item: LimitCheck,
     pub(super) limit: usize,
+    /// When the day ends, if it counts by days.
+    day_ends_us: Option<u64>,
     admitted: Vec<Admitted>,
     allowed: Vec<Allowed>,
     /// Units above the limit that `docs/outages.md` concedes.
@@ -60,9 +62,11 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    pub(super) fn new(item: LimitCheck, limit: usize) -> Budget {
+    pub(super) fn new(item: LimitCheck, limit: usize, day_ends_us: u64) -> Budget {
+        let is_daily = item.window.rule.algorithm == Algorithm::Calendar;
         Budget {
             limit,
+            day_ends_us: is_daily.then_some(day_ends_us),
             admitted: Vec::new(),
             allowed: vec![Allowed {
                 from_us: 0,
@@ -86,6 +90,19 @@ impl Budget {
         self.item.window.rule.algorithm == Algorithm::Slots
     }
 
+    pub(super) fn is_daily(&self) -> bool {
+        self.day_ends_us.is_some()
+    }
+
+    /// The first instant whose units count at `now_us`.
+    pub(super) fn counts_from(&self, now_us: u64) -> u64 {
+        match self.day_ends_us {
+            Some(day_ends_us) if now_us >= day_ends_us => day_ends_us,
+            Some(_) => 0,
+            None => (now_us + 1).saturating_sub(self.item.window.rule.window_us),
+        }
+    }
+
     pub(super) fn name(&self) -> String {
         format!("{} of key {}", self.item.limit.name, self.item.tag.0[0])
     }
@@ -106,8 +123,8 @@ impl Budget {
 
     /// Units that a proxy admitted up to `to_us`, of those that counted at `at_us`.
     pub(super) fn own(&self, by: usize, to_us: u64, at_us: u64) -> u64 {
-        let window_us = self.item.window.rule.window_us;
-        let counts = |one: &&Admitted| one.at_us <= to_us && one.at_us + window_us > at_us;
+        let from_us = self.counts_from(at_us);
+        let counts = |one: &&Admitted| one.at_us <= to_us && one.at_us >= from_us;
         let own = self
             .admitted
             .iter()
@@ -163,11 +180,11 @@ impl Budget {
     /// Checks every window. Returns the units of the fullest, in thousandths of what it may hold.
     fn check_windows(&mut self) -> Result<u64, Overfull> {
         self.admitted.sort_by_key(|one| one.at_us);
-        let window_us = self.item.window.rule.window_us;
         let (mut from, mut held, mut fullest) = (0, 0, 0);
         for (index, one) in self.admitted.iter().enumerate() {
             held += one.cost;
-            while self.admitted[from].at_us + window_us <= one.at_us {
+            let from_us = self.counts_from(one.at_us);
+            while self.admitted[from].at_us < from_us {
                 held -= self.admitted[from].cost;
                 from += 1;
             }
@@ -176,7 +193,7 @@ impl Budget {
             if next.is_some_and(|next| next.at_us == one.at_us) {
                 continue;
             }
-            let units = self.units_within(one.at_us.saturating_sub(window_us), one.at_us);
+            let units = self.units_within(from_us, one.at_us);
             if held > units + self.excused {
                 return Err(Overfull {
                     at_us: one.at_us,
@@ -234,6 +251,12 @@ pub(super) struct Books {
 }
 
 impl Books {
+    /// The most units that are conceded to a budget.
+    pub(super) fn conceded(&self) -> u64 {
+        let conceded = self.budgets.values().map(|budget| budget.excused);
+        conceded.max().unwrap_or_default()
+    }
+
     /// Checks the books at the end. Returns the fullest window, in thousandths.
     pub(super) fn check(&mut self, has_lost: bool) -> Result<u64, Violation> {
         let mut fullest = 0;

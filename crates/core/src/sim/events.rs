@@ -135,6 +135,8 @@ pub(super) struct Figures {
     pub(super) waits_checked: u64,
     /// The fullest window, thousandths of what it may hold.
     pub(super) fullest: u64,
+    /// The most units that are conceded to a budget.
+    pub(super) conceded: u64,
 }
 
 /// How the store is.

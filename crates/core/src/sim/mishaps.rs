@@ -2,8 +2,7 @@
 //! of it.
 
 use super::events::{Event, Health};
-use super::plan::{Fault, MS, Mishap, Outage};
-use super::proxy::EPOCH_US;
+use super::plan::{Fault, Kind, MS, Mishap, Outage};
 use super::server::Contents;
 use super::world::World;
 use crate::store::StoreError;
@@ -136,8 +135,7 @@ impl World {
             let unknown = used.saturating_sub(known.used);
             let at_us = known.at_us;
             let expired = budget.own(number, at_us, at_us) - budget.own(number, at_us, now_us);
-            let window_us = budget.item.window.rule.window_us;
-            let since_us = at_us.max(now_us.saturating_sub(window_us));
+            let since_us = at_us.max(budget.counts_from(now_us));
             let of_others = budget.admitted_by_others(number, since_us);
             budget.excused += unknown.max(of_others).div_ceil(many) + expired.min(of_others);
         }
@@ -154,7 +152,7 @@ impl World {
         };
         let now_us = self.now_us;
         for budget in self.books.budgets.values_mut() {
-            let since_us = since_us.max(now_us.saturating_sub(budget.item.window.rule.window_us));
+            let since_us = since_us.max(budget.counts_from(now_us));
             budget.excused += budget.admitted_by(number, since_us);
         }
     }
@@ -251,6 +249,7 @@ impl World {
         if self.now_us >= self.plan.back_at_us() {
             self.concede_units_of(victim);
         }
+        self.last_end_us = self.now_us;
         let proxy = &mut self.proxies[victim];
         proxy.is_dead = true;
         self.figures.given_up += proxy.pending.len() as u64;
@@ -320,7 +319,17 @@ impl World {
         let up = self.proxies.iter().filter(|proxy| proxy.is_up(self.now_us));
         let many = up.count() as u32;
         // A known fault: a proxy without requests goes on to say that the store is away for it.
-        let is_refused = self.plan.outage == Outage::Refusing;
+        let is_refused = self.plan.outage == Outage::Refusing && !self.plan.is_strict;
+        // Units of a process that ended may count for a whole day.
+        let has_daily = self
+            .plan
+            .limits
+            .iter()
+            .any(|limit| limit.kind == Kind::Daily);
+        let waits_long = has_daily && self.last_end_us > 0;
+        let is_settled = self.plan.fault.is_none()
+            && !is_refused
+            && self.now_us > self.last_end_us + COUNTED_US + 1_000 * MS;
         let mut wrong = Vec::new();
         for (number, proxy) in self.proxies.iter().enumerate() {
             if !proxy.is_up(self.now_us) || proxy.is_draining {
@@ -333,11 +342,11 @@ impl World {
                 (proxy.store.task.is_away(), "is without the store"),
                 (proxy.store.task.owes(), "owes units"),
                 (
-                    proxy.recovery().is_on() && !is_refused,
+                    proxy.recovery().is_on() && !is_refused && !waits_long,
                     "keeps to its share",
                 ),
                 (
-                    size != many && self.plan.fault.is_none(),
+                    size != many && is_settled && !waits_long,
                     "counts another number of proxies",
                 ),
             ] {
@@ -349,8 +358,8 @@ impl World {
         let was_stopped = self.plan.mishap == Mishap::Stopped;
         let begin_us = self.plan.end_us() - self.plan.longest_window_us();
         for (id, budget) in &self.books.budgets {
-            let used = self.store.used(&budget.item, EPOCH_US + self.now_us);
-            if used > 0 {
+            let used = self.store.used(&budget.item, self.store_us());
+            if used > 0 && !budget.is_daily() {
                 let what = format!("at the end {used} units of {} count", budget.name());
                 wrong.push((Some(*id), what));
             }

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 pub(super) const MS: u64 = 1_000;
 pub(super) const SECOND: u64 = 1_000_000;
+/// 2023-11-15, midnight.
+const SOME_DAY_US: u64 = 1_700_006_400 * SECOND;
 
 /// A sequence of random numbers.
 #[derive(Clone, Debug)]
@@ -68,6 +70,19 @@ pub(super) const OUTAGES: [Outage; 8] = [
 ];
 
 impl Outage {
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Outage::Calm => "well",
+            Outage::KilledAndKeeps => "killed, back with its data",
+            Outage::Frozen => "frozen, and thawed",
+            Outage::Refusing => "refuses to write",
+            Outage::KilledAndEmpty => "killed, back empty",
+            Outage::Flushed => "flushed",
+            Outage::Failover => "killed; a replica takes over",
+            Outage::Handover => "a replica takes over at once",
+        }
+    }
+
     /// Whether the store comes back with less than it had.
     pub(super) fn loses(self) -> bool {
         matches!(
@@ -119,6 +134,8 @@ pub(super) enum Kind {
     Slots,
     /// Busy keys are leased.
     Leased,
+    /// It counts by days of the calendar.
+    Daily,
 }
 
 #[derive(Clone, Debug)]
@@ -196,7 +213,13 @@ pub(super) const FAULTS: [Fault; 9] = [
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) seed: u64,
+    /// The Unix time at the beginning.
+    pub(super) epoch_us: u64,
+    /// When a day ends.
+    pub(super) day_ends_us: u64,
     pub(super) fault: Option<Fault>,
+    /// Known faults are not conceded.
+    pub(super) is_strict: bool,
     pub(super) outage: Outage,
     pub(super) mishap: Mishap,
     pub(super) clocks: Vec<PlannedClock>,
@@ -238,7 +261,7 @@ impl Plan {
             off_us: dice.below(4 * SECOND) as i64 - 2 * SECOND as i64,
         };
         let clocks = (0..proxies).map(|_| clock(&mut dice)).collect();
-        let limits = Plan::limits(&mut dice);
+        let limits = Plan::limits(&mut dice, mishap);
         let away_at_us = dice.between(4 * SECOND, 6 * SECOND);
         let away_for_us = match outage.is_at_once() {
             true => 0,
@@ -246,7 +269,10 @@ impl Plan {
         };
         let mut plan = Plan {
             seed,
+            epoch_us: 0,
+            day_ends_us: 0,
             fault,
+            is_strict: false,
             outage,
             mishap,
             clocks,
@@ -263,6 +289,8 @@ impl Plan {
             reload: None,
             limits,
         };
+        plan.day_ends_us = dice.between(2 * SECOND, plan.end_us());
+        plan.epoch_us = SOME_DAY_US - plan.day_ends_us;
         plan.add_clients(&mut dice);
         if dice.percent(30) {
             plan.reload = Some(PlannedReload {
@@ -273,13 +301,19 @@ impl Plan {
         plan
     }
 
-    fn limits(dice: &mut Dice) -> Vec<PlannedLimit> {
+    fn limits(dice: &mut Dice, mishap: Mishap) -> Vec<PlannedLimit> {
+        // A process that never reached the store goes by its own wall clock.
+        let daily = match mishap {
+            Mishap::Restarted | Mishap::Upgraded => Kind::Plain,
+            _ => Kind::Daily,
+        };
         let kinds = [
             Kind::Plain,
             Kind::Refunds,
             Kind::Delayed,
             Kind::Slots,
             Kind::Leased,
+            daily,
         ];
         let kinds = [Kind::Plain, dice.pick(&kinds), dice.pick(&kinds)];
         let many = dice.between(1, 3) as usize;
@@ -289,6 +323,7 @@ impl Plan {
             kind,
             units: match kind {
                 Kind::Slots => dice.between(6, 20),
+                Kind::Daily => dice.between(40, 200),
                 Kind::Leased => dice.between(600, 900),
                 _ => dice.between(8, 40),
             },
@@ -350,7 +385,8 @@ impl Plan {
     }
 
     pub(super) fn longest_window_us(&self) -> u64 {
-        let windows = self.limits.iter().map(|limit| limit.window_us);
+        let windows = self.limits.iter().filter(|limit| limit.kind != Kind::Daily);
+        let windows = windows.map(|limit| limit.window_us);
         windows.max().unwrap_or_default()
     }
 
@@ -377,11 +413,13 @@ impl Plan {
                 Kind::Slots => {
                     writeln!(text, "concurrent = {units}\nhold = \"{window_ms}ms\"")
                 }
+                Kind::Daily => writeln!(text, "rate = \"{units}/day\""),
                 _ => writeln!(text, "rate = \"{units}/{window_ms}ms\""),
             };
             let _ = match limit.kind {
                 Kind::Delayed => writeln!(text, "delay = \"{}ms\"", window_ms / 2),
                 Kind::Leased => writeln!(text, "lease = \"20ms\""),
+                Kind::Daily => writeln!(text, "[limit.{}.calendar]", limit.name),
                 _ => Ok(()),
             };
         }

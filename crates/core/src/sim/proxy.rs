@@ -19,8 +19,6 @@ use crate::store::Store;
 use crate::store::recovery::{ProcessName, Recovery};
 use crate::store::redis::stepped::SteppedStore;
 
-/// The wall clock at the beginning of a simulation.
-pub(super) const EPOCH_US: u64 = 1_700_000_000_000_000;
 const MILLION: i128 = 1_000_000;
 
 thread_local! {
@@ -138,9 +136,16 @@ pub(super) fn config(plan: &Plan, is_reloaded: bool) -> Config {
 }
 
 impl Proxy {
-    pub(super) fn new(number: usize, clock: PlannedClock, config: &Config, now_us: u64) -> Proxy {
+    /// A process that starts at `now_us`; the true time is `unix_us` then.
+    pub(super) fn new(
+        number: usize,
+        clock: PlannedClock,
+        config: &Config,
+        now_us: u64,
+        unix_us: u64,
+    ) -> Proxy {
         LOCAL_US.set(clock.local_us(now_us));
-        let wall_us = (EPOCH_US + now_us).saturating_add_signed(clock.off_us);
+        let wall_us = unix_us.saturating_add_signed(clock.off_us);
         let mut name = [number as u8; 16];
         // Names are in no order.
         name[0] = (number as u8).wrapping_mul(101);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::check::Budget;
 use super::events::{Answer, Event, Health};
 use super::plan::{Fault, Kind, MS, PlannedClient, SECOND};
-use super::proxy::{EPOCH_US, Ended, KnownUse, PendingRequest, Running};
+use super::proxy::{Ended, KnownUse, PendingRequest, Running};
 use super::server::Effect;
 use super::world::World;
 use crate::exchange::rejection::{Denial, Rejection};
@@ -233,6 +233,7 @@ impl World {
     fn joined_too_early(&self, number: usize) -> bool {
         let others = self.proxies.iter().filter(|other| !other.is_dead);
         self.proxies[number].began_us >= self.plan.away_at_us
+            && !self.plan.is_strict
             && !self.proxies[number].recovery().is_on()
             && others.into_iter().any(|other| other.recovery().is_on())
     }
@@ -250,7 +251,8 @@ impl World {
                 asker: None,
             };
             let budget = self.books.budgets.entry(item.id());
-            budget.or_insert_with(|| Budget::new(item, *number));
+            let day_ends_us = self.plan.day_ends_us;
+            budget.or_insert_with(|| Budget::new(item, *number, day_ends_us));
         }
     }
 
@@ -260,7 +262,7 @@ impl World {
             return 0;
         };
         let rule = budget.item.window.rule;
-        let own = budget.admitted_by(number, self.now_us.saturating_sub(rule.window_us));
+        let own = budget.admitted_by(number, budget.counts_from(self.now_us));
         let proxy = &mut self.proxies[number];
         let share = proxy.recovery().fleet().share(rule).units;
         match proxy.fooled.insert(id) {
@@ -283,7 +285,7 @@ impl World {
             false => {
                 let wait_us = running.admission.wait_us();
                 // What was leased is spent now.
-                let stamp_us = decision.at_us.saturating_sub(EPOCH_US) + wait_us;
+                let stamp_us = decision.at_us.saturating_sub(self.plan.epoch_us) + wait_us;
                 stamp_us.min(self.now_us)
             }
         };
@@ -303,7 +305,7 @@ impl World {
             budget.admit(number, at_us, check.cost);
             budget.in_use += check.cost;
         }
-        if held_us > 0 && self.now_us < self.unclean_until_us {
+        if held_us > 0 && self.now_us < self.unclean_until_us && !self.plan.is_strict {
             self.concede_held(&charge);
         }
         self.check_slots(&charge);
@@ -465,22 +467,17 @@ impl World {
         if is_taken {
             self.proxies[number].is_alone = false;
         }
+        // While shares hold, the store may not know of all units.
+        let is_noted = !self.proxies[number].recovery().is_on();
         for effect in effects {
-            if is_taken {
+            if !is_taken {
+                self.lose_effect(effect);
+            } else if is_noted {
                 let known = KnownUse {
                     used: effect.used,
                     at_us,
                 };
                 self.proxies[number].known.insert(effect.budget, known);
-                continue;
-            }
-            let Some(budget) = self.books.budgets.get_mut(&effect.budget) else {
-                continue;
-            };
-            match effect.operation {
-                Operation::Charge(_) | Operation::Book(_) => budget.charged_lost += effect.units,
-                Operation::Settle => budget.settled_lost += effect.units,
-                _ => {}
             }
         }
         if !is_taken {
@@ -489,5 +486,17 @@ impl World {
         self.is_fooled = is_fooled && is_taken;
         self.drive(number);
         self.is_fooled = false;
+    }
+
+    /// What the store did for an answer that nothing has taken.
+    pub(super) fn lose_effect(&mut self, effect: Effect) {
+        let Some(budget) = self.books.budgets.get_mut(&effect.budget) else {
+            return;
+        };
+        match effect.operation {
+            Operation::Charge(_) | Operation::Book(_) => budget.charged_lost += effect.units,
+            Operation::Settle => budget.settled_lost += effect.units,
+            _ => {}
+        }
     }
 }

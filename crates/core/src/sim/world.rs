@@ -7,7 +7,7 @@ use super::check::{Books, Violation};
 use super::events::{Event, Figures, Health, Scheduled, TraceLine};
 use super::mishaps::{COUNTED_US, LONGEST_STOP_US};
 use super::plan::{Dice, Fault, MS, Mishap, Outage, Plan};
-use super::proxy::{EPOCH_US, Ended, Proxy, config};
+use super::proxy::{Ended, Proxy, config};
 use super::server::Contents;
 use crate::config::Config;
 use crate::store::redis::stepped::ToServer;
@@ -35,6 +35,8 @@ pub(super) struct World {
     pub(super) books: Books,
     pub(super) clients: Vec<super::requests::Client>,
     pub(super) requests: u64,
+    /// When a process last ended.
+    pub(super) last_end_us: u64,
     /// Until then counts may differ from what was admitted.
     pub(super) unclean_until_us: u64,
     /// The store answers now to a proxy that could not know that it was emptied.
@@ -46,7 +48,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(plan: Plan, is_traced: bool) -> World {
-        let store = Contents::new(EPOCH_US);
+        let store = Contents::new(plan.epoch_us);
         let mut world = World {
             dice: Dice::new(plan.seed ^ 0x5EED),
             configs: [config(&plan, false), config(&plan, true)],
@@ -63,6 +65,7 @@ impl World {
             books: Books::default(),
             clients: Vec::new(),
             requests: 0,
+            last_end_us: 0,
             unclean_until_us: 0,
             is_fooled: false,
             figures: Figures::default(),
@@ -125,7 +128,7 @@ impl World {
     }
 
     pub(super) fn store_us(&self) -> u64 {
-        EPOCH_US + self.now_us
+        self.plan.epoch_us + self.now_us
     }
 
     /// From now on counts may differ from what was admitted, until all of it has expired.
@@ -161,6 +164,7 @@ impl World {
             return Err(violation);
         }
         let has_lost = self.plan.outage.loses();
+        self.figures.conceded = self.books.conceded();
         self.figures.fullest = self.books.check(has_lost)?;
         Ok(self.figures)
     }
@@ -185,7 +189,7 @@ impl World {
     fn take_place(&mut self, event: Event) {
         if let Some(doer) = World::doer(&event) {
             let Some(proxy) = self.proxies.get(doer).filter(|proxy| !proxy.is_dead) else {
-                return;
+                return self.lose(event);
             };
             if self.now_us < proxy.stopped_until_us {
                 return self.at(proxy.stopped_until_us - self.now_us, event);
@@ -237,11 +241,20 @@ impl World {
         }
     }
 
+    /// What would befall a process that has ended.
+    fn lose(&mut self, event: Event) {
+        if let Event::Return { answer, .. } = event {
+            for effect in answer.effects {
+                self.lose_effect(effect);
+            }
+        }
+    }
+
     fn boot(&mut self, place: usize) {
         let number = self.proxies.len();
         let clock = self.plan.clocks[place % self.plan.clocks.len()];
         let config = &self.configs[usize::from(self.is_reloaded)];
-        let proxy = Proxy::new(number, clock, config, self.now_us);
+        let proxy = Proxy::new(number, clock, config, self.now_us, self.store_us());
         self.proxies.push(proxy);
         self.note(None, || format!("proxy {number} starts"));
         self.at(READY_US, Event::Ready { proxy: number });
