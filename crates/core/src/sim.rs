@@ -12,10 +12,12 @@ mod check;
 mod events;
 mod mishaps;
 mod network;
+mod orders;
 mod plan;
 mod proxy;
 mod requests;
 mod server;
+mod told;
 mod world;
 
 use std::collections::BTreeMap;

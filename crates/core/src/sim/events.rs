@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use super::server::Effect;
 use crate::store::StoreError;
 use crate::store::redis::stepped::{FromServer, ToServer};
+use crate::store::redis::{TakenDenials, ToldBan};
 
 #[derive(Debug)]
 pub(super) enum Event {
@@ -75,7 +76,28 @@ pub(super) enum Event {
     },
     /// The store has been back for a while.
     LookBack,
+    /// A proxy tells the denials of limits with bans.
+    Tell {
+        proxy: usize,
+    },
+    Told {
+        proxy: usize,
+        denials: TakenDenials,
+    },
+    BansBegin {
+        proxy: usize,
+        denials: TakenDenials,
+        store_us: u64,
+        answer: Option<BansAnswer>,
+    },
+    /// An operator sets an override.
+    Order,
+    /// What is allowed has changed.
+    Allow,
 }
+
+/// The version of the overrides, and the bans that begin.
+pub(super) type BansAnswer = (u64, Vec<Option<ToldBan>>);
 
 /// An answer of the store on its way.
 #[derive(Clone, Debug)]

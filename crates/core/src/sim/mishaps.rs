@@ -95,7 +95,7 @@ impl World {
                 self.break_connections();
             }
         }
-        self.unclean_until_us = u64::MAX;
+        (self.unclean_until_us, self.faulty_until_us) = (u64::MAX, u64::MAX);
         self.at(self.plan.away_for_us, Event::ComeBack);
     }
 
@@ -189,7 +189,7 @@ impl World {
         if was == Health::Frozen {
             self.thaw();
         }
-        self.unclean_until_us = 0;
+        (self.unclean_until_us, self.faulty_until_us) = (0, 0);
         self.soil();
         self.at(SOON_US, Event::LookBack);
     }
@@ -289,13 +289,7 @@ impl World {
         self.is_reloaded = true;
         self.proxies[number].reload(&self.configs[1]);
         self.note(None, || format!("proxy {number} has another configuration"));
-        let live = self.proxies.iter().filter(|proxy| !proxy.is_dead);
-        let units = live.map(|proxy| proxy.limits[0].windows[0].rule.units);
-        let (units, now_us) = (units.max().unwrap_or_default(), self.now_us);
-        let budgets = self.books.budgets.values_mut();
-        for budget in budgets.filter(|budget| budget.limit == 0) {
-            budget.allow(now_us, units);
-        }
+        self.allow();
         self.soil();
     }
 

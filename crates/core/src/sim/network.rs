@@ -10,7 +10,7 @@ use crate::store::redis::stepped::{FromServer, SentGroup, ToServer};
 
 impl World {
     /// How long a message is under way.
-    fn way_us(&mut self) -> u64 {
+    pub(super) fn way_us(&mut self) -> u64 {
         100 + self.dice.below(self.plan.way_us)
     }
 
@@ -89,7 +89,8 @@ impl World {
         let (message, effects) = match message {
             ToServer::Hello(greeting) => {
                 let beat = greeting.and_then(|greeting| self.greet(proxy, greeting));
-                (FromServer::Hello(beat), Vec::new())
+                let overrides = self.store.orders.read(self.store_us());
+                (FromServer::Hello(beat, overrides), Vec::new())
             }
             ToServer::Call(groups, holder) => {
                 let called = self.call(groups, *holder);

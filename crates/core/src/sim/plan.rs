@@ -136,6 +136,8 @@ pub(super) enum Kind {
     Leased,
     /// It counts by days of the calendar.
     Daily,
+    /// It bans keys that it denies often.
+    Banned,
 }
 
 #[derive(Clone, Debug)]
@@ -196,9 +198,12 @@ pub(super) enum Fault {
     AnswersKept,
     /// Slots of requests that end are not given back.
     SlotsKept,
+    /// The store begins bans, and tells them to no proxy.
+    BansForgotten,
 }
 
-pub(super) const FAULTS: [Fault; 9] = [
+pub(super) const FAULTS: [Fault; 10] = [
+    Fault::BansForgotten,
     Fault::DebtsDropped,
     Fault::RefundsTwice,
     Fault::CallsTwice,
@@ -235,11 +240,20 @@ pub(super) struct Plan {
     pub(super) away_for_us: u64,
     /// The units of the first limit after a reload, and when it comes.
     pub(super) reload: Option<PlannedReload>,
+    /// An operator gives a key of the first limit another rate for a while.
+    pub(super) order: Option<PlannedOrder>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlannedReload {
     pub(super) at_us: u64,
+    pub(super) units: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlannedOrder {
+    pub(super) at_us: u64,
+    pub(super) for_us: u64,
     pub(super) units: u64,
 }
 
@@ -287,6 +301,7 @@ impl Plan {
             away_at_us,
             away_for_us,
             reload: None,
+            order: None,
             limits,
         };
         plan.day_ends_us = dice.between(2 * SECOND, plan.end_us());
@@ -295,6 +310,13 @@ impl Plan {
         if dice.percent(30) {
             plan.reload = Some(PlannedReload {
                 at_us: dice.between(2 * SECOND, plan.end_us()),
+                units: dice.between(8, 60),
+            });
+        }
+        if dice.percent(30) {
+            plan.order = Some(PlannedOrder {
+                at_us: dice.between(2 * SECOND, plan.end_us()),
+                for_us: dice.between(2 * SECOND, 6 * SECOND),
                 units: dice.between(8, 60),
             });
         }
@@ -314,6 +336,7 @@ impl Plan {
             Kind::Slots,
             Kind::Leased,
             daily,
+            Kind::Banned,
         ];
         let kinds = [Kind::Plain, dice.pick(&kinds), dice.pick(&kinds)];
         let many = dice.between(1, 3) as usize;
@@ -323,6 +346,7 @@ impl Plan {
             kind,
             units: match kind {
                 Kind::Slots => dice.between(6, 20),
+                Kind::Banned => dice.between(8, 16),
                 Kind::Daily => dice.between(40, 200),
                 Kind::Leased => dice.between(600, 900),
                 _ => dice.between(8, 40),
@@ -342,7 +366,7 @@ impl Plan {
             };
             let crowd = dice.between(1, 3);
             let takes_us = dice.between(5 * MS, 400 * MS);
-            for _ in 0..crowd {
+            for member in 0..crowd {
                 let cost = if dice.percent(70) {
                     1
                 } else {
@@ -350,15 +374,21 @@ impl Plan {
                 };
                 let every_us = match limit.kind {
                     Kind::Slots => takes_us * 2 * crowd / (units * demand),
+                    // Each has a key of its own.
+                    Kind::Banned => window_us / (units * (2 + demand)),
                     _ => window_us * 2 * crowd * cost / (units * demand),
                 };
                 let mut limits = vec![number];
-                if number > 0 && dice.percent(40) {
+                if number > 0 && dice.percent(40) && limit.kind != Kind::Banned {
                     limits.push(0);
                 }
                 self.clients.push(PlannedClient {
                     limits,
-                    key: 0,
+                    // Others must not be banned with it.
+                    key: match limit.kind {
+                        Kind::Banned => 20 + member as u8,
+                        _ => 0,
+                    },
                     cost,
                     every_us: every_us.max(200),
                     proxy: dice.percent(30).then(|| dice.below(8) as usize),
@@ -420,6 +450,11 @@ impl Plan {
                 Kind::Delayed => writeln!(text, "delay = \"{}ms\"", window_ms / 2),
                 Kind::Leased => writeln!(text, "lease = \"20ms\""),
                 Kind::Daily => writeln!(text, "[limit.{}.calendar]", limit.name),
+                Kind::Banned => writeln!(
+                    text,
+                    "[limit.{}.ban]\nafter = \"4/2s\"\nfor = \"2s\"\nmax_for = \"5s\"",
+                    limit.name
+                ),
                 _ => Ok(()),
             };
         }

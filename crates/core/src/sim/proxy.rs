@@ -1,6 +1,7 @@
 //! One proxy process of a simulation: the shipped limiter over the shipped store, with a clock that
 //! the simulation moves.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -8,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use super::events::BansAnswer;
 use super::plan::{Kind, Plan, PlannedClock};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{self, Config, Secret, StoreKind};
@@ -16,7 +18,9 @@ use crate::exchange::limiter::{Limiter, WorkerStore};
 use crate::exchange::rejection::Rejection;
 use crate::limit::{KeyHash, Limit};
 use crate::store::Store;
+use crate::store::overrides::KeyBlock;
 use crate::store::recovery::{ProcessName, Recovery};
+use crate::store::redis::TakenDenials;
 use crate::store::redis::stepped::SteppedStore;
 
 const MILLION: i128 = 1_000_000;
@@ -105,6 +109,8 @@ pub(super) struct Proxy {
     /// It has never reached the store.
     pub(super) is_new: bool,
     pub(super) began_us: u64,
+    /// It will tell the store of denials.
+    pub(super) is_to_tell: bool,
     /// The last answer of the store for each budget.
     pub(super) known: BTreeMap<u128, KnownUse>,
     /// Budgets of which it believed a store that had been emptied.
@@ -175,6 +181,7 @@ impl Proxy {
             is_alone: false,
             is_new: true,
             began_us: now_us,
+            is_to_tell: false,
             known: BTreeMap::new(),
             fooled: BTreeSet::new(),
         }
@@ -201,8 +208,13 @@ impl Proxy {
         Store::Redis(self.store.redis.clone()).limits_changed();
     }
 
-    /// Begins the decision on a request of these limits.
-    pub(super) fn ask(&mut self, pending: PendingRequest<'_>) {
+    /// Begins the decision on a request of these limits, unless its key is blocked.
+    pub(super) fn ask(&mut self, pending: PendingRequest<'_>) -> Option<KeyBlock> {
+        let overrides = self.store.redis.shared().overrides();
+        let block = overrides.as_ref().and_then(|one| one.block_of(pending.tag));
+        if block.is_some() {
+            return block;
+        }
         let limiter = Arc::clone(&self.limiter);
         let secret = limiter.hash_key();
         let mut admission = Admission::default();
@@ -213,7 +225,11 @@ impl Proxy {
                 tag: pending.tag,
                 anchor: None,
             };
-            admission.add(limit, &limit.windows, client, pending.cost, None);
+            let windows = overrides
+                .as_ref()
+                .and_then(|one| one.windows(limit, pending.tag));
+            let windows = windows.unwrap_or(Cow::Borrowed(&limit.windows));
+            admission.add(limit, &windows, client, pending.cost, None);
         }
         if admission.may_be_held() {
             admission.longest_wait_us = u64::MAX;
@@ -229,6 +245,7 @@ impl Proxy {
             since_us: pending.since_us,
             deciding: Box::pin(deciding),
         });
+        None
     }
 
     /// The requests that have their decisions now. Those of `keeps` stay.
@@ -253,6 +270,18 @@ impl Proxy {
             false
         });
         ended
+    }
+
+    pub(super) fn end_denials(
+        &self,
+        denials: TakenDenials,
+        store_us: u64,
+        answer: Option<BansAnswer>,
+    ) {
+        self.store
+            .task
+            .shared()
+            .end_denials(denials, store_us, answer);
     }
 
     /// When its task acts next by itself.

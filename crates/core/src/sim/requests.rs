@@ -8,8 +8,8 @@ use super::plan::{Fault, Kind, MS, PlannedClient, SECOND};
 use super::proxy::{Ended, KnownUse, PendingRequest, Running};
 use super::server::Effect;
 use super::world::World;
-use crate::exchange::rejection::{Denial, Rejection};
-use crate::limit::{Charge, KeyHash, LimitCheck, Retry};
+use crate::exchange::rejection::Rejection;
+use crate::limit::{Charge, KeyHash, LimitCheck};
 use crate::store::batch::Operation;
 
 /// When clients begin.
@@ -20,9 +20,9 @@ const LATE_US: u64 = 25 * MS + 25 * MS / 4 + 2 * MS;
 /// A client as it stands.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
-    planned: PlannedClient,
+    pub(super) planned: PlannedClient,
     /// Since when a patient client waits for what it was told.
-    waits_since_us: Option<u64>,
+    pub(super) waits_since_us: Option<u64>,
 }
 
 impl World {
@@ -71,7 +71,7 @@ impl World {
         self.figures.requests += 1;
         let id = self.requests;
         self.proxies[number].act_at(self.now_us);
-        self.proxies[number].ask(PendingRequest {
+        let block = self.proxies[number].ask(PendingRequest {
             id,
             client,
             since_us: self.now_us,
@@ -79,6 +79,9 @@ impl World {
             tag: KeyHash([planned.key; 16]),
             cost: planned.cost,
         });
+        if let Some(block) = block {
+            return self.blocked(planned.key, block.left_us);
+        }
         if planned.leaves > 0 && self.dice.percent(planned.leaves) {
             let in_us = self.dice.below(3 * MS);
             self.at(in_us, Event::Leave { proxy: number, id });
@@ -124,11 +127,13 @@ impl World {
         if took_us > LATE_US && self.now_us >= self.proxies[number].stopped_until_us + SECOND {
             self.violate(None, format!("a request was answered after {took_us} us"));
         }
+        self.check_ban(number, &ended);
         match &ended.result {
             Ok(()) => self.admitted(number, ended),
             Err(Rejection::Limited(denial)) => {
                 self.figures.denied += 1;
                 self.denied(number, ended.client, denial);
+                self.count_denials(number, denial);
             }
             Err(_) => {
                 self.figures.given_up += 1;
@@ -185,6 +190,7 @@ impl World {
         self.figures.alone += u64::from(is_local);
         for check in charge {
             let id = check.id();
+            self.check_order(check);
             let believes = self.is_fooled && !is_local && !self.proxies[number].recovery().is_on();
             let fooled = if believes {
                 self.fooled_units(number, id, check.cost)
@@ -371,67 +377,6 @@ impl World {
             if let Some(budget) = self.books.budgets.get_mut(&id) {
                 budget.give_back(number, passed_at_us, check.cost);
             }
-        }
-    }
-
-    fn denied(&mut self, number: usize, client: usize, denial: &Denial) {
-        let mut told_us = 0;
-        let mut is_known = true;
-        for (check, verdict) in denial.charge.iter().zip(&denial.decision.verdicts) {
-            match verdict.retry {
-                Retry::After(us) => told_us = told_us.max(us),
-                Retry::Never | Retry::Released => is_known = false,
-                Retry::Now | Retry::Booked(_) | Retry::Unasked => {}
-            }
-            let id = check.id();
-            if denial.is_local
-                && let Some(budget) = self.books.budgets.get_mut(&id)
-            {
-                budget.refused += check.cost;
-            }
-            self.note(Some(id), || {
-                format!(
-                    "proxy {number} denies {}: {:?}",
-                    check.limit.name, verdict.retry
-                )
-            });
-        }
-        let is_clean = self.now_us >= self.unclean_until_us;
-        let waited_in_vain = self.clients[client].waits_since_us;
-        if let Some(since_us) = waited_in_vain
-            && since_us >= self.unclean_until_us
-            && is_clean
-        {
-            let id = denial.charge.first().map(LimitCheck::id);
-            let what = format!("a client that waited since {since_us} us was denied again");
-            return self.violate(id, what);
-        }
-        if is_clean && is_known && !denial.is_local {
-            self.check_wait(&denial.charge, told_us);
-        }
-        if self.clients[client].planned.is_patient {
-            let is_told = is_known && told_us > 0;
-            self.clients[client].waits_since_us = is_told.then_some(self.now_us);
-            self.at(
-                told_us.max(50 * MS * u64::from(!is_told)),
-                Event::Ask { client },
-            );
-        }
-    }
-
-    /// No client is told to wait for longer than it must, but for the time that the answer takes.
-    fn check_wait(&mut self, charge: &Charge, told_us: u64) {
-        if charge.iter().any(|check| check.limit.gives_back) {
-            return;
-        }
-        let true_us = self.store.wait_us(charge, self.store_us());
-        // Clocks differ by a thousandth at most; a cached denial ages from when its answer came.
-        let slack_us = 3 * (self.plan.way_us + 200) + told_us / 500 + MS;
-        self.figures.waits_checked += 1;
-        if told_us > true_us + slack_us {
-            let id = charge.first().map(LimitCheck::id);
-            let what = format!("a client is told to wait for {told_us} us, and {true_us} will do");
-            self.violate(id, what);
         }
     }
 

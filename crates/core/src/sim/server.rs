@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::orders::Orders;
 use crate::limit::calendar::Moment;
 use crate::limit::decide::{Count, FirstPass};
 use crate::limit::delay::{self, BookingCheck};
@@ -32,6 +33,7 @@ pub(super) struct Contents {
     pub(super) began_us: u64,
     names: BTreeMap<ProcessName, u64>,
     clear: BTreeMap<ProcessName, u64>,
+    pub(super) orders: Orders,
 }
 
 /// What a call did to one budget.
@@ -89,6 +91,7 @@ impl Contents {
             began_us: now_us,
             names: BTreeMap::new(),
             clear: BTreeMap::new(),
+            orders: Orders::default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The world of a simulation: its events in the order of time, and the ways between its processes.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use super::check::{Books, Violation};
 use super::events::{Event, Figures, Health, Scheduled, TraceLine};
@@ -35,8 +35,17 @@ pub(super) struct World {
     pub(super) books: Books,
     pub(super) clients: Vec<super::requests::Client>,
     pub(super) requests: u64,
+    /// The last ban of each key, as the store began it.
+    pub(super) bans: BTreeMap<u8, super::told::BegunBan>,
+    /// Denials that proxies counted for bans, and that the store was told of.
+    pub(super) denials: u64,
+    pub(super) denials_told: u64,
     /// When a process last ended.
     pub(super) last_end_us: u64,
+    /// When the override was set.
+    pub(super) ordered_us: Option<u64>,
+    /// Until then a fault may keep proxies from what the store says.
+    pub(super) faulty_until_us: u64,
     /// Until then counts may differ from what was admitted.
     pub(super) unclean_until_us: u64,
     /// The store answers now to a proxy that could not know that it was emptied.
@@ -65,6 +74,11 @@ impl World {
             books: Books::default(),
             clients: Vec::new(),
             requests: 0,
+            bans: BTreeMap::new(),
+            denials: 0,
+            denials_told: 0,
+            ordered_us: None,
+            faulty_until_us: 0,
             last_end_us: 0,
             unclean_until_us: 0,
             is_fooled: false,
@@ -88,6 +102,9 @@ impl World {
             self.at(self.plan.away_at_us, Event::GoAway);
         }
         self.plan_mishap();
+        if let Some(order) = self.plan.order {
+            self.at(order.at_us, Event::Order);
+        }
         if let Some(reload) = self.plan.reload {
             for proxy in 0..self.plan.clocks.len() {
                 let in_us = reload.at_us + self.dice.below(50 * MS);
@@ -133,8 +150,18 @@ impl World {
 
     /// From now on counts may differ from what was admitted, until all of it has expired.
     pub(super) fn soil(&mut self) {
+        self.soil_counts();
+        self.faulty_until_us = self.unclean_until_us;
+    }
+
+    /// The same, and proxies hear what the store says.
+    pub(super) fn soil_counts(&mut self) {
         let until_us = self.now_us + 2 * self.plan.longest_window_us() + SETTLES_US;
         self.unclean_until_us = self.unclean_until_us.max(until_us);
+    }
+
+    pub(super) fn is_well(&self) -> bool {
+        self.health == Health::Well
     }
 
     /// When the world ends: clients have stopped, and everything has expired.
@@ -181,6 +208,8 @@ impl World {
             | Event::End { proxy, .. }
             | Event::Moved { proxy }
             | Event::Reload { proxy }
+            | Event::Tell { proxy }
+            | Event::BansBegin { proxy, .. }
             | Event::Drain { proxy } => Some(*proxy),
             _ => None,
         }
@@ -238,6 +267,16 @@ impl World {
             Event::Reload { proxy } => self.reload(proxy),
             Event::Drain { proxy } => self.drain(proxy),
             Event::LookBack => self.look_back(),
+            Event::Tell { proxy } => self.tell(proxy),
+            Event::Told { proxy, denials } => self.told(proxy, denials),
+            Event::BansBegin {
+                proxy,
+                denials,
+                store_us,
+                answer,
+            } => self.proxies[proxy].end_denials(denials, store_us, answer),
+            Event::Order => self.order(),
+            Event::Allow => self.allow(),
         }
     }
 

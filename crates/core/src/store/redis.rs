@@ -37,6 +37,8 @@ pub use outage::OUTAGE_AFTER;
 use outage::Outages;
 pub use override_client::{FoundHashes, OverrideClient, OverrideClientError};
 use overrides::SharedOverrides;
+#[cfg(test)]
+pub(crate) use overrides::stepped::{OverrideFields, TakenDenials, ToldBan};
 pub use server_info::{ServerInfo, fetch_server_info, server_info};
 pub use slot_lease::GuardedAnswer;
 use slot_lease::SlotLease;

@@ -5,6 +5,9 @@
 //! behind them. Then it swaps the table that all workers use. While Redis is away, the last table
 //! holds.
 
+#[cfg(test)]
+pub(super) mod stepped;
+
 mod bans;
 
 use std::collections::HashMap;
@@ -357,26 +360,29 @@ async fn read_and_swap(
     };
     let shared = Arc::clone(shared);
     // On another thread: a hundred thousand records would delay this thread's requests.
-    let swap = move || {
-        let (overrides, records) = (&shared.overrides, stored.parse());
-        let table = Overrides::from_records(&records, stored.clocks);
-        overrides.sweep();
-        forget_reset_keys(&shared, &new);
-        forget_ended_bans(&shared, &new);
-        overrides.put_table(table, stored.version);
-        if known == UNREAD || stored.version < known || changes_counts(&new) {
-            overrides.count_epoch();
-        }
-        overrides.version.store(stored.version, Ordering::Release);
-        overrides.refused.store(false, Ordering::Relaxed);
-        log_read(known, &stored, records.len());
-        if known != UNREAD {
-            log_changes(&new, records.len());
-        }
-    };
+    let swap = move || put_in_force(&shared, known, &stored, &new);
     // A panic there is reported by its thread, and the next version is read anew.
     let _ = tokio::task::spawn_blocking(swap).await;
     Ok(())
+}
+
+/// Swaps the table for what was read. `new` are the changes since the `known` version.
+fn put_in_force(shared: &RedisShared, known: u64, stored: &StoredOverrides, new: &[Record]) {
+    let (overrides, records) = (&shared.overrides, stored.parse());
+    let table = Overrides::from_records(&records, stored.clocks);
+    overrides.sweep();
+    forget_reset_keys(shared, new);
+    forget_ended_bans(shared, new);
+    overrides.put_table(table, stored.version);
+    if known == UNREAD || stored.version < known || changes_counts(new) {
+        overrides.count_epoch();
+    }
+    overrides.version.store(stored.version, Ordering::Release);
+    overrides.refused.store(false, Ordering::Relaxed);
+    log_read(known, stored, records.len());
+    if known != UNREAD {
+        log_changes(new, records.len());
+    }
 }
 
 /// Deletes this process's own counts of keys that were reset.

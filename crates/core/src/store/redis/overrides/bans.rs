@@ -410,3 +410,61 @@ impl BansAnswer {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// Denials on their way to the store of a simulation, in the order of their keys.
+#[cfg(test)]
+#[derive(Debug)]
+pub(crate) struct TakenDenials(Vec<WaitingDenials>);
+
+/// The answer for one key: a ban that begins, and until when by the store's clock.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ToldBan {
+    pub(crate) level: u32,
+    pub(crate) until_us: u64,
+}
+
+#[cfg(test)]
+impl TakenDenials {
+    pub(crate) fn keys(&self) -> Vec<(Arc<Limit>, KeyHash, u64)> {
+        let denials = self.0.iter();
+        let keys = denials.map(|one| (Arc::clone(&one.limit), one.tag, one.count));
+        keys.collect()
+    }
+}
+
+#[cfg(test)]
+impl RedisShared {
+    pub(crate) fn take_denials(&self) -> TakenDenials {
+        let waiting = std::mem::take(&mut *lock(&self.overrides.bans.waiting));
+        let mut waiting: Vec<WaitingDenials> = waiting.into_values().collect();
+        waiting.sort_by(|one, other| {
+            (&one.limit.name, one.tag.0).cmp(&(&other.limit.name, other.tag.0))
+        });
+        TakenDenials(waiting)
+    }
+
+    /// Takes the store's answer at `store_us`, with the version that has the bans; `None` if there
+    /// was none.
+    pub(crate) fn end_denials(
+        &self,
+        taken: TakenDenials,
+        store_us: u64,
+        answer: Option<(u64, Vec<Option<ToldBan>>)>,
+    ) {
+        let Some((version, told)) = answer else {
+            return self.count_untold(taken.0);
+        };
+        let key = |told: &Option<ToldBan>| BanReply {
+            state: u64::from(told.is_some()),
+            until_us: told.map_or(0, |told| told.until_us),
+            level: told.map_or(0, |told| told.level),
+        };
+        let answer = BansAnswer {
+            version,
+            now_us: store_us,
+            keys: told.iter().map(key).collect(),
+        };
+        self.note_answer(&taken.0, &answer);
+    }
+}

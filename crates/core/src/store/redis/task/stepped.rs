@@ -22,7 +22,7 @@ use crate::store::recovery::{Greeting, Heartbeat, ProcessName};
 use crate::store::redis::health::ServerHealth;
 use crate::store::redis::link::PROBE_TIMEOUT;
 use crate::store::redis::maintenance::OWED_CALLS;
-use crate::store::redis::{QUEUE, Redis, RedisShared, ServersView};
+use crate::store::redis::{OverrideFields, QUEUE, Redis, RedisShared, ServersView};
 use crate::store::{Backing, StoreError};
 
 /// What a task sends over its connection.
@@ -45,7 +45,7 @@ pub(crate) struct SentGroup {
 
 #[derive(Clone, Debug)]
 pub(crate) enum FromServer {
-    Hello(Option<Heartbeat>),
+    Hello(Option<Heartbeat>, Arc<OverrideFields>),
     Reply(Vec<u8>),
 }
 
@@ -143,6 +143,10 @@ impl SteppedStore {
 }
 
 impl SteppedTask {
+    pub(crate) fn shared(&self) -> &Arc<RedisShared> {
+        &self.task.shared
+    }
+
     fn now(&self) -> Instant {
         self.task.shared.clock.now()
     }
@@ -359,7 +363,8 @@ impl SteppedTask {
     fn take(&mut self, message: FromServer) {
         let now = self.now();
         match (std::mem::replace(&mut self.stage, Stage::Down), message) {
-            (Stage::Connecting { greeting, .. }, FromServer::Hello(beat)) => {
+            (Stage::Connecting { greeting, .. }, FromServer::Hello(beat, overrides)) => {
+                self.task.shared.learn_overrides(&overrides);
                 self.hear(greeting, beat);
                 self.pay_first(now + PROBE_TIMEOUT, OWED_CALLS_FIRST);
             }
@@ -382,8 +387,9 @@ impl SteppedTask {
                     greeting,
                     began,
                 },
-                FromServer::Hello(beat),
+                FromServer::Hello(beat, overrides),
             ) => {
+                self.task.shared.learn_overrides(&overrides);
                 self.hear(greeting, beat);
                 let shared = &self.task.shared;
                 shared.journal.ripen(shared.instant());
