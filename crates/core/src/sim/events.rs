@@ -4,8 +4,7 @@ use std::cmp::Ordering;
 
 use super::server::Effect;
 use crate::store::StoreError;
-use crate::store::redis::stepped::{FromServer, ToServer};
-use crate::store::redis::{TakenDenials, ToldBan};
+use crate::store::redis::stepped::{FromServer, Sent, TakenDenials, ToldBan};
 
 #[derive(Debug)]
 pub(super) enum Event {
@@ -22,13 +21,11 @@ pub(super) enum Event {
     /// A message arrives at the store.
     Arrive {
         proxy: usize,
-        link: u64,
-        message: ToServer,
+        sent: Sent,
     },
     /// An answer arrives at a proxy.
     Return {
         proxy: usize,
-        link: u64,
         answer: Answer,
     },
     Broken {
@@ -102,6 +99,8 @@ pub(super) type BansAnswer = (u64, Vec<Option<ToldBan>>);
 /// An answer of the store on its way.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
+    pub(super) link: u64,
+    pub(super) call: u64,
     pub(super) message: FromServer,
     pub(super) effects: Vec<Effect>,
     /// The store had been emptied, and the proxy did not know.

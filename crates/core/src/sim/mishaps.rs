@@ -1,10 +1,10 @@
 //! What befalls the store and the proxies of a simulated world, and what `docs/outages.md` concedes
 //! of it.
 
+use super::check::Budget;
 use super::events::{Event, Health};
 use super::plan::{Fault, Kind, MS, Mishap, Outage};
-use super::server::Contents;
-use super::world::World;
+use super::world::{StoreNode, World};
 use crate::store::StoreError;
 use crate::store::recovery::{Greeting, Heartbeat};
 
@@ -44,12 +44,12 @@ impl World {
     }
 
     pub(super) fn greet(&mut self, number: usize, greeting: Greeting) -> Option<Heartbeat> {
-        if self.health == Health::Refusing {
+        if self.nodes[0].health == Health::Refusing {
             return None;
         }
         let store_us = self.store_us();
         let name = self.proxies[number].name;
-        let mut beat = self.store.greet(name, greeting, store_us);
+        let mut beat = self.nodes[0].store.greet(name, greeting, store_us);
         match self.plan.fault {
             Some(Fault::SharesIgnored) => (beat.size, beat.place) = (1, 0),
             Some(Fault::AllAreClear) => beat.clear.clone_from(&beat.names),
@@ -62,7 +62,7 @@ impl World {
     pub(super) fn stall(&mut self, until_us: u64) {
         self.soil();
         self.concede_unknown();
-        self.health = Health::Frozen;
+        self.victim().health = Health::Frozen;
         self.note(None, || "the store answers nothing for a moment".to_owned());
         self.at(until_us - self.now_us, Event::ComeBack);
     }
@@ -87,11 +87,11 @@ impl World {
         self.note(None, || format!("the store: {outage:?}"));
         self.concede_unknown();
         match outage {
-            Outage::Frozen => self.health = Health::Frozen,
-            Outage::Refusing => self.health = Health::Refusing,
+            Outage::Frozen => self.victim().health = Health::Frozen,
+            Outage::Refusing => self.victim().health = Health::Refusing,
             Outage::Calm | Outage::Flushed | Outage::Handover => {}
             Outage::KilledAndKeeps | Outage::KilledAndEmpty | Outage::Failover => {
-                self.health = Health::Down;
+                self.victim().health = Health::Down;
                 self.break_connections();
             }
         }
@@ -102,10 +102,8 @@ impl World {
     fn break_connections(&mut self) {
         for proxy in 0..self.proxies.len() {
             if !self.proxies[proxy].is_dead {
-                let link = self.proxies[proxy].store.task.link;
-                let kind = StoreError::Lost;
-                let in_us = 100 + self.dice.below(self.plan.way_us);
-                self.at(in_us, Event::Broken { proxy, link, kind });
+                let link = self.proxies[proxy].store.task.links()[self.plan.victim];
+                self.break_link(proxy, link, StoreError::Lost);
             }
         }
     }
@@ -123,15 +121,16 @@ impl World {
     /// The proxy has its part of what others used since. It has also its own units that have expired
     /// since, and that others have used.
     fn concede_unknown_to(&mut self, number: usize) {
-        let (now_us, store_us) = (self.now_us, self.store_us());
+        let now_us = self.now_us;
         let many = self.proxies.iter().filter(|proxy| !proxy.is_dead).count() as u64;
-        for (id, budget) in &mut self.books.budgets {
+        let used = |budget: &Budget| self.used(&budget.item);
+        let used: Vec<u64> = self.books.budgets.values().map(used).collect();
+        for ((id, budget), used) in self.books.budgets.iter_mut().zip(used) {
             let known = self.proxies[number]
                 .known
                 .get(id)
                 .copied()
                 .unwrap_or_default();
-            let used = self.store.used(&budget.item, store_us);
             let unknown = used.saturating_sub(known.used);
             let at_us = known.at_us;
             let expired = budget.own(number, at_us, at_us) - budget.own(number, at_us, now_us);
@@ -158,22 +157,19 @@ impl World {
     }
 
     pub(super) fn come_back(&mut self) {
-        let was = std::mem::replace(&mut self.health, Health::Well);
+        let victim = self.plan.victim;
+        let was = std::mem::replace(&mut self.victim().health, Health::Well);
         if self.now_us < self.plan.away_at_us {
             self.note(None, || "the store answers again".to_owned());
-            return self.thaw();
+            return self.thaw(victim);
         }
         let store_us = self.store_us();
         match self.plan.outage {
-            Outage::KilledAndEmpty | Outage::Flushed => {
-                self.store = Contents::new(store_us);
-                self.replica = self.store.clone();
-                self.behind = self.store.clone();
-            }
-            Outage::Failover => self.store = self.replica.clone(),
+            Outage::KilledAndEmpty | Outage::Flushed => *self.victim() = StoreNode::new(store_us),
+            Outage::Failover => self.take_over(),
             Outage::Handover => {
                 self.concede_lost();
-                self.store = self.replica.clone();
+                self.take_over();
             }
             _ => {}
         }
@@ -187,26 +183,36 @@ impl World {
         }
         self.note(None, || "the store is back".to_owned());
         if was == Health::Frozen {
-            self.thaw();
+            self.thaw(victim);
         }
         (self.unclean_until_us, self.faulty_until_us) = (0, 0);
         self.soil();
         self.at(SOON_US, Event::LookBack);
     }
 
+    fn take_over(&mut self) {
+        let node = self.victim();
+        node.store = node.replica.clone();
+    }
+
     /// Proxies that do not see that the new master lacks units may admit as many again.
     fn concede_lost(&mut self) {
         let store_us = self.store_us();
+        let node = &self.nodes[self.plan.victim];
         for budget in self.books.budgets.values_mut() {
-            let used = self.store.used(&budget.item, store_us);
-            budget.excused += used.saturating_sub(self.replica.used(&budget.item, store_us));
+            let used = node.store.used(&budget.item, store_us);
+            budget.excused += used.saturating_sub(node.replica.used(&budget.item, store_us));
         }
     }
 
-    /// The replica is one to two steps behind its master.
+    /// Each replica is one to two steps behind its master.
     pub(super) fn replicate(&mut self) {
-        if self.health != Health::Down {
-            self.replica = std::mem::replace(&mut self.behind, self.store.clone());
+        for node in self
+            .nodes
+            .iter_mut()
+            .filter(|node| node.health != Health::Down)
+        {
+            node.replica = std::mem::replace(&mut node.behind, node.store.clone());
         }
         self.at(self.plan.lag_us, Event::Replicate);
     }
@@ -352,7 +358,7 @@ impl World {
         let was_stopped = self.plan.mishap == Mishap::Stopped;
         let begin_us = self.plan.end_us() - self.plan.longest_window_us();
         for (id, budget) in &self.books.budgets {
-            let used = self.store.used(&budget.item, self.store_us());
+            let used = self.used(&budget.item);
             if used > 0 && !budget.is_daily() {
                 let what = format!("at the end {used} units of {} count", budget.name());
                 wrong.push((Some(*id), what));

@@ -6,7 +6,7 @@ use super::server::{Called, Manner};
 use super::world::World;
 use crate::store::StoreError;
 use crate::store::batch::Operation;
-use crate::store::redis::stepped::{FromServer, SentGroup, ToServer};
+use crate::store::redis::stepped::{FromServer, Sent, SentGroup, ToServer, node_of_link};
 
 impl World {
     /// How long a message is under way.
@@ -38,62 +38,59 @@ impl World {
         }
     }
 
-    pub(super) fn send(&mut self, proxy: usize, link: u64, message: ToServer) {
+    pub(super) fn send(&mut self, proxy: usize, sent: Sent) {
         if self.now_us < self.proxies[proxy].cut_off_until_us {
             return;
         }
         let mut there_us = self.way_us();
-        self.note_sent(proxy, &message);
+        self.note_sent(proxy, &sent.message);
         if self.dice.below(10_000) < self.plan.lost {
             self.loses_alone(proxy);
             match self.dice.below(3) {
                 0 => there_us += self.dice.below(60 * MS),
                 1 => return,
-                _ => {
-                    let kind = StoreError::Lost;
-                    return self.at(there_us, Event::Broken { proxy, link, kind });
-                }
+                _ => return self.break_link(proxy, sent.link, StoreError::Lost),
             }
         }
-        self.at(
-            there_us,
-            Event::Arrive {
-                proxy,
-                link,
-                message,
-            },
-        );
+        self.at(there_us, Event::Arrive { proxy, sent });
     }
 
-    pub(super) fn arrive(&mut self, proxy: usize, link: u64, message: ToServer) {
-        match self.health {
-            Health::Down => {
-                let kind = StoreError::Refused;
-                self.at(100, Event::Broken { proxy, link, kind });
-            }
-            Health::Frozen => self.frozen.push((proxy, link, message)),
-            Health::Well | Health::Refusing => self.serve(proxy, link, &message),
+    /// A process hears soon that a connection has ended.
+    pub(super) fn break_link(&mut self, proxy: usize, link: u64, kind: StoreError) {
+        let in_us = self.way_us();
+        self.at(in_us, Event::Broken { proxy, link, kind });
+    }
+
+    pub(super) fn arrive(&mut self, proxy: usize, sent: Sent) {
+        let node = node_of_link(sent.link);
+        match self.nodes[node].health {
+            Health::Down => self.break_link(proxy, sent.link, StoreError::Refused),
+            Health::Frozen => self.nodes[node].frozen.push((proxy, sent)),
+            Health::Well | Health::Refusing => self.serve(proxy, sent),
         }
     }
 
-    /// The store does what has waited in its sockets.
-    pub(super) fn thaw(&mut self) {
-        for (proxy, link, message) in std::mem::take(&mut self.frozen) {
-            self.serve(proxy, link, &message);
+    /// A server does what has waited in its sockets.
+    pub(super) fn thaw(&mut self, node: usize) {
+        for (proxy, sent) in std::mem::take(&mut self.nodes[node].frozen) {
+            self.serve(proxy, sent);
         }
     }
 
-    /// The store answers a message.
-    fn serve(&mut self, proxy: usize, link: u64, message: &ToServer) {
-        let is_fooled = self.proxies[proxy].known_began_us() != Some(self.store.began_us);
-        let (message, effects) = match message {
+    /// A server answers a message.
+    fn serve(&mut self, proxy: usize, sent: Sent) {
+        let (node, store_us) = (node_of_link(sent.link), self.store_us());
+        // Its memory is the one that heartbeats ask for.
+        let began_us = self.nodes[0].store.began_us;
+        let is_fooled = self.proxies[proxy].known_began_us() != Some(began_us);
+        let (message, effects) = match &sent.message {
             ToServer::Hello(greeting) => {
                 let beat = greeting.and_then(|greeting| self.greet(proxy, greeting));
-                let overrides = self.store.orders.read(self.store_us());
+                let overrides = self.nodes[0].store.orders.read(store_us);
                 (FromServer::Hello(beat, overrides), Vec::new())
             }
             ToServer::Call(groups, holder) => {
-                let called = self.call(groups, *holder);
+                let called = self.call(node, groups, *holder);
                 (FromServer::Reply(called.bytes), called.effects)
             }
         };
@@ -104,43 +101,39 @@ impl World {
             back_us += self.dice.below(60 * MS);
         }
         let answer = Answer {
+            link: sent.link,
+            call: sent.call,
             message,
             effects,
             is_fooled,
             at_us: self.now_us,
         };
-        self.at(
-            back_us,
-            Event::Return {
-                proxy,
-                link,
-                answer,
-            },
-        );
+        self.at(back_us, Event::Return { proxy, answer });
     }
 
-    fn call(&mut self, groups: &[SentGroup], holder: u64) -> Called {
+    fn call(&mut self, node: usize, groups: &[SentGroup], holder: u64) -> Called {
         let (store_us, fault) = (self.store_us(), self.plan.fault);
         let manner = Manner {
-            refuses: self.health == Health::Refusing,
+            refuses: self.nodes[node].health == Health::Refusing,
             wait_percent: match fault {
                 Some(Fault::ShortWaits) => 90,
                 Some(Fault::LongWaits) => 120,
                 _ => 100,
             },
         };
+        let store = &mut self.nodes[node].store;
         let is_debt = groups
             .iter()
             .all(|group| group.operation == Operation::Settle);
         if fault == Some(Fault::DebtsDropped) && is_debt {
-            let mut unheard = self.store.clone();
+            let mut unheard = store.clone();
             let called = unheard.call(groups, holder, store_us, manner);
             return Called {
                 effects: Vec::new(),
                 ..called
             };
         }
-        let mut called = self.store.call(groups, holder, store_us, manner);
+        let mut called = store.call(groups, holder, store_us, manner);
         let repeats = |group: &&SentGroup| match fault {
             Some(Fault::RefundsTwice) => group.operation == Operation::GiveBack,
             Some(Fault::CallsTwice) => matches!(group.operation, Operation::Charge(_)),
@@ -152,7 +145,7 @@ impl World {
             (repeated.iter_mut()).for_each(|group| group.operation = Operation::GiveBackOldest);
         }
         if !repeated.is_empty() {
-            let again = self.store.call(&repeated, holder, store_us, manner);
+            let again = store.call(&repeated, holder, store_us, manner);
             called.effects.extend(again.effects);
         }
         called

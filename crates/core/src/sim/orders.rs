@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::limit::ban::DenialRecord;
 use crate::limit::{KeyHash, Limit, Rule};
 use crate::store::overrides::{Record, RecordTerms, Subject};
-use crate::store::redis::{OverrideFields, TakenDenials, ToldBan};
+use crate::store::redis::stepped::{OverrideFields, TakenDenials, ToldBan};
 
 /// A field of the store: when it ends, and its text.
 #[derive(Clone, Debug)]

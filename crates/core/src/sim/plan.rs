@@ -227,6 +227,10 @@ pub(super) struct Plan {
     pub(super) is_strict: bool,
     pub(super) outage: Outage,
     pub(super) mishap: Mishap,
+    /// Masters of a cluster; 1 for a store of one server.
+    pub(super) nodes: usize,
+    /// The node that the outage hits.
+    pub(super) victim: usize,
     pub(super) clocks: Vec<PlannedClock>,
     pub(super) limits: Vec<PlannedLimit>,
     pub(super) clients: Vec<PlannedClient>,
@@ -275,7 +279,13 @@ impl Plan {
             off_us: dice.below(4 * SECOND) as i64 - 2 * SECOND as i64,
         };
         let clocks = (0..proxies).map(|_| clock(&mut dice)).collect();
-        let limits = Plan::limits(&mut dice, mishap);
+        // A node that returns empty shows in answers only, key by key.
+        let may_be_cluster = !outage.loses() || outage == Outage::Failover;
+        let nodes = match may_be_cluster && outage != Outage::Refusing && dice.percent(40) {
+            true => dice.between(2, 3) as usize,
+            false => 1,
+        };
+        let limits = Plan::limits(&mut dice, mishap, nodes);
         let away_at_us = dice.between(4 * SECOND, 6 * SECOND);
         let away_for_us = match outage.is_at_once() {
             true => 0,
@@ -289,6 +299,8 @@ impl Plan {
             is_strict: false,
             outage,
             mishap,
+            nodes,
+            victim: dice.below(nodes as u64) as usize,
             clocks,
             clients: Vec::new(),
             way_us: dice.pick(&[500, 2 * MS, 5 * MS]),
@@ -323,10 +335,11 @@ impl Plan {
         plan
     }
 
-    fn limits(dice: &mut Dice, mishap: Mishap) -> Vec<PlannedLimit> {
+    fn limits(dice: &mut Dice, mishap: Mishap, nodes: usize) -> Vec<PlannedLimit> {
         // A process that never reached the store goes by its own wall clock.
         let daily = match mishap {
             Mishap::Restarted | Mishap::Upgraded => Kind::Plain,
+            _ if nodes > 1 => Kind::Plain,
             _ => Kind::Daily,
         };
         let kinds = [
@@ -431,7 +444,10 @@ impl Plan {
 
     /// The configuration of the proxies, before or after the reload.
     pub(super) fn config(&self, is_reloaded: bool) -> String {
-        let mut text = "[store]\nurl = \"redis://127.0.0.1:1\"\n".to_owned();
+        let mut text = match self.nodes {
+            1 => "[store]\nurl = \"redis://127.0.0.1:1\"\n".to_owned(),
+            _ => "[store]\nurl = \"redis+cluster://127.0.0.1:1\"\n".to_owned(),
+        };
         for (number, limit) in self.limits.iter().enumerate() {
             let units = match self.reload.filter(|_| is_reloaded && number == 0) {
                 Some(reload) => reload.units,

@@ -20,8 +20,7 @@ use crate::limit::{KeyHash, Limit};
 use crate::store::Store;
 use crate::store::overrides::KeyBlock;
 use crate::store::recovery::{ProcessName, Recovery};
-use crate::store::redis::TakenDenials;
-use crate::store::redis::stepped::SteppedStore;
+use crate::store::redis::stepped::{ProcessSetup, SteppedStore, TakenDenials};
 
 const MILLION: i128 = 1_000_000;
 
@@ -124,6 +123,11 @@ pub(super) struct KnownUse {
     pub(super) at_us: u64,
 }
 
+/// The key of a client in a limit. In a cluster the limits of a request lie in several slots.
+pub(super) fn tag_of(key: u8, limit: usize) -> KeyHash {
+    KeyHash([key + 40 * limit as u8; 16])
+}
+
 /// The configuration of the plan.
 pub(super) fn config(plan: &Plan, is_reloaded: bool) -> Config {
     let text = plan.config(is_reloaded);
@@ -149,6 +153,7 @@ impl Proxy {
         config: &Config,
         now_us: u64,
         unix_us: u64,
+        nodes: usize,
     ) -> Proxy {
         LOCAL_US.set(clock.local_us(now_us));
         let wall_us = unix_us.saturating_add_signed(clock.off_us);
@@ -160,7 +165,14 @@ impl Proxy {
         };
         let time = MonotonicClock::reading(read, wall_us);
         let seed = number as u64 * 7_919 + 1;
-        let store = SteppedStore::new(time, name, &config.store, server, seed);
+        let store = SteppedStore::new(ProcessSetup {
+            clock: time,
+            name,
+            settings: &config.store,
+            server,
+            seed,
+            nodes,
+        });
         let worker = WorkerStore::of(Store::Redis(store.redis.clone()), &store.local);
         Proxy {
             name,
@@ -211,10 +223,15 @@ impl Proxy {
     /// Begins the decision on a request of these limits, unless its key is blocked.
     pub(super) fn ask(&mut self, pending: PendingRequest<'_>) -> Option<KeyBlock> {
         let overrides = self.store.redis.shared().overrides();
-        let block = overrides.as_ref().and_then(|one| one.block_of(pending.tag));
-        if block.is_some() {
-            return block;
+        let tags = pending
+            .limits
+            .iter()
+            .map(|number| tag_of(pending.key, *number));
+        let mut blocks = tags.filter_map(|tag| overrides.as_ref()?.block_of(tag));
+        if let Some(block) = blocks.next() {
+            return Some(block);
         }
+        drop(blocks);
         let limiter = Arc::clone(&self.limiter);
         let secret = limiter.hash_key();
         let mut admission = Admission::default();
@@ -222,12 +239,12 @@ impl Proxy {
         for number in pending.limits {
             let limit = &self.limits[*number];
             let client = CheckedClient {
-                tag: pending.tag,
+                tag: tag_of(pending.key, *number),
                 anchor: None,
             };
             let windows = overrides
                 .as_ref()
-                .and_then(|one| one.windows(limit, pending.tag));
+                .and_then(|one| one.windows(limit, client.tag));
             let windows = windows.unwrap_or(Cow::Borrowed(&limit.windows));
             admission.add(limit, &windows, client, pending.cost, None);
         }
@@ -302,6 +319,6 @@ pub(super) struct PendingRequest<'l> {
     pub(super) client: usize,
     pub(super) since_us: u64,
     pub(super) limits: &'l [usize],
-    pub(super) tag: KeyHash,
+    pub(super) key: u8,
     pub(super) cost: u64,
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::check::Budget;
-use super::events::{Answer, Event, Health};
+use super::events::{Answer, Event};
 use super::plan::{Fault, Kind, MS, PlannedClient, SECOND};
-use super::proxy::{Ended, KnownUse, PendingRequest, Running};
+use super::proxy::{Ended, KnownUse, PendingRequest, Running, tag_of};
 use super::server::Effect;
 use super::world::World;
 use crate::exchange::rejection::Rejection;
-use crate::limit::{Charge, KeyHash, LimitCheck};
+use crate::limit::{Charge, LimitCheck};
 use crate::store::batch::Operation;
 
 /// When clients begin.
@@ -76,11 +76,12 @@ impl World {
             client,
             since_us: self.now_us,
             limits: &planned.limits,
-            tag: KeyHash([planned.key; 16]),
+            key: planned.key,
             cost: planned.cost,
         });
         if let Some(block) = block {
-            return self.blocked(planned.key, block.left_us);
+            let key = tag_of(planned.key, planned.limits[0]).0[0];
+            return self.blocked(key, block.left_us);
         }
         if planned.leaves > 0 && self.dice.percent(planned.leaves) {
             let in_us = self.dice.below(3 * MS);
@@ -96,14 +97,9 @@ impl World {
         if let Some(place) = place {
             let pending = proxy.pending.remove(place);
             let planned = self.clients[pending.client].planned.clone();
-            let limits = planned
-                .limits
-                .iter()
-                .map(|limit| self.plan.limits[*limit].name);
-            let limits: Vec<&str> = limits.collect();
             for budget in self.books.budgets.values_mut() {
-                let is_asked = limits.contains(&&*budget.item.limit.name);
-                if is_asked && budget.item.tag.0[0] == planned.key {
+                let is_asked = planned.limits.contains(&budget.limit);
+                if is_asked && budget.item.tag == tag_of(planned.key, budget.limit) {
                     budget.left += planned.cost;
                 }
             }
@@ -184,7 +180,7 @@ impl World {
     fn enter_books(&mut self, number: usize, charge: &Charge, is_local: bool) {
         let is_conceded = is_local && {
             let proxy = &self.proxies[number];
-            proxy.is_new || proxy.is_alone && self.health == Health::Well
+            proxy.is_new || proxy.is_alone && self.is_well()
         };
         let is_conceded = is_conceded || !is_local && self.joined_too_early(number);
         self.figures.alone += u64::from(is_local);
@@ -251,7 +247,7 @@ impl World {
             let item = LimitCheck {
                 window: Arc::clone(&limit.windows[0]),
                 limit: Arc::clone(limit),
-                tag: KeyHash([planned.key; 16]),
+                tag: tag_of(planned.key, *number),
                 anchor: None,
                 cost: 1,
                 asker: None,
@@ -381,6 +377,7 @@ impl World {
     }
 
     pub(super) fn note_effects(&mut self, number: usize, effects: &[Effect]) {
+        let is_cluster = self.nodes.len() > 1;
         for effect in effects {
             let Some(budget) = self.books.budgets.get_mut(&effect.budget) else {
                 continue;
@@ -388,6 +385,7 @@ impl World {
             match effect.operation {
                 Operation::Charge(_) | Operation::Book(_) => budget.charged += effect.units,
                 Operation::Settle => budget.settled += effect.units,
+                Operation::GiveBack if is_cluster => budget.given_back += effect.units,
                 _ => {}
             }
             self.note(Some(effect.budget), || {
@@ -399,8 +397,10 @@ impl World {
         }
     }
 
-    pub(super) fn answered(&mut self, number: usize, link: u64, answer: Answer) {
+    pub(super) fn answered(&mut self, number: usize, answer: Answer) {
         let Answer {
+            link,
+            call,
             message,
             effects,
             is_fooled,
@@ -408,7 +408,7 @@ impl World {
         } = answer;
         let is_cut_off = self.now_us < self.proxies[number].cut_off_until_us;
         let task = &mut self.proxies[number].store.task;
-        let is_taken = !is_cut_off && task.receive(link, message);
+        let is_taken = !is_cut_off && task.receive(link, call, message);
         if is_taken {
             self.proxies[number].is_alone = false;
         }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::events::Event;
 use super::plan::{Fault, MS, SECOND};
-use super::proxy::Ended;
+use super::proxy::{Ended, tag_of};
 use super::world::World;
 use crate::exchange::rejection::Denial;
 use crate::limit::{Charge, KeyHash, LimitCheck, Retry, Rule};
-use crate::store::redis::TakenDenials;
+use crate::store::redis::stepped::TakenDenials;
 
 /// How long denials are added up before they are told.
 const TELL_US: u64 = 40 * MS;
@@ -73,7 +73,11 @@ impl World {
         if charge.iter().any(|check| check.limit.gives_back) {
             return;
         }
-        let true_us = self.store.wait_us(charge, self.store_us());
+        // Other nodes may give units back that they had counted.
+        if self.nodes.len() > 1 {
+            return;
+        }
+        let true_us = self.nodes[0].store.wait_us(charge, self.store_us());
         // Clocks differ by a thousandth at most; a cached denial ages from when its answer came.
         let slack_us = 3 * (self.plan.way_us + 200) + told_us / 500 + MS;
         self.figures.waits_checked += 1;
@@ -118,8 +122,8 @@ impl World {
         if self.is_well() {
             let told: u64 = denials.keys().iter().map(|(_, _, count)| count).sum();
             self.denials_told += told;
-            let before = self.store.orders.clone();
-            let (version, begun) = self.store.orders.count(&denials, store_us);
+            let before = self.nodes[0].store.orders.clone();
+            let (version, begun) = self.nodes[0].store.orders.count(&denials, store_us);
             for ((limit, tag, _), ban) in denials.keys().into_iter().zip(&begun) {
                 let Some(ban) = ban else { continue };
                 let until_us = self.now_us + (ban.until_us - store_us);
@@ -134,7 +138,7 @@ impl World {
             answer = Some((version, begun));
             if self.plan.fault == Some(Fault::BansForgotten) {
                 answer = Some((version, vec![None; denials.keys().len()]));
-                self.store.orders.forget_bans(&before);
+                self.nodes[0].store.orders.forget_bans(&before);
             }
         }
         let in_us = self.way_us();
@@ -174,7 +178,8 @@ impl World {
 
     /// No proxy serves a key that was banned a while ago.
     pub(super) fn check_ban(&mut self, number: usize, ended: &Ended) {
-        let key = self.clients[ended.client].planned.key;
+        let planned = &self.clients[ended.client].planned;
+        let key = tag_of(planned.key, planned.limits[0]).0[0];
         let Some(ban) = self.bans.get(&key) else {
             return;
         };
@@ -201,7 +206,8 @@ impl World {
         };
         let store_us = self.store_us();
         let until_us = store_us + order.for_us;
-        self.store
+        self.nodes[0]
+            .store
             .orders
             .set(&limit, KeyHash([0; 16]), rule, store_us, until_us);
         self.ordered_us = Some(self.now_us);

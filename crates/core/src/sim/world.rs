@@ -10,12 +10,37 @@ use super::plan::{Dice, Fault, MS, Mishap, Outage, Plan};
 use super::proxy::{Ended, Proxy, config};
 use super::server::Contents;
 use crate::config::Config;
-use crate::store::redis::stepped::ToServer;
+use crate::limit::LimitCheck;
+use crate::store::redis::stepped::{Sent, node_of};
 
 /// How long after a fault counts may still be wrong, beside two windows.
 const SETTLES_US: u64 = 3_000 * MS;
 /// Proxies begin to serve when the first attempt to connect has ended, or after this.
 const READY_US: u64 = 500 * MS;
+
+/// One server of the store, and its replica.
+#[derive(Clone)]
+pub(super) struct StoreNode {
+    pub(super) health: Health,
+    pub(super) store: Contents,
+    pub(super) replica: Contents,
+    pub(super) behind: Contents,
+    /// What waits in the sockets of a frozen server, and whose it is.
+    pub(super) frozen: Vec<(usize, Sent)>,
+}
+
+impl StoreNode {
+    pub(super) fn new(now_us: u64) -> StoreNode {
+        let store = Contents::new(now_us);
+        StoreNode {
+            health: Health::Well,
+            replica: store.clone(),
+            behind: store.clone(),
+            store,
+            frozen: Vec::new(),
+        }
+    }
+}
 
 pub(super) struct World {
     pub(super) plan: Plan,
@@ -26,12 +51,7 @@ pub(super) struct World {
     pub(super) configs: [Config; 2],
     pub(super) is_reloaded: bool,
     pub(super) proxies: Vec<Proxy>,
-    pub(super) health: Health,
-    pub(super) store: Contents,
-    pub(super) replica: Contents,
-    pub(super) behind: Contents,
-    /// What waits in the sockets of a frozen store.
-    pub(super) frozen: Vec<(usize, u64, ToServer)>,
+    pub(super) nodes: Vec<StoreNode>,
     pub(super) books: Books,
     pub(super) clients: Vec<super::requests::Client>,
     pub(super) requests: u64,
@@ -57,7 +77,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(plan: Plan, is_traced: bool) -> World {
-        let store = Contents::new(plan.epoch_us);
+        let node = StoreNode::new(plan.epoch_us);
         let mut world = World {
             dice: Dice::new(plan.seed ^ 0x5EED),
             configs: [config(&plan, false), config(&plan, true)],
@@ -66,11 +86,7 @@ impl World {
             events: BinaryHeap::new(),
             is_reloaded: false,
             proxies: Vec::new(),
-            health: Health::Well,
-            replica: store.clone(),
-            behind: store.clone(),
-            store,
-            frozen: Vec::new(),
+            nodes: vec![node; plan.nodes],
             books: Books::default(),
             clients: Vec::new(),
             requests: 0,
@@ -160,8 +176,25 @@ impl World {
         self.unclean_until_us = self.unclean_until_us.max(until_us);
     }
 
+    pub(super) fn node_of(&self, item: &LimitCheck) -> usize {
+        match self.nodes.len() {
+            1 => 0,
+            many => node_of(item, many),
+        }
+    }
+
+    /// Units of a budget that the store counts now.
+    pub(super) fn used(&self, item: &LimitCheck) -> u64 {
+        let node = &self.nodes[self.node_of(item)];
+        node.store.used(item, self.store_us())
+    }
+
+    pub(super) fn victim(&mut self) -> &mut StoreNode {
+        &mut self.nodes[self.plan.victim]
+    }
+
     pub(super) fn is_well(&self) -> bool {
-        self.health == Health::Well
+        self.nodes.iter().all(|node| node.health == Health::Well)
     }
 
     /// When the world ends: clients have stopped, and everything has expired.
@@ -236,16 +269,8 @@ impl World {
                     self.drive(proxy);
                 }
             }
-            Event::Arrive {
-                proxy,
-                link,
-                message,
-            } => self.arrive(proxy, link, message),
-            Event::Return {
-                proxy,
-                link,
-                answer,
-            } => self.answered(proxy, link, answer),
+            Event::Arrive { proxy, sent } => self.arrive(proxy, sent),
+            Event::Return { proxy, answer } => self.answered(proxy, answer),
             Event::Broken { proxy, link, kind } => {
                 self.proxies[proxy].store.task.broken(link, kind);
                 self.drive(proxy);
@@ -261,7 +286,7 @@ impl World {
             Event::Mishap => self.mishap(),
             Event::Replicate => self.replicate(),
             Event::Moved { proxy } => {
-                self.proxies[proxy].store.task.has_moved = true;
+                self.proxies[proxy].store.task.move_away();
                 self.drive(proxy);
             }
             Event::Reload { proxy } => self.reload(proxy),
@@ -293,7 +318,14 @@ impl World {
         let number = self.proxies.len();
         let clock = self.plan.clocks[place % self.plan.clocks.len()];
         let config = &self.configs[usize::from(self.is_reloaded)];
-        let proxy = Proxy::new(number, clock, config, self.now_us, self.store_us());
+        let proxy = Proxy::new(
+            number,
+            clock,
+            config,
+            self.now_us,
+            self.store_us(),
+            self.plan.nodes,
+        );
         self.proxies.push(proxy);
         self.note(None, || format!("proxy {number} starts"));
         self.at(READY_US, Event::Ready { proxy: number });
@@ -310,12 +342,11 @@ impl World {
             // A request is in the queue once it was polled.
             let mut ended: Vec<Ended> = proxy.take_ended(keeps);
             let sent = proxy.store.task.advance();
-            let link = proxy.store.task.link;
             ended.extend(proxy.take_ended(keeps));
             self.note_whereabouts(number);
             let is_done = sent.is_empty() && ended.is_empty();
             for message in sent {
-                self.send(number, link, message);
+                self.send(number, message);
             }
             for ended in ended {
                 self.decided(number, ended);

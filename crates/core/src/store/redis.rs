@@ -20,6 +20,8 @@ mod panics;
 mod server_info;
 mod slot_lease;
 mod slot_reports;
+#[cfg(test)]
+pub(crate) mod stepped;
 mod task;
 
 use std::fmt;
@@ -37,13 +39,9 @@ pub use outage::OUTAGE_AFTER;
 use outage::Outages;
 pub use override_client::{FoundHashes, OverrideClient, OverrideClientError};
 use overrides::SharedOverrides;
-#[cfg(test)]
-pub(crate) use overrides::stepped::{OverrideFields, TakenDenials, ToldBan};
 pub use server_info::{ServerInfo, fetch_server_info, server_info};
 pub use slot_lease::GuardedAnswer;
 use slot_lease::SlotLease;
-#[cfg(test)]
-pub(crate) use task::stepped;
 
 use super::batch::{Operation, SCRIPT};
 use super::deny_cache::CallSpan;

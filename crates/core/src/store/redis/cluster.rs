@@ -10,6 +10,8 @@
 
 mod node;
 mod nodes;
+#[cfg(test)]
+pub(super) mod stepped;
 mod task;
 mod topology;
 

@@ -2,7 +2,7 @@
 //! asking while the server is away.
 
 #[cfg(test)]
-pub(crate) mod stepped;
+pub(super) mod stepped;
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;

@@ -5,49 +5,20 @@
 mod debts;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use debts::TakenDebts;
 
 use super::{OWED_CALLS_FIRST, ServerTask};
-use crate::clock::MonotonicClock;
-use crate::config::{RedisSettings, StoreSettings};
-use crate::limit::Charge;
-use crate::store::batch::Operation;
+use crate::store::StoreError;
 use crate::store::gather::{Batch, Bundle};
-use crate::store::hash_key::KeyRing;
-use crate::store::memory::Memory;
-use crate::store::recovery::{Greeting, Heartbeat, ProcessName};
+use crate::store::recovery::{Greeting, Heartbeat};
 use crate::store::redis::health::ServerHealth;
 use crate::store::redis::link::PROBE_TIMEOUT;
 use crate::store::redis::maintenance::OWED_CALLS;
-use crate::store::redis::{OverrideFields, QUEUE, Redis, RedisShared, ServersView};
-use crate::store::{Backing, StoreError};
-
-/// What a task sends over its connection.
-#[derive(Clone, Debug)]
-pub(crate) enum ToServer {
-    /// A new connection, or the work of twice a second. The greeting is left out if it is not due.
-    Hello(Option<Greeting>),
-    /// Groups of one call, and the holder of slots.
-    Call(Vec<SentGroup>, u64),
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct SentGroup {
-    pub(crate) operation: Operation,
-    pub(crate) charge: Charge,
-    pub(crate) extra: Vec<u64>,
-    /// The store's clock as the sender knows it: calendar windows are sent by it.
-    pub(crate) store_us: u64,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum FromServer {
-    Hello(Option<Heartbeat>, Arc<OverrideFields>),
-    Reply(Vec<u8>),
-}
+use crate::store::redis::stepped::{FromServer, Sent, SentGroup, ToServer, greeting_if_due};
+use crate::store::redis::{QUEUE, RedisShared, TaskSetup};
 
 enum Stage {
     /// Without a connection.
@@ -86,63 +57,49 @@ enum Stage {
     },
 }
 
+impl Stage {
+    fn name(&self) -> &'static str {
+        match self {
+            Stage::Down => "down",
+            Stage::Connecting { .. } => "connecting",
+            Stage::PayingFirst { .. } => "paying first",
+            Stage::Idle => "idle",
+            Stage::Maintaining { .. } => "maintaining",
+            Stage::PayingInMaintenance { .. } => "paying in maintenance",
+            Stage::PayingBefore { .. } => "paying before a call",
+            Stage::Calling { .. } => "calling",
+        }
+    }
+}
+
 pub(crate) struct SteppedTask {
     task: ServerTask,
     stage: Stage,
-    outbox: Vec<ToServer>,
+    outbox: Vec<Sent>,
     /// The number of the connection: each new one has the next number.
     pub(crate) link: u64,
     /// Sentinels name another master: the task connects to it between two calls.
     pub(crate) has_moved: bool,
 }
 
-/// One proxy's part of the store, and the task of its one worker.
-pub(crate) struct SteppedStore {
-    pub(crate) backing: Backing,
-    pub(crate) local: Arc<Memory>,
-    pub(crate) redis: Redis,
-    pub(crate) task: SteppedTask,
-}
-
-impl SteppedStore {
+impl SteppedTask {
     /// `seed` is that of the breaker.
-    pub(crate) fn new(
-        clock: MonotonicClock,
-        name: ProcessName,
-        settings: &StoreSettings,
-        server: &RedisSettings,
+    pub(in crate::store::redis) fn new(
+        setup: TaskSetup,
+        is_open: Arc<AtomicBool>,
         seed: u64,
-    ) -> SteppedStore {
-        let keys = || KeyRing::new(settings).unwrap();
-        let shared = RedisShared::with_clock(clock, name, settings, server, keys(), None);
-        let shared = Arc::new(shared.unwrap());
-        let micros = crate::clock::Micros::Monotonic(clock);
-        let local = Memory::new(settings, keys(), micros, None).stand_in(shared.recovery());
-        let local = Arc::new(local);
-        let backing = Backing::Redis(Arc::clone(&shared));
-        backing.forgets_in(&local);
-        let (redis, setup) = Redis::new(shared);
-        let ServersView::Server(is_open) = &redis.servers else {
-            unreachable!("a cluster has a task of its own");
-        };
-        let mut task = ServerTask::new(setup, Arc::<AtomicBool>::clone(is_open));
+    ) -> SteppedTask {
+        let mut task = ServerTask::new(setup, is_open);
         task.health = ServerHealth::new(None, seed);
-        SteppedStore {
-            backing,
-            local,
-            redis,
-            task: SteppedTask {
-                task,
-                stage: Stage::Down,
-                outbox: Vec::new(),
-                link: 0,
-                has_moved: false,
-            },
+        SteppedTask {
+            task,
+            stage: Stage::Down,
+            outbox: Vec::new(),
+            link: 0,
+            has_moved: false,
         }
     }
-}
 
-impl SteppedTask {
     pub(crate) fn shared(&self) -> &Arc<RedisShared> {
         &self.task.shared
     }
@@ -176,9 +133,17 @@ impl SteppedTask {
     }
 
     /// Goes as far as it can. Returns what is to be sent.
-    pub(crate) fn advance(&mut self) -> Vec<ToServer> {
+    pub(crate) fn advance(&mut self) -> Vec<Sent> {
         while self.step() {}
         std::mem::take(&mut self.outbox)
+    }
+
+    fn post(&mut self, message: ToServer) {
+        self.outbox.push(Sent {
+            link: self.link,
+            call: 0,
+            message,
+        });
     }
 
     /// When it must advance again, although nothing has come.
@@ -236,8 +201,8 @@ impl SteppedTask {
         }
         self.link += 1;
         self.has_moved = false;
-        let greeting = self.greeting_if_due();
-        self.outbox.push(ToServer::Hello(greeting));
+        let greeting = greeting_if_due(&self.task.shared);
+        self.post(ToServer::Hello(greeting));
         self.stage = Stage::Connecting {
             deadline: now + PROBE_TIMEOUT,
             greeting,
@@ -262,17 +227,6 @@ impl SteppedTask {
                 task.connect_failed(StoreError::Timeout);
             }
         }
-    }
-
-    fn greeting_if_due(&self) -> Option<Greeting> {
-        let shared = &self.task.shared;
-        let now_us = shared.clock.now_us();
-        if now_us < shared.beat_at_us.load(Ordering::Relaxed) {
-            return None;
-        }
-        let next_us = now_us + shared.recovery.beat_every_us();
-        shared.beat_at_us.store(next_us, Ordering::Relaxed);
-        Some((shared.recovery).greeting(shared.is_troubled(), shared.owes()))
     }
 
     fn serve(&mut self, now: Instant) -> bool {
@@ -312,8 +266,8 @@ impl SteppedTask {
         let deadline = self.oldest_deadline(now);
         let shared = &self.task.shared;
         shared.recovery.alive(shared.clock.at_us(now));
-        let greeting = self.greeting_if_due();
-        self.outbox.push(ToServer::Hello(greeting));
+        let greeting = greeting_if_due(&self.task.shared);
+        self.post(ToServer::Hello(greeting));
         self.stage = Stage::Maintaining {
             deadline,
             greeting,
@@ -341,9 +295,11 @@ impl SteppedTask {
             store_us,
         };
         let groups = batch.bundles.iter().map(group).collect();
-        self.outbox.push(ToServer::Call(groups, task.slots.name()));
+        let deadline = batch.deadline(now, task.shared.timeout);
+        let holder = task.slots.name();
+        self.post(ToServer::Call(groups, holder));
         self.stage = Stage::Calling {
-            deadline: batch.deadline(now, task.shared.timeout),
+            deadline,
             sent: now,
             batch,
             is_again,
@@ -424,8 +380,9 @@ impl SteppedTask {
                 FromServer::Reply(bytes),
             ) => self.called(batch, &bytes, sent, is_again),
             (stage, message) => {
+                let name = stage.name();
                 self.stage = stage;
-                unreachable!("an answer to nothing: {message:?}");
+                unreachable!("an answer to a task that is {name}: {message:?}");
             }
         }
     }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{SentGroup, Stage, SteppedTask, ToServer};
+use super::{Stage, SteppedTask};
 use crate::limit::Charge;
 use crate::store::batch::Operation;
 use crate::store::redis::link::PROBE_TIMEOUT;
 use crate::store::redis::maintenance::{OWED_KEYS, PaymentReport, read_payment};
+use crate::store::redis::stepped::{SentGroup, ToServer};
 use crate::store::redis::task::OWED_EVERY;
 use crate::store::store_clock::StoreInstant;
 use crate::store::{ServerTrouble, StoreError};
@@ -38,7 +39,7 @@ impl SteppedTask {
             store_us: debts.at.store_us,
         };
         let groups = debts.owed.iter().map(group).collect();
-        self.outbox.push(ToServer::Call(groups, 0));
+        self.post(ToServer::Call(groups, 0));
     }
 
     /// The debts are still owed, but for those that the report says are paid.
@@ -52,7 +53,8 @@ impl SteppedTask {
     }
 
     pub(super) fn pay_first(&mut self, until: Instant, calls: usize) {
-        match self.take_debts().filter(|_| calls > 0) {
+        let debts = if calls > 0 { self.take_debts() } else { None };
+        match debts {
             None => self.connected(),
             Some(debts) => {
                 self.send_debts(&debts);
