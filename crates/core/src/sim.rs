@@ -1,7 +1,8 @@
 //! One seed drives everything: proxies, the store, the network, clocks, reloads, crashes and
-//! clients run in virtual time, and invariants are checked. A proxy is the shipped limiter, over the
-//! shipped handle, queue, breaker, recovery and journal. The store decides by the shipped twins of
-//! the scripts.
+//! clients run in virtual time, and invariants are checked. A proxy is the shipped limiter, over
+//! the shipped handle, queue, breaker, recovery and journal. The store decides by the shipped twins
+//! of the scripts. Not run: sockets, the loops of the connections' tasks (`stepped` takes their
+//! steps), HTTP, and slots that move between nodes.
 //!
 //! - `SIM_SEED=17 cargo test -p tidegate-core --lib sim:: -- --nocapture` runs one seed again, and
 //!   prints its events if an invariant does not hold.

@@ -76,12 +76,6 @@ impl Admission {
         self.deadline = Some(deadline(since, timeout));
     }
 
-    /// Whether this process admitted the request without the store.
-    #[cfg(test)]
-    pub(crate) fn is_local(&self) -> bool {
-        matches!(self.decider, Some(Decider::Local))
-    }
-
     /// Adds the checks of one limit: `windows`, and those of its candidate.
     pub fn add(
         &mut self,
@@ -130,6 +124,14 @@ impl Admission {
             charge: &self.charge,
             decision: &self.decision,
         })
+    }
+}
+
+#[cfg(test)]
+impl Admission {
+    /// Whether this process admitted the request without the store.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.decider, Some(Decider::Local))
     }
 }
 

@@ -118,8 +118,8 @@ impl World {
         }
     }
 
-    /// The proxy has its part of what others used since. It has also its own units that have expired
-    /// since, and that others have used.
+    /// The proxy has its part of what others used since. It also has its own units that have
+    /// expired since, and that others have used.
     fn concede_unknown_to(&mut self, number: usize) {
         let now_us = self.now_us;
         let many = self.proxies.iter().filter(|proxy| !proxy.is_dead).count() as u64;

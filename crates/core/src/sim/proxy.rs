@@ -10,13 +10,14 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::events::BansAnswer;
-use super::plan::{Kind, Plan, PlannedClock};
+use super::plan::{Kind, Plan, PlannedClock, SECOND};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{self, Config, Secret, StoreKind};
 use crate::exchange::admit::{Admission, CheckedClient};
 use crate::exchange::limiter::{Limiter, WorkerStore};
 use crate::exchange::rejection::Rejection;
-use crate::limit::{KeyHash, Limit};
+use crate::limit::log::STAMPS;
+use crate::limit::{Algorithm, KeyHash, Limit, LimitCheck, Verdict};
 use crate::store::Store;
 use crate::store::overrides::KeyBlock;
 use crate::store::recovery::{ProcessName, Recovery};
@@ -82,6 +83,28 @@ pub(super) struct Running {
     pub(super) is_held: bool,
     /// When it passed.
     pub(super) passed_at_us: u64,
+}
+
+impl Running {
+    /// How much earlier than the whole request each item was charged: in a cluster each node has
+    /// charged its own, and the stamp tells when.
+    pub(super) fn earlier_us(&self) -> Vec<u64> {
+        let admission = &self.admission;
+        let whole_us = admission.decision.at_us;
+        let items = admission.charge.iter().zip(&admission.decision.verdicts);
+        let earlier = |(check, verdict): (&LimitCheck, &Verdict)| {
+            let rule = &check.window.rule;
+            let is_exact = rule.algorithm == Algorithm::Log && rule.precision_us == 1;
+            // Leased and held units are stamped with a later time.
+            let is_now = check.limit.lease_us == 0 && admission.wait_us() == 0;
+            match is_exact && is_now && !admission.is_local() {
+                true => whole_us.wrapping_sub(verdict.stamp) % STAMPS,
+                false => 0,
+            }
+        };
+        let earlier = items.map(earlier);
+        earlier.map(|us| if us < SECOND { us } else { 0 }).collect()
+    }
 }
 
 pub(super) struct Proxy {

@@ -295,7 +295,8 @@ impl World {
         let charge = running.admission.charge.clone();
         let held_us = running.admission.wait_us();
         self.figures.admitted += 1;
-        for check in &charge {
+        let earlier_us = running.earlier_us();
+        for (index, check) in charge.iter().enumerate() {
             if held_us > 0 {
                 self.note(Some(check.id()), || {
                     format!("proxy {number} lets one pass, for {at_us} us, held for {held_us}")
@@ -304,7 +305,8 @@ impl World {
             let Some(budget) = self.books.budgets.get_mut(&check.id()) else {
                 continue;
             };
-            budget.admit(number, at_us, check.cost);
+            let earlier_us = earlier_us.get(index).copied().unwrap_or_default();
+            budget.admit(number, at_us - earlier_us, check.cost);
             budget.in_use += check.cost;
         }
         if held_us > 0 && self.now_us < self.unclean_until_us && !self.plan.is_strict {
