@@ -254,7 +254,6 @@ impl OverrideTable {
             clock,
         }
     }
-
     /// The table and the time on its clock; `None`, at the cost of one load, if it is empty.
     pub(super) fn snapshot(&self) -> Option<OverrideSnapshot> {
         if !self.has_any.load(Ordering::Relaxed) {
