@@ -327,13 +327,8 @@ def main():
         print(f"| {ROWS[name].name} | " + " | ".join(cells) + " |")
 
 
-def end_all():
+try:
+    main()
+finally:
     for group in list(Group.running):
         group.end()
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    finally:
-        end_all()
