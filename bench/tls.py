@@ -13,18 +13,16 @@ import argparse
 import os
 import pathlib
 import random
-import signal
 import socket
 import ssl
 import statistics
 import subprocess
 import tempfile
-import time
 from dataclasses import dataclass
 
+from peers import PROGRAM, Group, Proxy, end_all, in_turn, nginx_command, table, wait_for
 from running import free_port
 
-PROGRAM = pathlib.Path(os.environ.get("TIDEGATE", "target/release/tidegate")).resolve()
 PROXIES = ("tidegate", "nginx", "HAProxy")
 KEYS = {
     "p256": ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"],
@@ -66,49 +64,6 @@ ROWS = {
 }
 
 
-class Group:
-    """A process with all that it starts."""
-
-    running = []
-
-    def __init__(self, command, folder, core):
-        words = ["taskset", "-c", core, *map(str, command)]
-        self.log = open(folder / "log", "w")
-        Group.running.append(self)
-        self.process = subprocess.Popen(
-            words, cwd=folder, start_new_session=True, stdout=self.log, stderr=self.log)
-
-    def pids(self):
-        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if int(fields[2]) == self.process.pid:
-                yield stat.parent
-
-    def cpu_us(self):
-        return sum(int(task.read_text().split()[0]) / 1000
-                   for pid in self.pids() for task in pid.glob("task/*/schedstat"))
-
-    def end(self):
-        os.killpg(self.process.pid, signal.SIGTERM)
-        self.process.wait()
-        self.log.close()
-        Group.running.remove(self)
-
-
-def wait_for(port):
-    until = time.monotonic() + 10
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port)).close()
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.02)
-
-
 def certificates(folder):
     for name, key in KEYS.items():
         subprocess.run(
@@ -119,17 +74,6 @@ def certificates(folder):
             cwd=folder, check=True, capture_output=True)
         both = (folder / f"{name}.pem").read_text() + (folder / f"{name}.key").read_text()
         (folder / f"{name}.both").write_text(both)
-
-
-# As root, nginx would read the files as another user, who may not.
-USER = "user root;" if os.geteuid() == 0 else ""
-NGINX = """{user} daemon off; worker_processes {workers}; pid {root}/pid; error_log stderr crit;
-events {{ worker_connections 4096; }}
-http {{ access_log off; keepalive_requests 1000000000; keepalive_timeout 60s;
-client_body_temp_path {root}/b; proxy_temp_path {root}/p; fastcgi_temp_path {root}/f;
-uwsgi_temp_path {root}/u; scgi_temp_path {root}/s;
-{inner} }}
-"""
 
 
 class Origin:
@@ -146,8 +90,7 @@ listen 127.0.0.1:{self.ports['h2']} http2;
 ssl_certificate {certs}/p256.pem; ssl_certificate_key {certs}/p256.key;
 default_type text/plain; root {folder}; {places}
 location / {{ return 200 "hello from the origin\\n"; }} }}"""
-        (folder / "nginx.conf").write_text(NGINX.format(user=USER, root=folder, workers=1, inner=inner))
-        self.group = Group(["nginx", "-p", folder, "-c", folder / "nginx.conf"], folder, "1")
+        self.group = Group(nginx_command(folder, 1, inner), folder, "1")
         wait_for(self.ports["h1"])
 
 
@@ -195,8 +138,7 @@ def nginx(folder, certs, row, port, origin):
     servers = "".join(f"server {{ listen 127.0.0.1:{port} {secure}; {name} {place} }}\n" for name in names)
     inner = (f"ssl_session_cache shared:a:10m; ssl_protocols TLSv1.2 TLSv1.3;\nupstream origin {{ server 127.0.0.1:{origin}; "
              f"keepalive 256; keepalive_requests 1000000000; }}\n{servers}")
-    (folder / "nginx.conf").write_text(NGINX.format(user=USER, root=folder, workers=row.workers, inner=inner))
-    return ["nginx", "-p", folder, "-c", folder / "nginx.conf"]
+    return nginx_command(folder, row.workers, inner)
 
 
 def haproxy(folder, certs, row, port, origin):
@@ -224,17 +166,6 @@ backend origin
 
 
 STARTS = {"tidegate": tidegate, "nginx": nginx, "HAProxy": haproxy}
-
-
-class Proxy:
-    def __init__(self, name, scratch, certs, row, origin):
-        folder = pathlib.Path(tempfile.mkdtemp(dir=scratch))
-        self.port = free_port()
-        command = STARTS[name](folder, certs, row, self.port, origin.ports[row.origin])
-        self.group = None
-        if command:
-            self.group = Group(command, folder, "0" if row.workers == 1 else "0,1")
-            wait_for(self.port)
 
 
 def handshakes(port, row, number, is_resumed):
@@ -282,17 +213,11 @@ def load(scratch, proxy, row, number):
 
 def measure(scratch, certs, origin, row, number):
     """CPU time of each proxy, microseconds for each handshake or request."""
-    found = {}
-    for name in random.sample(PROXIES, len(PROXIES)):
-        proxy = Proxy(name, scratch, certs, row, origin)
-        if proxy.group is None:
-            continue
-        load(scratch, proxy, row, max(number // 10, 64))
-        before = proxy.group.cpu_us()
-        load(scratch, proxy, row, number)
-        found[name] = (proxy.group.cpu_us() - before) / number
-        proxy.group.end()
-    return found
+    def start(name):
+        place = origin.ports[row.origin]
+        return Proxy(scratch, row.workers, lambda folder, port: STARTS[name](
+            folder, certs, row, port, place))
+    return in_turn(PROXIES, start, lambda proxy, number: load(scratch, proxy, row, number), number)
 
 
 def main():
@@ -316,19 +241,10 @@ def main():
                 row = ROWS[name]
                 number = row.number // 10 if options.quick else row.number
                 rounds[name].append(measure(scratch, certs, origin, row, number))
-    print("| CPU, us | " + " | ".join(PROXIES) + " | of the better other |")
-    print("|---|" + "--:|" * (len(PROXIES) + 1))
-    for name, seen in rounds.items():
-        cells = [f"{statistics.median(one[proxy] for one in seen):.1f}" if proxy in seen[0] else "-"
-                 for proxy in PROXIES]
-        shares = [one["tidegate"] / min(us for proxy, us in one.items() if proxy != "tidegate")
-                  for one in seen]
-        cells.append(f"{statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f})")
-        print(f"| {ROWS[name].name} | " + " | ".join(cells) + " |")
+    table(PROXIES, {ROWS[name].name: seen for name, seen in rounds.items()}, statistics.median)
 
 
 try:
     main()
 finally:
-    for group in list(Group.running):
-        group.end()
+    end_all()
