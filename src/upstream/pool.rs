@@ -180,8 +180,8 @@ impl Upstream {
     fn trial_permit(&self, tried: &[Arc<Server>]) -> Option<ServerPermit> {
         let set = self.servers.set.load();
         let spares_backups = set.spares_backups(|server| server.load());
-        let may_try =
-            |one: &&Arc<Server>| !contains(tried, one) && !(spares_backups && one.is_backup);
+        let is_left_out = |one: &Arc<Server>| spares_backups && one.is_backup;
+        let may_try = |one: &&Arc<Server>| !contains(tried, one) && !is_left_out(one);
         let mut others = set.servers.iter().filter(may_try);
         let server = others.find(|server| server.health.claim_trial())?;
         ServerPermit::take(server, SendReason::Trial)

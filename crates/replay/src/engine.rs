@@ -144,8 +144,7 @@ impl Charging<'_> {
             "" => "".into(),
             host => host_of(host).map_err(|_| Outside::Refused)?,
         };
-        let path = config.routes.read_path(target.path);
-        let path = path.map_err(|_| Outside::Refused)?;
+        let path = (config.routes.read_path(target.path)).map_err(|_| Outside::Refused)?;
         let query = RouteQuery {
             host: &host,
             path: &path,
