@@ -38,7 +38,7 @@ export const MISTAKES = [
   ['[[route]]\npath = "/"\nrespond = { status = 404, boddy = "x" }', 3,
     '"a key of `route.respond` (body, content_type, status)" was expected'],
   ['[upstream.a]\nservers = [{ url = "http://a", wieght = 2 }]', 2,
-    '"a key of `[[upstream.NAME.servers]]` (max_connections, url, weight)" was expected'],
+    '"a key of `[[upstream.NAME.servers]]` (backup, max_connections, url, weight)" was expected'],
   ['[upstream.a]\nservers = "http://a"\n[upstream.a.health]\npath = "/"\nevry = "1s"', 5,
     '"a key of `[upstream.NAME.health]` (every, healthy, host, path, status, timeout, unhealthy)" ' +
       'was expected'],

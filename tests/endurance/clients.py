@@ -108,7 +108,7 @@ def make_request(path, client, body=b"", chunked=False):
     name = f"{random.getrandbits(64):016x}"
     method = "POST" if body else random.choice(["GET", "GET", "GET", "DELETE"])
     lines = [f"{method} {path}/{random.randrange(10**6)}?q={name[:5]} HTTP/1.1", "Host: api.test",
-             f"X-Client: {client}", f"X-Id: {name}", f"User-Agent: endurance/{len(name)}"]
+             f"X-Client: {client}", f"X-Id: {name}", f"X-Sent: {time.time():.6f}"]
     sent = body
     if chunked and body:
         lines.append("Transfer-Encoding: chunked")

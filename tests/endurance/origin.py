@@ -1,7 +1,8 @@
 """The origin of the endurance run: it answers with what it has read, and notes when.
 
 A request names its client in `X-Client` and itself in `X-Id`. Some answers have chunks, some are
-slow, and some end their connection. `/ws` echoes. `/_noted` tells when requests of `/counted` came.
+slow, and some end their connection. `/ws` echoes. `/_noted` tells when requests of `/counted` were
+sent and read.
 """
 
 import asyncio
@@ -63,7 +64,8 @@ async def serve(reader, writer):
             if "sec-websocket-key" in headers:
                 return await echo(reader, writer, headers)
             if path.startswith("/counted"):
-                ADMITTED.setdefault(headers.get("x-client", ""), []).append(time.time())
+                times = {"sent": float(headers["x-sent"]), "read": time.time()}
+                ADMITTED.setdefault(headers.get("x-client", ""), []).append(times)
             body = await body_of(reader, headers)
             request = {"path": path, "id": headers.get("x-id", "")}
             number = int(hashlib.sha256(request["id"].encode()).hexdigest()[:8], 16)
