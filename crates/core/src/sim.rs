@@ -31,8 +31,9 @@ use world::World;
 
 use crate::clock;
 
-/// How long the suite tries seeds.
+/// How long the suite tries seeds, and how many: a quick machine tries no others than a slow one.
 const SECONDS: u64 = 20;
+const SEEDS: u64 = 250;
 /// A deliberate fault must show in one of so many seeds.
 const FOUND_WITHIN: u64 = 200;
 /// Events that a failure prints.
@@ -158,11 +159,13 @@ fn invariants_hold_whatever_happens() {
         explain(seed);
         return assert!(result.is_ok(), "{result:?}");
     }
-    let seconds = Duration::from_secs(number("SIM_SECONDS").unwrap_or(SECONDS));
+    let asked = number("SIM_SECONDS");
+    let seconds = Duration::from_secs(asked.unwrap_or(SECONDS));
+    let seeds = asked.map_or(SEEDS, |_| u64::MAX);
     let (first, began) = (number("SIM_FIRST").unwrap_or(1), clock::now());
     let most = number("SIM_FAILURES").unwrap_or(1) as usize;
     let mut totals = Totals::default();
-    while began.elapsed() < seconds && totals.failed.len() < most {
+    while began.elapsed() < seconds && totals.seeds < seeds && totals.failed.len() < most {
         totals.add(first + totals.seeds);
     }
     totals.print(began.elapsed());
