@@ -118,7 +118,12 @@ impl Lineage {
     pub fn upgrade(&self) -> u32 {
         let before = self.pid();
         self.signal("USR2");
-        eventually("another one serves", || self.pid() != before);
+        let failed = || self.said().matches("upgrade failed").count();
+        let failures = failed();
+        eventually("another one serves", || {
+            assert_eq!(failed(), failures, "{}", self.said());
+            self.pid() != before
+        });
         before
     }
 

@@ -278,7 +278,8 @@ impl Writer {
     fn write(&mut self, stage: FileStage, is_new: bool) -> io::Result<()> {
         match stage {
             FileStage::Serves => self.lock.take_name(),
-            FileStage::Drains if is_new => self.lock.remove_name(),
+            // A short drain may be over before this thread has seen it.
+            FileStage::Drains | FileStage::Ends if is_new => self.lock.remove_name(),
             _ => {}
         }
         if self.log.exchange(&self.memory)? || stage == FileStage::Drains {

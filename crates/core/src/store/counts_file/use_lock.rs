@@ -5,7 +5,7 @@
 //! lock's file names, or that file names no process. A process that drains removes its name, so
 //! that the next one can start while it drains. Locks end with their processes.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -132,9 +132,18 @@ fn write_name(file: &File, pid: Option<u32>) -> io::Result<()> {
     file.write_all_at(format!("{name:<20}\n").as_bytes(), 0)
 }
 
-/// Whether a process has ended. Where this cannot be known, it has not.
+/// Whether a process has ended, also if its parent does not know yet. Where this cannot be known,
+/// it has not.
 fn is_gone(pid: u32) -> bool {
-    Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists()
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists();
+    };
+    // The state follows the name, which is in parentheses and may have some itself (proc(5)).
+    let state = stat
+        .rsplit(") ")
+        .next()
+        .and_then(|rest| rest.chars().next());
+    matches!(state, Some('Z' | 'X'))
 }
 
 #[cfg(test)]
@@ -176,5 +185,18 @@ mod tests {
         assert_eq!(read_name(&lock.file), Some(std::process::id()));
         lock.remove_name();
         assert_eq!(read_name(&lock.file), None);
+    }
+
+    #[test]
+    fn a_process_that_its_parent_has_not_waited_for_is_gone() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let until = clock::now() + PATIENCE;
+        while !is_gone(child.id()) {
+            assert!(clock::now() < until, "it has ended long ago");
+            sleep(RETRY_EVERY);
+        }
+        child.wait().unwrap();
+        assert!(is_gone(child.id()));
+        assert!(!is_gone(std::process::id()));
     }
 }
