@@ -27,6 +27,8 @@ struct JournalState {
     owed: HashMap<u128, (LimitCheck, Count)>,
     /// Units that the store seems to have lost, and when they are owed.
     suspected: HashMap<u128, (LimitCheck, u64)>,
+    /// Payments on their way to the store: until it answers, their debts are still owed.
+    payments: usize,
 }
 
 /// Debts on their way to the store. Unless they are [`Debts::paid`], they are still owed. If the
@@ -50,8 +52,10 @@ impl Debts<'_> {
 
 impl Drop for Debts<'_> {
     fn drop(&mut self) {
-        for charge in self.owed.drain(..) {
-            self.journal.add(&charge, self.at);
+        let mut state = self.journal.state();
+        state.payments = state.payments.saturating_sub(1);
+        for item in self.owed.drain(..).flatten() {
+            state.add(&item, self.at);
         }
     }
 }
@@ -90,10 +94,10 @@ impl Journal {
         }
     }
 
-    /// Whether nothing is owed, and no units seem to be lost.
+    /// Whether nothing is owed, no payment is unanswered, and no units seem to be lost.
     pub(super) fn is_empty(&self) -> bool {
         let state = self.state();
-        state.owed.is_empty() && state.suspected.is_empty()
+        state.owed.is_empty() && state.suspected.is_empty() && state.payments == 0
     }
 
     /// Owes the units that have seemed to be lost for long enough.
@@ -121,9 +125,10 @@ impl Journal {
         at: impl Into<StoreInstant>,
         due: impl Fn(&LimitCheck) -> bool,
     ) -> Debts<'_> {
-        let at = at.into();
+        let (mut state, at) = (self.state(), at.into());
+        state.payments += 1;
         Debts {
-            owed: self.state().take_out(keys, at, due),
+            owed: state.take_out(keys, at, due),
             journal: self,
             at,
         }
@@ -138,7 +143,9 @@ impl Journal {
 
     /// Forgets everything: the tags were made with another hash key.
     pub(super) fn clear(&self) {
-        *self.state() = JournalState::default();
+        let mut state = self.state();
+        state.owed.clear();
+        state.suspected.clear();
     }
 }
 
@@ -278,6 +285,7 @@ mod tests {
         assert!(journal.owes());
         let debts = journal.take(64, 1_000_000 + SUSPECT_FOR_US, |_| true);
         assert_eq!((debts.owed.len(), debts.owed[0][0].cost), (1, 5));
+        assert!(!journal.owes() && !journal.is_empty(), "not paid yet");
         debts.paid(|_| true);
         assert!(journal.is_empty());
     }

@@ -38,8 +38,9 @@ impl World {
             proxy.recovery.away(self.now_us);
             proxy.journal.add(&self.charge, at);
             proxy.admitted.push(self.now_us);
-            // The store serves the others, and does not know of this unit.
-            self.excused += u64::from(self.now_us < proxy.cut_off_until_us);
+            // The store serves the others, and does not know of this unit. The proxy is away until
+            // its next probe.
+            self.excused += u64::from(self.mishap == Mishap::CutOff && self.now_us < AWAY_US);
         }
     }
 
