@@ -359,6 +359,11 @@ impl RedisShared {
         }
     }
 
+    /// Whether an answer since the last heartbeat had too few units.
+    pub(super) fn is_suspicious(&self) -> bool {
+        self.beat_at_us.load(Ordering::Relaxed) == 0
+    }
+
     /// The store has lost its memory: all that was admitted here is charged to it again.
     fn owe_all(&self) {
         let at = self.instant();

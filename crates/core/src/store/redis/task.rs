@@ -224,6 +224,10 @@ impl ServerTask {
                 return ControlFlow::Continue(None);
             }
             let now = self.shared.clock.now();
+            if self.shared.is_suspicious() {
+                // An operator's reset explains an answer with too few units: learn of it soon.
+                self.maintenance_at = now;
+            }
             let due = self.slots.next_due(now).unwrap_or(self.maintenance_at);
             if self.waiting.is_empty() && due > now {
                 self.sleep
