@@ -28,11 +28,11 @@ fn is_told(name: &str) -> bool {
 
 /// A text without what may differ between two moments: instants, waits and ids.
 fn timeless(text: &str) -> String {
+    // An id may have decimal digits only.
+    let is_id = |word: &str| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let word = |word: &str| match word.parse::<u64>() {
+        _ if is_id(word) => "(id)".to_owned(),
         Ok(number) if number > 1000 => "(time)".to_owned(),
-        _ if word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
-            "(id)".to_owned()
-        }
         _ => word.to_owned(),
     };
     let ends = |c: char| !c.is_ascii_alphanumeric();
