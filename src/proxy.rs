@@ -10,6 +10,7 @@ mod body_pace;
 mod decide;
 pub mod dry_run;
 mod encoding;
+mod error_page;
 mod forward;
 mod hold;
 mod read_body;
@@ -42,13 +43,14 @@ use crate::body::RequestBody;
 use crate::clock::{self, Sweep};
 use crate::config::{Config, DecideSettings, TracingSettings};
 use crate::request_head::HeadError;
-use crate::route::{Route, Target};
+use crate::route::{ErrorPage, Route, Target};
 use crate::telemetry::access::Buffer;
 use crate::telemetry::metrics::usage::UsageOutcome;
 use crate::telemetry::metrics::{CountedAnswer, Meter};
 use crate::telemetry::spans::SpanQueue;
 use crate::upstream::{Upstreams, Vitals};
 use body::Body;
+use error_page::{AskedTarget, has_servers};
 pub use hold::HeldRequests;
 pub use read_body::BodyMemory;
 use upgrade::Tunnel;
@@ -70,6 +72,10 @@ pub struct Proxy {
     /// Whether a limit holds requests.
     may_hold: bool,
     usage_bounds: UsageBounds,
+    /// For errors of requests without a route.
+    error_pages: Vec<Arc<ErrorPage>>,
+    /// Whether a server may have to be asked for a page.
+    asks_for_pages: bool,
     status_answers: StatusAnswers,
 }
 
@@ -84,7 +90,10 @@ impl Proxy {
         log: &Buffer,
         old: Option<&Proxy>,
     ) -> Proxy {
+        let error_pages = config.error_pages.clone();
         Proxy {
+            asks_for_pages: has_servers(error_pages.iter().map(|page| &**page)),
+            error_pages,
             decide: config.decide.clone(),
             body_memory: old.map(|old| old.body_memory.clone()).unwrap_or_default(),
             max_body_memory: config.server.body_memory,
@@ -176,6 +185,7 @@ impl Proxy {
         downstream: &Downstream,
         head_error: Option<HeadError>,
     ) {
+        let asked = (self.asks_for_pages).then(|| Box::new(AskedTarget::of(request)));
         let mut exchange = self.stages.begin(request, response, downstream);
         let mut unanswered = AbandonedCall {
             limiter: &self.stages.limiter,
@@ -186,6 +196,7 @@ impl Proxy {
         if let Err(rejection) = self.serve(x, head_error).await {
             self.stages.reject(x, &rejection);
         }
+        self.replace_error(x, asked).await;
         unanswered.is_answered = true;
         drop(unanswered);
         self.finish(exchange);

@@ -149,7 +149,7 @@ fn the_structure_does_not_get_worse() {
     assert!(counts.circles.is_empty(), "{:#?}", counts.circles);
     assert!(counts.files <= 530, "{} files", counts.files);
     assert!(
-        counts.production_lines <= 108_000,
+        counts.production_lines <= 108_100,
         "{} lines",
         counts.production_lines
     );
@@ -422,7 +422,7 @@ fn only_the_path_charges_and_sends() {
     let allowed = |file: &str, call: &str| {
         let path = match call {
             "store.charge(" => file == "exchange/admit.rs",
-            _ => file == "proxy/forward.rs",
+            _ => ["proxy/forward.rs", "proxy/error_page.rs"].contains(&file),
         };
         path || file.starts_with("store") || file.starts_with("upstream")
     };

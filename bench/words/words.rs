@@ -146,6 +146,7 @@ fn route(name: &'static str, count: usize) -> Word {
         access: Default::default(),
         body_limit: None,
         bandwidth: None,
+        error_pages: Vec::new(),
         headers_up: Vec::new(),
         headers_down: Vec::new(),
         timeout: None,

@@ -4,9 +4,9 @@ const LIMIT =
   '"a key of `[limit.NAME]` (algorithm, ban, calendar, candidate, concurrent, cost, counts, delay, delay_queue, ' +
   'enforce, exempt, exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, status, tiers, values)" was expected';
 const ROUTE =
-  '"a key of `[[route]]` (access, add_prefix, bandwidth, bandwidth_after, body_limit, body_read, case, cost, headers, ' +
-  'headers_down, headers_up, host, limits, methods, name, path, port, redirect, refund, replace_prefix, respond, settle, strip_prefix, ' +
-  'timeout, upstream, usage)" was expected';
+  '"a key of `[[route]]` (access, add_prefix, bandwidth, bandwidth_after, body_limit, body_read, case, cost, error_pages, ' +
+  'headers, headers_down, headers_up, host, limits, methods, name, path, port, redirect, refund, replace_prefix, respond, settle, ' +
+  'strip_prefix, timeout, upstream, usage)" was expected';
 const SERVER =
   '"a key of `[server]` (body_memory, body_timeout, control, drain_idle, drain_timeout, handover_timeout, ' +
   'header_timeout, http2, https_port, idle_timeout, max_body, max_connections, ' +

@@ -31,6 +31,7 @@ mod decisions;
 mod denials;
 mod diagnostics;
 mod enforce;
+mod error_pages;
 mod example;
 mod explain;
 mod faults;

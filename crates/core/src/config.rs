@@ -21,6 +21,7 @@ mod deny;
 mod descriptor;
 pub mod diagnostic;
 pub mod effective;
+mod error_page;
 mod files;
 mod flags;
 mod habits;
@@ -71,7 +72,7 @@ use crate::limit::key::ApiKeys;
 use crate::limit::key::jwt::JwtRules;
 use crate::limit::tier::Tiers;
 use crate::limit::{CalendarSettings, Limit, Tier, Window};
-use crate::route::{HeaderChange, Prefix, Route, RouteTable};
+use crate::route::{ErrorPage, HeaderChange, Prefix, Route, RouteTable};
 use crate::usage::settings::UsageSettings;
 
 use diagnostic::{Code, Diagnostic, TextSpan, contradiction, duplicate};
@@ -147,6 +148,8 @@ pub struct Config {
     pub descriptors: DescriptorTable,
     pub bypass: Vec<Bypass>,
     pub upstreams: Vec<UpstreamSettings>,
+    /// Pages for errors of requests without a route.
+    pub error_pages: Vec<Arc<ErrorPage>>,
     pub headers: HeaderSettings,
     pub request_id: Option<HeaderName>,
     pub deny: DenySettings,

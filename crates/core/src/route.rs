@@ -5,6 +5,7 @@
 
 mod answer;
 mod bandwidth;
+mod error_page;
 mod host;
 mod matching;
 mod near;
@@ -33,6 +34,7 @@ use crate::usage::settings::UsageSettings;
 
 pub use answer::{Redirect, RedirectError, RedirectFailure, Respond, Target};
 pub use bandwidth::Bandwidth;
+pub use error_page::{ErrorPage, PageBody, PageServer, PageSource, PageStatus};
 pub use host::{HostPattern, MAX_HOST_BYTES, host_of};
 pub use matching::{HeaderMatch, MethodError, ValueMatch, method_of};
 pub use near::{Miss, Near, Precedence};
@@ -82,6 +84,8 @@ pub struct Route {
     pub headers_up: Vec<HeaderChange>,
     /// Changes of response heads, in this order.
     pub headers_down: Vec<HeaderChange>,
+    /// Pages in place of error responses; the first that has the status counts.
+    pub error_pages: Vec<Arc<ErrorPage>>,
     /// The time from admission to the last byte of the answer; `None` for no bound.
     pub timeout: Option<Duration>,
     /// How tokens are counted; `None` if they are not.

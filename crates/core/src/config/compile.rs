@@ -46,6 +46,7 @@ pub(super) fn compile<'r>(
     let upstreams = upstreams
         .map(|(name, section)| upstream::read(name, section, present))
         .collect();
+    let error_pages = error_page::read_all(&mut top);
     let routes = top.list("route").into_iter();
     let routes: Vec<_> = routes
         .map(|section| route::read(section, inherited))
@@ -64,6 +65,8 @@ pub(super) fn compile<'r>(
     (definitions.usages, definitions.prices) = (usages, prices);
     definitions.only_decides = only_decides;
     definitions.has_descriptors = !descriptors.is_empty();
+    definitions.error_pages =
+        error_page::compile(error_pages, |name| definitions.find_upstream(name));
     let chosen = descriptor::choose_all(&mut definitions, &descriptors);
     let routes = routes::compile(&mut definitions, routes, upstream.as_ref());
     let descriptors = descriptor::compile(&definitions, descriptors, &chosen);
@@ -78,6 +81,9 @@ pub(super) fn compile<'r>(
     config.limits = limits.filter_map(|one| one.limit.clone()).collect();
     let upstreams = definitions.upstreams.iter();
     config.upstreams = upstreams.map(|one| one.settings.clone()).collect();
+    config
+        .error_pages
+        .clone_from(&definitions.error_pages.pages);
     Arc::make_mut(&mut config.sources).rates = definitions.rate_places();
     config.ledger = ledger
         .as_ref()
@@ -132,6 +138,7 @@ fn read_sections(
         descriptors: DescriptorTable::default(),
         bypass: (top.list("bypass").into_iter().filter_map(deny::read_bypass)).collect(),
         upstreams: Vec::new(),
+        error_pages: Vec::new(),
         headers,
         request_id,
         deny: deny::read(top.section("deny")),

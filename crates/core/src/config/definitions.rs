@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::error_page::DefinedPages;
 use super::limits::DefinedLimit;
 use super::upstream::DefinedUpstream;
 use super::usage::DefinedUsage;
@@ -42,6 +43,7 @@ pub(super) struct Definitions<'r> {
     pub(super) upstreams: Vec<DefinedUpstream>,
     pub(super) usages: Vec<DefinedUsage>,
     pub(super) prices: Arc<PriceTable>,
+    pub(super) error_pages: DefinedPages,
     /// By the numbers of routes.
     pub(super) route_places: Vec<RoutePlaces>,
     /// The numbers of routes for which the file does not mention letter case, with the places of
@@ -79,6 +81,7 @@ impl<'r> Definitions<'r> {
             upstreams: Vec::new(),
             usages: Vec::new(),
             prices: Arc::default(),
+            error_pages: DefinedPages::default(),
             route_places: Vec::new(),
             without_case: Vec::new(),
             has_unlimited_route: false,

@@ -197,6 +197,7 @@ codes! {
     KeysNeedRedis = "T136",
     PlainCallback = "T137",
     PlainKeys = "T138",
+    UnknownErrorPage = "T139",
     NeverDenies = "T201",
     TrustsEveryone = "T202",
     ClientChosenKey = "T203",

@@ -234,6 +234,11 @@ impl Section<'_> {
         }
     }
 
+    /// Reads the file that `key` names, at most `max_bytes` of it.
+    pub(super) fn bytes_file(&self, key: &str, path: &str, max_bytes: usize) -> Option<Vec<u8>> {
+        self.usable(key, path, self.bounded_file(path, max_bytes))
+    }
+
     pub(super) fn list_file(&self, key: &str, path: &str) -> Option<String> {
         let bytes = self.bounded_file(path, MAX_LIST);
         let text =

@@ -170,10 +170,12 @@ fn parse() -> Reference {
 /// Replaces the chosen part of a section's name: `limit.per_client` becomes `limit.NAME`.
 fn with_chosen_name(name: &str) -> String {
     match name.split_once('.') {
-        Some((kind @ ("limit" | "upstream" | "usage"), name)) => match name.split_once('.') {
-            Some((_, inner)) => format!("{kind}.NAME.{inner}"),
-            None => format!("{kind}.NAME"),
-        },
+        Some((kind @ ("limit" | "upstream" | "usage" | "error_page"), name)) => {
+            match name.split_once('.') {
+                Some((_, inner)) => format!("{kind}.NAME.{inner}"),
+                None => format!("{kind}.NAME"),
+            }
+        }
         _ => name.to_owned(),
     }
 }

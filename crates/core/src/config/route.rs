@@ -5,6 +5,8 @@
 
 mod forwarding;
 
+pub(super) use forwarding::media_type;
+
 use http::{HeaderName, Method};
 use toml::de::DeValue;
 
@@ -43,6 +45,7 @@ pub(super) struct DefinedRoute {
     pub(super) upstream: Option<Located<String>>,
     pub(super) usage: Option<Located<String>>,
     pub(super) limits: Option<Vec<Located<String>>>,
+    pub(super) error_pages: Option<Vec<Located<String>>>,
     pub(super) cost_span: TextSpan,
     /// The place of `timeout`, or of the route's name.
     pub(super) timeout_span: TextSpan,
@@ -122,6 +125,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         bandwidth: None,
         headers_up: Vec::new(),
         headers_down: Vec::new(),
+        error_pages: Vec::new(),
         timeout: section.optional_duration("timeout", UP_TO_A_DAY),
         usage: None,
         reads_body: None,
@@ -156,6 +160,9 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         upstream: section.located_text("upstream"),
         usage,
         limits: section.texts("limits"),
+        error_pages: (section.reader.surroundings.forwards)
+            .then(|| section.texts("error_pages"))
+            .flatten(),
         cost_span: section.value_span("cost"),
         timeout_span: section.value_span("timeout"),
         gives_back: gives_back.map(|key| section.located(key, key)),

@@ -68,6 +68,8 @@ pub(super) fn compile(
         route.usage =
             (usage.as_ref()).map(|usage| Arc::clone(&definitions.usages[usage.value].settings));
         route.reads_body = usage::reads_body(&route);
+        let pages = one.error_pages.as_deref();
+        route.error_pages = definitions.error_pages.of_route(definitions.reader, pages);
         definitions.route_places.push(RoutePlaces {
             cost: one.cost_span,
             usage,

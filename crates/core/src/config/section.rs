@@ -430,14 +430,14 @@ const NOT_A_PROXY: &str =
 const PROXY_SETTINGS: &[(&str, &str)] = &[
     (
         "",
-        "listen tls admin upstream server tracing usage prices ledger",
+        "listen tls admin upstream server tracing usage prices ledger error_page",
     ),
     ("log", "access format sample_allowed keys silence"),
     ("auth.jwt", "jwks_url refresh max_stale tls"),
     (
         "route",
         "upstream strip_prefix add_prefix replace_prefix body_limit bandwidth bandwidth_after \
-         headers_up headers_down respond redirect usage body_read",
+         headers_up headers_down respond redirect usage body_read error_pages",
     ),
 ];
 

@@ -6,6 +6,7 @@ mod changes;
 mod client_tls;
 mod descriptors;
 mod effective;
+mod error_page;
 mod explained;
 mod flags;
 mod inventable;

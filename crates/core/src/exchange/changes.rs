@@ -139,7 +139,7 @@ impl<'t> Changes<'t> {
     }
 
     /// Adds headers to a refusal that it does not have.
-    pub(super) fn add_missing(&self, headers: &mut HeaderMap) {
+    pub fn add_missing(&self, headers: &mut HeaderMap) {
         for one in &self.down {
             let name = &one.change.name;
             if let (Some(value), false) = (one.value(None), headers.contains_key(name)) {

@@ -258,6 +258,10 @@ impl Template {
         })
     }
 
+    pub fn is_constant(&self) -> bool {
+        self.variables().next().is_none()
+    }
+
     pub(super) fn pieces(&self) -> &[TemplatePiece] {
         &self.pieces
     }

@@ -145,7 +145,7 @@ fn respond(outer: &mut Section<'_>) -> Option<Target> {
     is_given.then(|| Target::Respond(Box::new(target)))
 }
 
-fn media_type(text: &str) -> Result<HeaderValue, &'static str> {
+pub(in crate::config) fn media_type(text: &str) -> Result<HeaderValue, &'static str> {
     let is_type = text.contains('/') && !text.contains(['{', '}']);
     let value = HeaderValue::from_str(text).ok().filter(|_| is_type);
     value.ok_or("write for example `text/plain; charset=utf-8`")

@@ -66,11 +66,12 @@ fn shown() -> BTreeSet<(String, String)> {
         if line.starts_with('[') {
             let name = line.trim_matches(['[', ']']);
             section = match name.split_once('.') {
-                Some((kind @ ("limit" | "upstream" | "usage"), name)) => match name.split_once('.')
-                {
-                    Some((_, inner)) => format!("{kind}.NAME.{inner}"),
-                    None => format!("{kind}.NAME"),
-                },
+                Some((kind @ ("limit" | "upstream" | "usage" | "error_page"), name)) => {
+                    match name.split_once('.') {
+                        Some((_, inner)) => format!("{kind}.NAME.{inner}"),
+                        None => format!("{kind}.NAME"),
+                    }
+                }
                 _ => name.to_owned(),
             };
             continue;
@@ -142,6 +143,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
             "decide",
             "descriptor",
             "usage",
+            "error_page",
             "status",
             "ledger",
         ])
@@ -244,6 +246,9 @@ const EXCLUDED: &[&str] = &[
 /// Keys of `[usage.NAME]` that go with another format or another way to end.
 const OF_USAGE: [&str; 6] = ["input", "output", "total", "model", "text", "drain"];
 
+/// Keys of `[error_page.NAME]` that go with another source than a file.
+const OF_PAGE: [&str; 4] = ["body", "redirect", "upstream", "path"];
+
 #[test]
 fn every_key_that_is_commented_out_can_be_used() {
     // Lines of the form `# key = value`; the ones that exclude another are left out.
@@ -268,6 +273,7 @@ fn every_key_that_is_commented_out_can_be_used() {
                     let here = ["[[tls.certificates]]", "[decide.tls]"].contains(&within);
                     let is_excluded = match within {
                         "[usage.chat]" => OF_USAGE.contains(&key),
+                        "[error_page.down]" => OF_PAGE.contains(&key),
                         _ => !here && EXCLUDED.contains(&key),
                     };
                     !is_excluded

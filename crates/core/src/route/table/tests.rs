@@ -32,6 +32,7 @@ pub(super) fn route(text: &str) -> Route {
         access: Default::default(),
         body_limit: None,
         bandwidth: None,
+        error_pages: Vec::new(),
         headers_up: Vec::new(),
         headers_down: Vec::new(),
         timeout: None,

@@ -34,6 +34,7 @@ fn route(path: &str) -> Route {
         access: Default::default(),
         body_limit: None,
         bandwidth: None,
+        error_pages: Vec::new(),
         headers_up: Vec::new(),
         headers_down: Vec::new(),
     }

@@ -1,0 +1,266 @@
+//! `[error_page.NAME]`: pages in place of error responses.
+
+use http::uri::PathAndQuery;
+use http::{HeaderValue, StatusCode};
+
+use super::*;
+use crate::route::{ErrorPage, PageBody, PageServer, PageSource, PageStatus, Redirect, StatusSet};
+
+/// Bytes of a page, at most.
+const MAX_PAGE: usize = 1 << 20;
+/// The settings of which a page has one.
+const SOURCES: [&str; 4] = ["file", "body", "redirect", "upstream"];
+/// The word of `answer` for the status of the server that has the page.
+const OF_SERVER: &str = "upstream";
+/// Media types by the endings of files.
+const MEDIA_TYPES: [(&str, &str); 6] = [
+    ("html", "text/html; charset=utf-8"),
+    ("htm", "text/html; charset=utf-8"),
+    ("json", "application/json"),
+    ("xml", "application/xml"),
+    ("svg", "image/svg+xml"),
+    ("txt", "text/plain; charset=utf-8"),
+];
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// `[error_page.NAME]` before the upstreams are known.
+pub(super) struct DefinedPage {
+    name: Located<String>,
+    statuses: StatusSet,
+    replaces_upstream: bool,
+    status: PageStatus,
+    source: DefinedSource,
+}
+
+enum DefinedSource {
+    Ready(PageSource),
+    Upstream {
+        name: Located<String>,
+        target: Option<PathAndQuery>,
+    },
+}
+
+/// The pages of a file, with their names.
+#[derive(Default)]
+pub(super) struct DefinedPages {
+    names: Vec<Located<String>>,
+    pub(super) pages: Vec<Arc<ErrorPage>>,
+}
+
+pub(super) fn read_all(top: &mut Section<'_>) -> Vec<DefinedPage> {
+    if !top.reader.surroundings.forwards {
+        return Vec::new();
+    }
+    let sections = top.named("error_page").into_iter();
+    let defined = sections.filter_map(|(name, section)| {
+        section.check_name(&name, "error_page");
+        read(name, section)
+    });
+    let defined = defined.collect();
+    // A file without such a section declares the settings all the same.
+    declare(&mut Section::absent(top.reader, "error_page.NAME", 0..0));
+    defined
+}
+
+fn declare(section: &mut Section<'_>) {
+    statuses(section);
+    section.optional_boolean("upstream_errors");
+    answer(section);
+    source(section);
+}
+
+fn read(name: Located<String>, mut section: Section<'_>) -> Option<DefinedPage> {
+    section.require("status", "status = [\"502\", \"503\", \"504\"]");
+    let statuses = statuses(&mut section);
+    let replaces_upstream = section.optional_boolean("upstream_errors").unwrap_or(false);
+    let status = answer(&mut section);
+    check_sources(&section);
+    let source = source(&mut section);
+    section.finish();
+    Some(DefinedPage {
+        name,
+        statuses: statuses?,
+        replaces_upstream,
+        status,
+        source: source?,
+    })
+}
+
+fn statuses(section: &mut Section<'_>) -> Option<StatusSet> {
+    section.declare("status", || ValueKind::WordsOrStatuses(Vec::new()));
+    let texts = section.counted_texts("status", 1..=usize::MAX, "one or more")?;
+    let mut set = StatusSet::default();
+    section.parse_all("status", Some(texts), TextForm::STATUS, |text| {
+        match text.starts_with(['4', '5']) {
+            true => set.add(text),
+            false => Err("write an error: a status from 400 to 599, `4xx` or `5xx`"),
+        }
+    });
+    Some(set)
+}
+
+/// Reads `answer = 200`, or `answer = "upstream"`.
+fn answer(section: &mut Section<'_>) -> PageStatus {
+    section.declare("answer", || ValueKind::IntegerOrText);
+    let value = section.peek("answer");
+    if value.is_some_and(|value| value.get_ref().is_str()) {
+        let form = TextForm::new(Code::BadHttp, "a status");
+        let word = section.parse("answer", form, |text| match text {
+            OF_SERVER => Ok(()),
+            _ => Err("write a status, or `\"upstream\"` for that of the page's server"),
+        });
+        if word.is_some() && !section.has("upstream") {
+            contradiction("`answer = \"upstream\"` needs `upstream`")
+                .at(&section.value_span("answer"), "no server has the page")
+                .report_to(section.reader);
+        }
+        return PageStatus::OfServer;
+    }
+    let status = section.optional_integer("answer", 200..=599);
+    let status = status.and_then(|status| StatusCode::from_u16(status).ok());
+    status.map_or(PageStatus::Same, PageStatus::Fixed)
+}
+
+/// Reports a page without a source, or with several, and settings that its source does not have.
+fn check_sources(section: &Section<'_>) {
+    let given: Vec<&str> = SOURCES.into_iter().filter(|key| section.has(key)).collect();
+    match given[..] {
+        [] => Diagnostic::new(Code::MissingKey, "an error page has no source")
+            .at(&section.span, "")
+            .help("write for example `file = \"/etc/tidegate/50x.html\"`")
+            .report_to(section.reader),
+        [_] => {}
+        [first, second, ..] => contradiction("an error page has one source")
+            .at(&section.key_span(second), "")
+            .at(&section.key_span(first), "")
+            .report_to(section.reader),
+    }
+    for (key, sources) in [
+        ("content_type", &["file", "body"][..]),
+        ("path", &["upstream"]),
+    ] {
+        if section.has(key) && !sources.iter().any(|source| section.has(source)) {
+            contradiction(format!("`{key}` has no effect here"))
+                .at(&section.key_span(key), "")
+                .help(format!("it is for `{}`", sources.join("` and `")))
+                .report_to(section.reader);
+        }
+    }
+}
+
+fn source(section: &mut Section<'_>) -> Option<DefinedSource> {
+    let media_form = TextForm::new(Code::BadHttp, "a media type");
+    let media_type = section.parse("content_type", media_form, route::media_type);
+    let file = page_file(section);
+    let body = section.text("body");
+    if body.as_ref().is_some_and(|body| body.len() > MAX_PAGE) {
+        section.out_of_range("body", "1 MiB at most");
+    }
+    let body = body.map(|body| PageBody {
+        bytes: body.into(),
+        content_type: HeaderValue::from_static(PLAIN),
+    });
+    let place_form = TextForm::new(Code::BadTemplate, "a place to send clients to");
+    let redirect = section.parse("redirect", place_form, place);
+    let target_form = TextForm::new(Code::BadPattern, "a path");
+    let target = section.parse("path", target_form, target);
+    if let Some(name) = section.located_text("upstream") {
+        return Some(DefinedSource::Upstream { name, target });
+    }
+    let source = match file.or(body) {
+        Some(body) => PageSource::Body(PageBody {
+            content_type: media_type.unwrap_or(body.content_type),
+            ..body
+        }),
+        None => PageSource::Redirect(redirect?),
+    };
+    Some(DefinedSource::Ready(source))
+}
+
+fn page_file(section: &mut Section<'_>) -> Option<PageBody> {
+    let path = section.text("file")?;
+    let bytes = section.bytes_file("file", &path, MAX_PAGE)?;
+    let ending = path.rsplit_once('.').map_or("", |(_, ending)| ending);
+    let known = MEDIA_TYPES
+        .iter()
+        .find(|(known, _)| ending.eq_ignore_ascii_case(known));
+    Some(PageBody {
+        bytes: bytes.into(),
+        content_type: HeaderValue::from_static(known.map_or(PLAIN, |(_, media_type)| media_type)),
+    })
+}
+
+/// A fixed place: there is no path to take variables from.
+fn place(text: &str) -> Result<HeaderValue, String> {
+    const FIXED: &str = "write a path or a URL without variables";
+    let redirect = Redirect::new(text, StatusCode::FOUND).map_err(|error| error.to_string())?;
+    match redirect.to().is_constant() {
+        true => HeaderValue::from_str(text).map_err(|_| FIXED.to_owned()),
+        false => Err(FIXED.to_owned()),
+    }
+}
+
+fn target(text: &str) -> Result<PathAndQuery, &'static str> {
+    const WANTED: &str = "write a path without variables, for example `/errors/50x.html`";
+    let is_path = text.starts_with('/') && !text.contains(['#', '{', '}']);
+    text.parse().ok().filter(|_| is_path).ok_or(WANTED)
+}
+
+/// Joins the pages with the upstreams of the file.
+pub(super) fn compile(
+    defined: Vec<DefinedPage>,
+    mut find_upstream: impl FnMut(&Located<String>) -> Option<usize>,
+) -> DefinedPages {
+    let mut compiled = DefinedPages::default();
+    for page in defined {
+        let source = match page.source {
+            DefinedSource::Ready(source) => source,
+            DefinedSource::Upstream { name, target } => {
+                let Some(upstream) = find_upstream(&name) else {
+                    continue;
+                };
+                PageSource::Upstream(PageServer { upstream, target })
+            }
+        };
+        compiled.names.push(page.name);
+        compiled.pages.push(Arc::new(ErrorPage {
+            statuses: page.statuses,
+            replaces_upstream: page.replaces_upstream,
+            source,
+            status: page.status,
+        }));
+    }
+    compiled
+}
+
+impl DefinedPages {
+    /// The pages that a route names; all if it names none.
+    pub(super) fn of_route(
+        &self,
+        reader: &ConfigReader<'_>,
+        names: Option<&[Located<String>]>,
+    ) -> Vec<Arc<ErrorPage>> {
+        let Some(names) = names else {
+            return self.pages.clone();
+        };
+        let mut pages = Vec::new();
+        for name in names {
+            let mut known = self.names.iter().zip(&self.pages);
+            match known.find(|(known, _)| known.value == name.value) {
+                Some((_, page)) => pages.push(Arc::clone(page)),
+                None => self.report_unknown(reader, name),
+            }
+        }
+        pages
+    }
+
+    fn report_unknown(&self, reader: &ConfigReader<'_>, name: &Located<String>) {
+        let names = self.names.iter().map(|known| known.value.as_str());
+        let otherwise = format!("define it: `[error_page.{}]`", name.value);
+        let message = format!("no error page is called `{}`", name.value);
+        Diagnostic::new(Code::UnknownErrorPage, message)
+            .at(&name.span, "")
+            .help(did_you_mean(&name.value, names, otherwise))
+            .report_to(reader);
+    }
+}

@@ -1,0 +1,206 @@
+//! Pages in place of error responses.
+//!
+//! A page replaces the body of an error. The headers of the error stay, such as `Retry-After` and
+//! those of limits, except those that describe the old body.
+
+use http::header::{
+    ACCEPT_RANGES, AGE, CACHE_CONTROL, CONTENT_TYPE, ETAG, EXPIRES, HeaderMap, HeaderName,
+    LAST_MODIFIED, LOCATION, REFRESH, TRAILER, VARY, VIA,
+};
+use http::uri::PathAndQuery;
+use http::{Method, Request, Response, StatusCode, Uri};
+use tidegate_core::exchange::changes::Changes;
+
+use super::body::Body;
+use super::headers;
+use super::{Proxy, ProxyExchange};
+use crate::body::RequestBody;
+use crate::route::{ErrorPage, PageServer, PageSource, Target};
+use crate::telemetry::access::Outcome;
+use crate::upstream::{Outgoing, SendOptions};
+
+/// Headers that describe the body of a response. So do all that begin with `content-`.
+const OF_BODY: [HeaderName; 8] = [
+    ETAG,
+    LAST_MODIFIED,
+    ACCEPT_RANGES,
+    EXPIRES,
+    AGE,
+    VARY,
+    REFRESH,
+    TRAILER,
+];
+
+/// The parts of a request that the server of a page is told, as the client sent them.
+#[derive(Debug)]
+pub(super) struct AskedTarget {
+    is_head: bool,
+    target: PathAndQuery,
+    /// The proxies that it came through, so that a loop of pages ends.
+    via: HeaderMap,
+}
+
+impl AskedTarget {
+    pub(super) fn of<B>(request: &Request<B>) -> AskedTarget {
+        let target = request.uri().path_and_query().cloned();
+        let target = target.filter(|target| target.as_str().starts_with('/'));
+        let passed = request.headers().get_all(VIA).iter();
+        AskedTarget {
+            is_head: request.method() == Method::HEAD,
+            target: target.unwrap_or_else(|| PathAndQuery::from_static("/")),
+            via: passed.map(|value| (VIA, value.clone())).collect(),
+        }
+    }
+}
+
+/// Whether some page has to be asked for.
+pub(super) fn has_servers<'p>(pages: impl IntoIterator<Item = &'p ErrorPage>) -> bool {
+    let is_server = |page: &ErrorPage| matches!(page.source, PageSource::Upstream(_));
+    pages.into_iter().any(is_server)
+}
+
+impl Proxy {
+    /// Replaces the response by the page for its status, if it has one. `asked` is there if a
+    /// page's server may have to be asked.
+    #[inline]
+    pub(super) async fn replace_error<'c>(
+        &'c self,
+        x: &mut ProxyExchange<'c>,
+        asked: Option<Box<AskedTarget>>,
+    ) {
+        if x.response.status().as_u16() < 400 {
+            return;
+        }
+        if let Some(page) = self.page_for(x) {
+            Box::pin(self.replace_by(x, page, asked)).await;
+        }
+    }
+
+    fn page_for<'c>(&'c self, x: &ProxyExchange<'c>) -> Option<&'c ErrorPage> {
+        let pages = x
+            .route
+            .map_or(&self.error_pages, |route| &route.error_pages);
+        // A call of gRPC has no pages. A route has chosen the text that it responds with.
+        if pages.is_empty() || x.record.grpc || responds_with_text(x) {
+            return None;
+        }
+        let status = x.response.status();
+        let is_upstreams = !x.response.body().is_made_here();
+        let fits = |page: &&std::sync::Arc<ErrorPage>| {
+            page.statuses.contains(status) && (page.replaces_upstream || !is_upstreams)
+        };
+        pages.iter().find(fits).map(|page| &**page)
+    }
+
+    async fn replace_by(
+        &self,
+        x: &mut ProxyExchange<'_>,
+        page: &ErrorPage,
+        asked: Option<Box<AskedTarget>>,
+    ) {
+        let error = x.response.status();
+        let changes = x.changes.as_deref();
+        match &page.source {
+            PageSource::Body(body) => {
+                put_page(x.response, page.status(error, None), changes, |headers| {
+                    headers.insert(CONTENT_TYPE, body.content_type.clone());
+                });
+                *x.response.body_mut() = Body::made(body.bytes.clone());
+            }
+            PageSource::Redirect(place) => {
+                put_page(x.response, page.status(error, None), changes, |headers| {
+                    headers.insert(LOCATION, place.clone());
+                });
+                *x.response.body_mut() = Body::empty();
+            }
+            PageSource::Upstream(server) => {
+                let Some(asked) = asked else { return };
+                if let Some(answer) = self.ask_for_page(x, server, *asked).await {
+                    let (head, body) = answer.into_parts();
+                    let changes = x.changes.as_deref();
+                    let status = page.status(error, Some(head.status));
+                    put_page(x.response, status, changes, |headers| {
+                        add_headers(headers, head.headers);
+                    });
+                    *x.response.body_mut() = body;
+                }
+            }
+        }
+    }
+
+    /// The response of a page's server; `None` if it sends none. The error stays then.
+    async fn ask_for_page(
+        &self,
+        x: &mut ProxyExchange<'_>,
+        server: &PageServer,
+        asked: AskedTarget,
+    ) -> Option<Response<Body>> {
+        let mut request = Request::new(RequestBody::empty());
+        if asked.is_head {
+            *request.method_mut() = Method::HEAD;
+        }
+        *request.uri_mut() = Uri::from(server.target.clone().unwrap_or(asked.target));
+        *request.headers_mut() = asked.via;
+        headers::to_upstream(&mut request, x.downstream.peer(), false).ok()?;
+        let outgoing = Outgoing {
+            request: &mut request,
+            prerendered: None,
+            timeout: x.route.and_then(|route| route.timeout),
+            options: SendOptions {
+                affinity: x.admission.affinity,
+                ..SendOptions::default()
+            },
+        };
+        let mut answer = Response::new(Body::empty());
+        let body = self.upstreams.send(server.upstream, outgoing, &mut answer);
+        let body = body.await.ok()?;
+        headers::to_downstream(&mut answer);
+        (answer.status() != StatusCode::SWITCHING_PROTOCOLS)
+            .then(|| answer.map(|_| Body::upstream(body)))
+    }
+}
+
+/// Whether the route itself responds with this error, and with a text.
+fn responds_with_text(x: &ProxyExchange<'_>) -> bool {
+    let responds = |target: &Target| match target {
+        Target::Respond(respond) => !respond.body.is_empty(),
+        Target::Upstream(_) | Target::Redirect(_) => false,
+    };
+    let is_admitted = matches!(x.record.outcome, Outcome::Allowed | Outcome::Unlimited);
+    is_admitted && x.route.is_some_and(|route| responds(&route.target))
+}
+
+/// Adds the headers of a page. Those of the error stay, such as those of limits.
+fn add_headers(headers: &mut HeaderMap, mut of_page: HeaderMap) {
+    if of_page.contains_key(CACHE_CONTROL) {
+        headers.remove(CACHE_CONTROL);
+    }
+    for name in headers.keys() {
+        of_page.remove(name);
+    }
+    headers.extend(of_page);
+}
+
+/// Gives a response another status, and the headers of another body.
+fn put_page(
+    response: &mut Response<Body>,
+    status: StatusCode,
+    changes: Option<&Changes<'_>>,
+    put: impl FnOnce(&mut HeaderMap),
+) {
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    for name in OF_BODY {
+        headers.remove(name);
+    }
+    let of_content = headers.keys();
+    let of_content = of_content.filter(|name| name.as_str().starts_with("content-"));
+    let of_content: Vec<HeaderName> = of_content.cloned().collect();
+    for name in of_content {
+        headers.remove(name);
+    }
+    put(headers);
+    if let Some(changes) = changes {
+        changes.add_missing(headers);
+    }
+}
