@@ -106,7 +106,9 @@ def with_outer(server, outer):
 def pass_files(server, socket):
     """Sends what the proxy does not serve itself to the server behind it. Returns whether any is."""
     to = [Directive(["proxy_pass", f"http://unix:{socket}"]),
-          Directive(["proxy_set_header", "Host", "$http_host"])]
+          Directive(["proxy_set_header", "Host", "$http_host"]),
+          # The errors of the server behind are nginx's own.
+          Directive(["proxy_intercept_errors", "on"])]
     any_location = False
     for one in list(server.everywhere()):
         if one.name != "location" or one.words[1].startswith("@"):

@@ -87,6 +87,7 @@ pub(super) struct Draft {
     pub(super) limits: Vec<LimitDraft>,
     pub(super) calls: CallsDraft,
     pub(super) upstreams: Vec<UpstreamDraft>,
+    pub(super) error_pages: Vec<ErrorPageDraft>,
     pub(super) routes: Vec<RouteDraft>,
     /// `[decide]`; a draft with it has no clients of its own.
     pub(super) decide: TomlEntries,
@@ -163,6 +164,14 @@ pub(super) struct ServerDraft {
     pub(super) is_backup: bool,
 }
 
+/// `[error_page.NAME]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ErrorPageDraft {
+    pub(super) name: String,
+    pub(super) source: SourceEntry,
+    pub(super) entries: TomlEntries,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TargetDraft {
     Upstream(String),
@@ -237,6 +246,8 @@ pub(super) struct RouteDraft {
     pub(super) port: Option<u16>,
     pub(super) target: TargetDraft,
     pub(super) limits: Vec<String>,
+    /// The names of its error pages.
+    pub(super) error_pages: Vec<String>,
     /// The name of a usage, for a route to a model server.
     pub(super) usage: Option<String>,
     pub(super) entries: TomlEntries,
@@ -261,6 +272,7 @@ impl RouteDraft {
             port: None,
             target,
             limits: Vec::new(),
+            error_pages: Vec::new(),
             usage: None,
             entries: TomlEntries::default(),
         }
@@ -477,7 +489,7 @@ pub(super) fn clean_name(text: &str) -> String {
 }
 
 /// Returns `text` as a name that is not taken, with a number if it must.
-fn free_name<'t>(text: &str, taken: impl Iterator<Item = &'t String>) -> String {
+pub(super) fn free_name<'t>(text: &str, taken: impl Iterator<Item = &'t String>) -> String {
     let taken: BTreeSet<&String> = taken.collect();
     let name = clean_name(text);
     let numbered = (2..).map(|number| format!("{name}-{number}"));

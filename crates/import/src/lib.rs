@@ -42,7 +42,7 @@ mod tyk;
 
 use std::path::PathBuf;
 
-use draft::{Draft, RouteDraft, ServerDraft, TargetDraft, UpstreamDraft};
+use draft::{Draft, ErrorPageDraft, RouteDraft, ServerDraft, TargetDraft, UpstreamDraft};
 pub use draft::{Grade, Note};
 use files::SourceEntry;
 pub use files::{ImportError, SourceFault, SourceLine};
@@ -110,6 +110,7 @@ fn finish(mut draft: Draft, name: &str) -> Result<Imported, ImportError> {
     remove_refused_calls(&mut draft, &first_line);
     remove_refused_limits(&mut draft);
     remove_refused_upstreams(&mut draft);
+    remove_refused_pages(&mut draft);
     close_refused_routes(&mut draft);
     remove_refused_budgets(&mut draft);
     if draft.limits.is_empty() && draft.descriptors.is_empty() {
@@ -282,6 +283,23 @@ fn remove_refused_upstreams(draft: &mut Draft) {
             if route.target.is_upstream(&upstream.name) {
                 route.target = TargetDraft::Closed("its upstream cannot be kept".to_owned());
             }
+        }
+    }
+}
+
+fn remove_refused_pages(draft: &mut Draft) {
+    let upstreams = draft.upstreams.clone();
+    let add = |part: &mut Draft, page: ErrorPageDraft| {
+        for upstream in upstreams.iter().cloned() {
+            add_with_route(part, upstream);
+        }
+        part.routes.truncate(1);
+        part.error_pages.push(page);
+    };
+    for (page, why) in take_refused(&mut draft.error_pages, add) {
+        draft.notes.lost(&page.source.place, &page.source.text, why);
+        for route in &mut draft.routes {
+            route.error_pages.retain(|name| *name != page.name);
         }
     }
 }

@@ -4,6 +4,7 @@ mod actions;
 mod conditions;
 mod directives;
 mod early_answers;
+mod error_pages;
 mod limits;
 mod locations;
 mod precedence;

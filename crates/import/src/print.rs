@@ -55,8 +55,14 @@ pub(super) fn print(draft: &Draft, source: &str) -> String {
     for upstream in &draft.upstreams {
         print_upstream(upstream, &mut out);
     }
+    for page in &draft.error_pages {
+        let _ = writeln!(out, "\n[error_page.{}]", page.name);
+        print_comment(&mut out, &page.source.text);
+        print_entries(&page.entries, &mut out);
+    }
+    let pages: Vec<&str> = draft.error_pages.iter().map(|page| &*page.name).collect();
     for route in &draft.routes {
-        print_route(route, &mut out);
+        print_route(route, &pages, &mut out);
     }
     for descriptor in &draft.descriptors {
         out.push_str("\n[[descriptor]]\n");
@@ -184,7 +190,8 @@ fn server_text(server: &ServerDraft) -> String {
     }
 }
 
-fn print_route(route: &RouteDraft, out: &mut String) {
+/// `pages` are all error pages: a route that names none has them.
+fn print_route(route: &RouteDraft, pages: &[&str], out: &mut String) {
     out.push_str("\n[[route]]\n");
     print_comment(out, &route.source.to_string());
     let mut entries = TomlEntries::default();
@@ -232,6 +239,9 @@ fn print_route(route: &RouteDraft, out: &mut String) {
         }
     }
     entries.add("limits", quote_list(&route.limits));
+    if !pages.is_empty() && route.error_pages != pages {
+        entries.add("error_pages", quote_list(&route.error_pages));
+    }
     if let Some(usage) = &route.usage {
         entries.add("usage", quote(usage));
     }

@@ -32,9 +32,18 @@ pub(super) fn find_action(
     path: &LocationPath<'_>,
     draft: &mut Draft,
 ) -> RouteAction {
-    if scope.first("internal").is_some() {
-        return TargetDraft::respond(404).into();
+    match scope.first("internal") {
+        Some(_) => TargetDraft::respond(404).into(),
+        None => find_inner_action(scope, path, draft),
     }
+}
+
+/// The same for requests that nginx makes itself.
+pub(super) fn find_inner_action(
+    scope: &BlockScope<'_>,
+    path: &LocationPath<'_>,
+    draft: &mut Draft,
+) -> RouteAction {
     // nginx answers and rewrites before it checks access, and before it limits.
     if let Some(one) = scope.first("return") {
         return translate_return(one, scope).into();

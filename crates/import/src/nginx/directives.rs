@@ -29,7 +29,8 @@ const TRANSLATED: &str = "\
     access_by_lua_block modsecurity SecRulesEnabled app_protect_enable wallarm_mode max_headers \
     worker_shutdown_timeout default_type fastcgi_pass uwsgi_pass scgi_pass memcached_pass \
     content_by_lua_block stub_status autoindex dav_methods limit_rate limit_rate_after \
-    proxy_limit_rate proxy_redirect proxy_cookie_path";
+    proxy_limit_rate proxy_redirect proxy_cookie_path error_page proxy_intercept_errors \
+    grpc_intercept_errors";
 
 /// Directives that tidegate does not need, and the reason.
 const NEEDLESS: &str = "\
@@ -89,7 +90,6 @@ stream mail | tidegate speaks HTTP only
 gzip brotli | tidegate does not compress; let upstreams do it
 gzip_static root alias try_files | tidegate serves no files
 proxy_cache proxy_cache_path | tidegate does not cache
-error_page proxy_intercept_errors | answers pass as they are; [deny.body] is for denials
 ssl_stapling ssl_stapling_verify ssl_trusted_certificate | responses of OCSP are not sent
 ssl_reject_handshake | a client that asks for another name gets the first certificate
 ssl_crl | lists of revoked certificates are not read

@@ -4,6 +4,7 @@ use super::actions;
 use super::conditions::{ConditionScope, ServerTls};
 use super::directives::{self, AddressRules};
 use super::early_answers::{self, EarlyAnswer, RequestClass};
+use super::error_pages;
 use super::limits;
 use super::precedence::{self, Location, LocationKind, Nesting};
 use super::scope::{BlockScope, LocationPath};
@@ -122,7 +123,7 @@ impl Site<'_> {
                 }
                 continue;
             }
-            let Some((kind, path)) = parse_location(one) else {
+            let Some((kind, path)) = precedence::parse_location(one) else {
                 one.lost("not a location");
                 continue;
             };
@@ -250,6 +251,7 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
     if passes && let AddressRules::Lists(fields) = directives::address_rules(scope) {
         entries.add_table("access", &fields);
     }
+    let error_pages = error_pages::add_pages(last_scope, draft);
     // nginx does not limit what it answers by itself.
     let mut limits = Vec::new();
     if passes {
@@ -260,39 +262,16 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
     }
     RouteDraft {
         limits,
+        error_pages,
         entries,
         ..RouteDraft::new(scope.block().source(), target)
     }
 }
 
-/// Returns the kind and the path of a location. The sign and the path may be one word, as in
-/// `location ~\.php$`.
-fn parse_location(one: &Directive) -> Option<(LocationKind, &str)> {
-    let signs = [
-        ("=", LocationKind::Exact),
-        ("^~", LocationKind::FirmPrefix),
-        ("~*", LocationKind::AnyCaseRegex),
-        ("~", LocationKind::Regex),
-    ];
-    let first = one.arg(0);
-    match one.args.len() {
-        1 => {
-            let signed = |(sign, kind)| Some((kind, first.strip_prefix(sign)?));
-            let signed = signs.into_iter().find_map(signed);
-            Some(signed.unwrap_or((LocationKind::Prefix, first)))
-        }
-        2 => {
-            let (_, kind) = signs.into_iter().find(|(sign, _)| *sign == first)?;
-            Some((kind, one.arg(1)))
-        }
-        _ => None,
-    }
-}
-
 fn is_fallback(block: &Directive, name: &str) -> bool {
     block.inner().iter().any(|one| {
-        one.name == "try_files" && one.args.last().is_some_and(|last| last == name)
-            || is_fallback(one, name)
+        let leads_on = matches!(one.name.as_str(), "try_files" | "error_page");
+        leads_on && one.args.last().is_some_and(|last| last == name) || is_fallback(one, name)
     })
 }
 

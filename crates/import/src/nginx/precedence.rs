@@ -6,6 +6,7 @@
 //! come before an expression, and those that end within a segment.
 
 use super::scope::{BlockScope, LocationPath};
+use super::syntax::Directive;
 use crate::draft::RouteAction;
 use crate::patterns::{self, ImportedPath};
 
@@ -29,6 +30,30 @@ impl LocationKind {
 
     pub(super) fn is_prefix(self) -> bool {
         matches!(self, LocationKind::FirmPrefix | LocationKind::Prefix)
+    }
+}
+
+/// Returns the kind and the path of a location. The sign and the path may be one word, as in
+/// `location ~\.php$`.
+pub(super) fn parse_location(one: &Directive) -> Option<(LocationKind, &str)> {
+    let signs = [
+        ("=", LocationKind::Exact),
+        ("^~", LocationKind::FirmPrefix),
+        ("~*", LocationKind::AnyCaseRegex),
+        ("~", LocationKind::Regex),
+    ];
+    let first = one.arg(0);
+    match one.args.len() {
+        1 => {
+            let signed = |(sign, kind)| Some((kind, first.strip_prefix(sign)?));
+            let signed = signs.into_iter().find_map(signed);
+            Some(signed.unwrap_or((LocationKind::Prefix, first)))
+        }
+        2 => {
+            let (_, kind) = signs.into_iter().find(|(sign, _)| *sign == first)?;
+            Some((kind, one.arg(1)))
+        }
+        _ => None,
     }
 }
 

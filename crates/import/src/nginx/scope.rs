@@ -40,6 +40,15 @@ impl<'d> BlockScope<'d> {
         })
     }
 
+    /// Returns the scope of the server in this scope.
+    pub(super) fn server(&self) -> Option<BlockScope<'d>> {
+        let depth = self.levels.iter().position(|one| one.name == "server")?;
+        Some(BlockScope {
+            http: self.http,
+            levels: self.levels[depth..].to_vec(),
+        })
+    }
+
     pub(super) fn block(&self) -> &'d Directive {
         self.levels[0]
     }

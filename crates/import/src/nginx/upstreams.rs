@@ -82,6 +82,14 @@ impl<'p> ProxyPass<'p> {
         Ok(RouteAction { target, entries })
     }
 
+    /// Returns the path that it asks for in place of `asked`, in a location with this path.
+    pub(super) fn asked_path(&self, path: &str, asked: &str) -> Result<String, String> {
+        Ok(match (self.parse_url()?.path, asked.strip_prefix(path)) {
+            (Some(new_path), Some(rest)) => format!("{new_path}{rest}"),
+            _ => asked.to_owned(),
+        })
+    }
+
     fn parse_url(&self) -> Result<PassUrl<'p>, String> {
         let whole = self.one.arg(0);
         let (scheme, rest) = match whole.split_once("://") {

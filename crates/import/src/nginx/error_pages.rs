@@ -1,0 +1,210 @@
+//! Translates `error_page`. The page of another location is what that location answers with.
+
+use std::path::Path;
+
+use super::actions;
+use super::precedence::{LocationKind, parse_location};
+use super::scope::{BlockScope, LocationPath};
+use super::syntax::Directive;
+use super::upstreams::ProxyPass;
+use crate::draft::{Draft, ErrorPageDraft, TargetDraft, free_name};
+use crate::values::{TomlEntries, quote, quote_list};
+
+/// Adds the pages that hold in a scope. Returns their names.
+pub(super) fn add_pages(scope: &BlockScope<'_>, draft: &mut Draft) -> Vec<String> {
+    let pages = scope.inherited("error_page").into_iter();
+    let intercepts = ["proxy_intercept_errors", "grpc_intercept_errors"];
+    let intercepts = intercepts.into_iter().any(|name| scope.is_on(name));
+    let mut names = Vec::new();
+    for one in pages {
+        match translate(one, scope, intercepts, draft) {
+            Ok(entries) => names.push(add_page(one, entries, draft)),
+            Err(why) => one.lost(why),
+        }
+    }
+    names
+}
+
+/// Adds a page unless there is an equal one. Returns its name.
+fn add_page(one: &Directive, entries: TomlEntries, draft: &mut Draft) -> String {
+    let pages = &mut draft.error_pages;
+    if let Some(known) = pages.iter().find(|page| page.entries == entries) {
+        return known.name.clone();
+    }
+    let name = free_name("page", pages.iter().map(|page| &page.name));
+    pages.push(ErrorPageDraft {
+        name: name.clone(),
+        source: one.source(),
+        entries,
+    });
+    name
+}
+
+/// The status of the response, as `error_page` writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PageAnswer {
+    Same,
+    /// `=200`
+    Fixed(u16),
+    /// `=`
+    OfPage,
+}
+
+fn translate(
+    one: &Directive,
+    scope: &BlockScope<'_>,
+    intercepts: bool,
+    draft: &mut Draft,
+) -> Result<TomlEntries, String> {
+    let (place, codes) = one.args.split_last().ok_or("it names no page")?;
+    let mut status = PageAnswer::Same;
+    let mut errors = Vec::new();
+    for code in codes {
+        match (code.strip_prefix('='), code.parse::<u16>()) {
+            (Some(""), _) => status = PageAnswer::OfPage,
+            (Some(fixed), _) => {
+                status = PageAnswer::Fixed(fixed.parse().map_err(|_| "no such status")?);
+            }
+            (None, Ok(400..=599)) => errors.push(code.clone()),
+            (None, _) => return Err("only errors from 400 on have pages".to_owned()),
+        }
+    }
+    if place.contains('$') {
+        return Err("the place of a page has no variables".to_owned());
+    }
+    let mut entries = TomlEntries::default();
+    entries.add("status", quote_list(&errors));
+    if place.starts_with("http://") || place.starts_with("https://") {
+        entries.add("redirect", quote(place));
+        if let PageAnswer::Fixed(status @ (301 | 302 | 303 | 307 | 308)) = status {
+            entries.add("answer", status.to_string());
+        }
+    } else {
+        add_source(&mut entries, place, scope, status, draft)?;
+    }
+    if intercepts {
+        entries.add("upstream_errors", "true");
+    }
+    Ok(entries)
+}
+
+/// Adds what the location of a page answers with.
+fn add_source(
+    entries: &mut TomlEntries,
+    place: &str,
+    scope: &BlockScope<'_>,
+    status: PageAnswer,
+    draft: &mut Draft,
+) -> Result<(), String> {
+    let (inner, path) = match place.strip_prefix('@') {
+        Some(_) => (scope.enter_named(place), None),
+        None => {
+            let found = find_location(scope, place.split('?').next().unwrap_or(place));
+            (
+                found.clone().map(|found| found.scope),
+                found.map(|found| found.path),
+            )
+        }
+    };
+    let inner = inner.ok_or("no location has this page")?;
+    let location = LocationPath {
+        path: path.as_deref(),
+        ..LocationPath::default()
+    };
+    if let Some(file) = page_file(&inner, place) {
+        entries.add("file", quote(&file));
+        if let PageAnswer::Fixed(status) = status {
+            entries.add("answer", status.to_string());
+        }
+        return Ok(());
+    }
+    let action = actions::find_inner_action(&inner, &location, draft);
+    let mut answer = match status {
+        PageAnswer::Fixed(status) => Some(status.to_string()),
+        PageAnswer::Same | PageAnswer::OfPage => None,
+    };
+    match action.target {
+        TargetDraft::Respond {
+            status: own,
+            body,
+            content_type,
+        } => {
+            if status == PageAnswer::OfPage {
+                answer = Some(own.to_string());
+            }
+            entries.add("body", quote(&body.unwrap_or_default()));
+            if let Some(content_type) = content_type {
+                entries.add("content_type", quote(&content_type));
+            }
+        }
+        TargetDraft::Redirect { to, status: own } if !to.contains('{') => {
+            entries.add("redirect", quote(&to));
+            answer = Some(own.to_string());
+        }
+        TargetDraft::Upstream(name) => {
+            if status == PageAnswer::OfPage {
+                answer = Some(quote("upstream"));
+            }
+            entries.add("upstream", quote(&name));
+            if let Some(path) = &path {
+                let pass = ProxyPass::find(&inner).ok_or("the location does not ask by itself")?;
+                entries.add("path", quote(&pass.asked_path(path, place)?));
+            }
+        }
+        TargetDraft::Redirect { .. } => {
+            return Err("a page redirects to a fixed place only".to_owned());
+        }
+        TargetDraft::Closed(why) => return Err(why),
+    }
+    if let Some(answer) = answer {
+        entries.add("answer", answer);
+    }
+    Ok(())
+}
+
+/// The file of a page in a location that serves files, if it is on this machine.
+fn page_file(scope: &BlockScope<'_>, place: &str) -> Option<String> {
+    let handles = ["return", "proxy_pass", "grpc_pass", "alias", "rewrite"];
+    if !place.starts_with('/') || handles.iter().any(|name| scope.first(name).is_some()) {
+        return None;
+    }
+    let root = scope
+        .last_arg("root")
+        .filter(|root| root.starts_with('/'))?;
+    let file = format!("{}{place}", root.trim_end_matches('/'));
+    Path::new(&file).is_file().then_some(file)
+}
+
+#[derive(Clone)]
+struct FoundLocation<'d> {
+    scope: BlockScope<'d>,
+    path: String,
+}
+
+/// The location of a path in the server around a scope: an exact one, or the longest prefix.
+fn find_location<'d>(scope: &BlockScope<'d>, path: &str) -> Option<FoundLocation<'d>> {
+    let server = scope.server()?;
+    let mut best: Option<FoundLocation<'d>> = None;
+    for one in server.named("location") {
+        let Some((kind, own)) = parse_location(one) else {
+            continue;
+        };
+        let fits = match kind {
+            LocationKind::Exact => own == path,
+            kind => kind.is_prefix() && path.starts_with(own),
+        };
+        let is_better = best
+            .as_ref()
+            .is_none_or(|best| own.len() >= best.path.len());
+        if fits && is_better {
+            best = Some(FoundLocation {
+                scope: server.enter(one),
+                path: own.to_owned(),
+            });
+            if kind == LocationKind::Exact {
+                break;
+            }
+        }
+    }
+    best
+}
