@@ -33,16 +33,28 @@ fn behind_sentinels(upstream: &Upstream) -> (Constellation, Vec<Tidegate>, u16) 
     (constellation, proxies, first)
 }
 
+/// On a busy machine sentinels may replace the new master as well, by a replica that has nothing of
+/// it. `docs/outages.md` concedes that. It is another world, so this tries again.
 fn a_killed_master_is_replaced(paces: [u64; PROXIES]) {
-    let upstream = Upstream::ok();
-    let (mut constellation, proxies, first) = behind_sentinels(&upstream);
     let name = format!("Sentinel, master killed, {paces:?}");
-    let most = fullest_window(&name, &proxies, paces, || {
-        let away = Instant::now();
-        constellation.kill(first);
-        (away, constellation.agreed(first).0)
-    });
-    assert!(most <= LIMIT, "{name}: {most}");
+    for _ in 0..3 {
+        let upstream = Upstream::ok();
+        let (mut constellation, proxies, first) = behind_sentinels(&upstream);
+        let mut second = None;
+        let most = fullest_window(&name, &proxies, paces, || {
+            let away = Instant::now();
+            constellation.kill(first);
+            let (at, port) = constellation.agreed(first);
+            second = Some(port);
+            (away, at)
+        });
+        if constellation.master() == second {
+            assert!(most <= LIMIT, "{name}: {most}");
+            return;
+        }
+        println!("{name}: replaced twice");
+    }
+    panic!("{name}: replaced twice, three times");
 }
 
 #[test]

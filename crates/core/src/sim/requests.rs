@@ -411,7 +411,8 @@ impl World {
         let is_cut_off = self.now_us < self.proxies[number].cut_off_until_us;
         let task = &mut self.proxies[number].store.task;
         let is_taken = !is_cut_off && task.receive(link, call, message);
-        if is_taken {
+        // A proxy decides alone until it charges the store again, not only until it greets it.
+        if is_taken && !effects.is_empty() {
             self.proxies[number].is_alone = false;
         }
         // While shares hold, the store may not know of all units.
