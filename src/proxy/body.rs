@@ -128,6 +128,10 @@ impl Body {
         self.usage = Some(usage);
     }
 
+    pub(super) fn is_metered(&self) -> bool {
+        self.usage.is_some()
+    }
+
     pub(super) fn filter(&mut self, asked: Box<AskedStream>) {
         self.asked = Some(asked);
     }

@@ -3,9 +3,11 @@
 //! A page replaces the body of an error. The headers of the error stay, such as `Retry-After` and
 //! those of limits, except those that describe the old body.
 
+use std::sync::Arc;
+
 use http::header::{
     ACCEPT_RANGES, AGE, CACHE_CONTROL, CONTENT_TYPE, ETAG, EXPIRES, HeaderMap, HeaderName,
-    LAST_MODIFIED, LOCATION, REFRESH, TRAILER, VARY, VIA,
+    LAST_MODIFIED, LOCATION, REFRESH, TRAILER, VIA,
 };
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri};
@@ -20,13 +22,12 @@ use crate::telemetry::access::Outcome;
 use crate::upstream::{Outgoing, SendOptions};
 
 /// Headers that describe the body of a response. So do all that begin with `content-`.
-const OF_BODY: [HeaderName; 8] = [
+const OF_BODY: [HeaderName; 7] = [
     ETAG,
     LAST_MODIFIED,
     ACCEPT_RANGES,
     EXPIRES,
     AGE,
-    VARY,
     REFRESH,
     TRAILER,
 ];
@@ -85,9 +86,13 @@ impl Proxy {
             return None;
         }
         let status = x.response.status();
-        let is_upstreams = !x.response.body().is_made_here();
-        let fits = |page: &&std::sync::Arc<ErrorPage>| {
-            page.statuses.contains(status) && (page.replaces_upstream || !is_upstreams)
+        let body = x.response.body();
+        // Tokens are counted in the upstream's own body.
+        let is_upstreams = !body.is_made_here();
+        let may_replace = !body.is_metered();
+        let fits = |page: &&Arc<ErrorPage>| {
+            let is_meant = !is_upstreams || page.replaces_upstream && may_replace;
+            is_meant && page.statuses.contains(status)
         };
         pages.iter().find(fits).map(|page| &**page)
     }
