@@ -299,7 +299,15 @@ fn a_proxy_without_its_store_bans_for_itself() {
     assert!(!is_banned(&ask(&proxies[1], "a")));
     redis.restart();
     eventually("the store is back", || ask(&proxies[1], "c").status == 200);
-    assert!(is_banned(&ask(&proxies[0], "a")));
+    // On a busy machine one answer was none of a ban.
+    eventually("the ban goes on", || {
+        let answer = ask(&proxies[0], "a");
+        let is_banned = is_banned(&answer);
+        if !is_banned {
+            println!("not banned: {} {}", answer.status, answer.text());
+        }
+        is_banned
+    });
     assert!(!is_banned(&ask(&proxies[1], "a")));
 }
 
