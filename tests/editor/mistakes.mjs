@@ -14,7 +14,7 @@ const SERVER =
   'expected';
 const TOP =
   '"a key of the top (access, admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
-  'decide, deny, descriptor, headers, ledger, limit, listen, log, prices, proxy_protocol, route, server, ' +
+  'decide, deny, descriptor, error_page, headers, ledger, limit, listen, log, prices, proxy_protocol, route, server, ' +
   'status, store, tier, tls, tracing, trusted_proxies, upstream, usage)" was expected';
 const RATE =
   '"COUNT/WINDOW in ms, s, min, h, d, week, month or year, such as 100/min; or unlimited" was ' +
