@@ -38,7 +38,7 @@ fn a_route_has_all_pages_or_those_that_it_names() {
         &*config.upstreams[server.upstream].servers[0]
             .address
             .to_string(),
-        "http://10.0.0.2"
+        "http://10.0.0.2:80"
     );
 }
 
