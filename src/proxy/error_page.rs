@@ -160,8 +160,9 @@ impl Proxy {
         let body = self.upstreams.send(server.upstream, outgoing, &mut answer);
         let body = body.await.ok()?;
         headers::to_downstream(&mut answer);
-        (answer.status() != StatusCode::SWITCHING_PROTOCOLS)
-            .then(|| answer.map(|_| Body::upstream(body)))
+        // Neither has a body that could be a page. The head of the second may give a length.
+        let no_page = [StatusCode::SWITCHING_PROTOCOLS, StatusCode::NOT_MODIFIED];
+        (!no_page.contains(&answer.status())).then(|| answer.map(|_| Body::upstream(body)))
     }
 }
 

@@ -142,6 +142,23 @@ fn a_server_is_asked_for_the_page() {
 }
 
 #[test]
+fn a_response_that_cannot_be_a_page_leaves_the_error() {
+    let pages = Upstream::saying("HTTP/1.1 304 Not Modified\r\ncontent-length: 8\r\n\r\n");
+    let proxy = start(&format!(
+        "upstream = \"{NOTHING}\"\n\
+         [error_page.page]\nstatus = [\"502\"]\nupstream = \"{}\"\n",
+        pages.url()
+    ));
+    let mut client = proxy.connect();
+    for _ in 0..2 {
+        let answer = client.ask("GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+        assert_eq!(answer.status, 502);
+        assert!(answer.text().contains("Bad Gateway"), "{answer:?}");
+    }
+    assert_eq!(pages.seen().len(), 2);
+}
+
+#[test]
 fn pages_that_lead_back_to_the_proxy_end() {
     let directory = tempfile::tempdir().unwrap();
     let port = crate::support::free_port();

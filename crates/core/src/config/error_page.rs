@@ -76,6 +76,7 @@ fn read(name: Located<String>, mut section: Section<'_>) -> Option<DefinedPage> 
     let status = answer(&mut section);
     check_sources(&section);
     let source = source(&mut section);
+    check_answer(&section, status, source.as_ref());
     section.finish();
     Some(DefinedPage {
         name,
@@ -145,6 +146,27 @@ fn check_sources(section: &Section<'_>) {
                 .help(format!("it is for `{}`", sources.join("` and `")))
                 .report_to(section.reader);
         }
+    }
+}
+
+/// Reports a status that cannot carry the page.
+fn check_answer(section: &Section<'_>, status: PageStatus, source: Option<&DefinedSource>) {
+    let (PageStatus::Fixed(status), Some(source)) = (status, source) else {
+        return;
+    };
+    let has_no_body = matches!(status.as_u16(), 204 | 205 | 304);
+    let why = match source {
+        DefinedSource::Ready(PageSource::Redirect(_)) => {
+            let redirects = route::REDIRECT_STATUSES.contains(&status.as_u16());
+            (!redirects).then_some("a redirect has 301, 302, 303, 307 or 308")
+        }
+        DefinedSource::Ready(PageSource::Body(body)) if body.bytes.is_empty() => None,
+        _ => has_no_body.then_some("a response with this status has no body"),
+    };
+    if let Some(why) = why {
+        contradiction("`answer` does not fit the page")
+            .at(&section.value_span("answer"), why)
+            .report_to(section.reader);
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod forwarding;
 
-pub(super) use forwarding::media_type;
+pub(super) use forwarding::{REDIRECT_STATUSES, media_type};
 
 use http::{HeaderName, Method};
 use toml::de::DeValue;

@@ -14,7 +14,7 @@ use crate::route::{
 const MAX_CHANGES: usize = 64;
 /// Bytes of an answer's body, at most.
 const MAX_BODY: usize = 1 << 20;
-const REDIRECT_STATUSES: [u16; 5] = [301, 302, 303, 307, 308];
+pub(in crate::config) const REDIRECT_STATUSES: [u16; 5] = [301, 302, 303, 307, 308];
 
 fn header_text(
     section: &Section<'_>,

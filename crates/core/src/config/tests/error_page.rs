@@ -56,6 +56,11 @@ fn wrong_pages_are_refused() {
     );
     assert_eq!(of("body = \"a\"\nanswer = \"upstream\""), ["T124"]);
     assert_eq!(of("body = \"a\"\nanswer = 99"), ["T105"]);
+    assert_eq!(of("body = \"a\"\nanswer = 204"), ["T124"]);
+    assert_eq!(of("redirect = \"/a\"\nanswer = 200"), ["T124"]);
+    fine(&format!(
+        "{BASE}[error_page.down]\n{status}body = \"\"\nanswer = 204\n"
+    ));
     assert_eq!(of("redirect = \"https://{host}/\""), ["T125"]);
     assert_eq!(of("redirect = \"b.example\""), ["T125"]);
     assert_eq!(of("upstream = \"none\""), ["T118"]);
