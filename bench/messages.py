@@ -305,10 +305,13 @@ def main():
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--quick", action="store_true")
     options.add_argument("--envoy", default="envoy")
+    options.add_argument("--only", help="measure this proxy alone")
     options.add_argument("rows", nargs="*", choices=[*ROWS, []])
     options = options.parse_args()
     os.sched_setaffinity(0, {1})
     proxies = starts(options)
+    if options.only:
+        proxies = {options.only: proxies[options.only]}
     asked = options.rows or list(ROWS)
     rounds = {ROWS[name].name: [] for name in asked}
     with tempfile.TemporaryDirectory() as scratch:
@@ -325,7 +328,8 @@ def main():
                     lambda name: Proxy(scratch, 1, lambda folder, port: proxies[name](
                         folder, row, port, ports[row.origin])),
                     lambda proxy, number: load(proxy.port, row, number), number))
-    table(list(proxies), rounds, min)
+    if not options.only:
+        table(list(proxies), rounds, min)
 
 
 try:

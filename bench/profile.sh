@@ -14,5 +14,7 @@ RUSTFLAGS="-Cprofile-generate=$target/raw" \
 rm -rf "$target/raw"
 TIDEGATE=$target/release/tidegate cargo run --release --locked --example bench -- \
   peers --rounds 1 --peers "tidegate" --minutes 10 --into "$target"
+# Calls of gRPC, streams and WebSockets, which that load lacks.
+TIDEGATE=$target/release/tidegate PYTHONPATH=tests python3 bench/messages.py --rounds 1 --only tidegate
 "$(ls "$(rustc --print sysroot)"/lib/rustlib/*/bin/llvm-profdata)" \
   merge --sparse -o bench/release.profdata "$target"/raw/*.profraw
