@@ -184,6 +184,44 @@ hosts:
     return ["h2o", "-c", folder / "h2o.yaml"]
 
 
+def envoy(folder, port, behind):
+    manager = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
+    router = "envoy.extensions.filters.http.router.v3.Router"
+    (folder / "envoy.yaml").write_text(f"""static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {port}}}}}
+    filter_chains:
+    - filters:
+      - name: http
+        typed_config:
+          "@type": type.googleapis.com/{manager}
+          stat_prefix: garden
+          upgrade_configs: [{{upgrade_type: websocket}}]
+          http_protocol_options: {{enable_trailers: true}}
+          common_http_protocol_options: {{idle_timeout: 2s}}
+          route_config:
+            virtual_hosts:
+            - name: all
+              domains: ["*"]
+              routes:
+              - match: {{prefix: "/"}}
+                route: {{cluster: origin, timeout: 20s}}
+          http_filters:
+          - name: router
+            typed_config: {{"@type": type.googleapis.com/{router}}}
+  clusters:
+  - name: origin
+    connect_timeout: 5s
+    load_assignment:
+      cluster_name: origin
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {behind}}}}}}}
+""")
+    return [BIN / "envoy", "-c", "envoy.yaml", "--concurrency", "1", "--use-dynamic-base-id",
+            "--log-level", "warn"]
+
+
 def wsgi(server):
     return lambda folder, port, _: [PYTHON, APPS / "wsgi.py", server, port]
 
@@ -227,6 +265,7 @@ ORIGINS = (
     Origin("trafficserver", ("traffic_server", "--version"), traffic_server),
     Origin("caddy", ("caddy", "version"), caddy),
     Origin("h2o", ("h2o", "--version"), h2o),
+    Origin("envoy", (BIN / "envoy", "--version"), envoy),
     Origin("node", ("node", "--version"), node, is_proxy=False),
     Origin("gunicorn", module("gunicorn"), gunicorn, is_proxy=False, tunnels=False),
     Origin("uvicorn", module("uvicorn"), uvicorn, is_proxy=False),
