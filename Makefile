@@ -60,7 +60,7 @@ test: export BOLERO_RANDOM_SEED ?= 1
 test: export BOLERO_RANDOM_ITERATIONS ?= 1000
 test:
 	./tests/install.sh
-	cargo test --locked --workspace
+	./tests/cargo.sh
 	./tests/suites.sh
 
 ci: fmt lint test deny docs book

@@ -400,8 +400,9 @@ fn a_server_that_is_away_at_the_start_is_asked_again() {
 fn a_slow_server_delays_requests_with_tokens_by_a_second_at_most() {
     let (certificates, upstream) = (Certificates::new(), Upstream::ok());
     let key = IssuerKey::new("a");
+    // The proxy gives up a fetch after 10 s and repeats it. A busy machine makes this reply later.
     let slow = Reply {
-        after: Duration::from_secs(8),
+        after: Duration::from_secs(5),
         ..Reply::with(set(&[&key]))
     };
     let server = KeyServer::start(&certificates, slow);
@@ -414,7 +415,7 @@ fn a_slow_server_delays_requests_with_tokens_by_a_second_at_most() {
     let waited = began.elapsed();
     assert_eq!(first, 400);
     assert!(waited >= Duration::from_millis(900), "{waited:?}");
-    assert!(waited < Duration::from_secs(6), "{waited:?}");
+    assert!(waited < Duration::from_secs(4), "{waited:?}");
     assert!(without < Duration::from_millis(900), "{without:?}");
     eventually("the keys are there", || {
         status(&proxy, &key.bearer()) == 200
