@@ -5,7 +5,6 @@
 //! series begin with their first request. So do all series of routes beyond [`MANY_ROUTES`] routes.
 
 mod held;
-mod jwks;
 mod process;
 
 mod keys;
@@ -430,7 +429,7 @@ fn server(text: &mut MetricsText, state: &AdminState, snapshot: &Snapshot<'_>) {
     let name = "tidegate_config_last_reload_success_timestamp_seconds";
     single(text, name, seconds(snapshot.loaded_us));
     keys::known_keys(text, snapshot);
-    jwks::write(text, snapshot);
+    keys::token_keys(text, snapshot);
     single(text, "tidegate_workers", snapshot.config.server.workers);
     family(text, "tidegate_build");
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
@@ -452,7 +451,6 @@ mod tests {
             include_str!("prometheus.rs"),
             include_str!("prometheus/held.rs"),
             include_str!("prometheus/process.rs"),
-            include_str!("prometheus/jwks.rs"),
             include_str!("prometheus/keys.rs"),
             include_str!("prometheus/ledger.rs")
         );

@@ -288,6 +288,7 @@ fn without_calls(charge: &Charge) -> Decision {
             .iter()
             .all(|check| check.cost <= check.window.rule.units),
         at_us: 0,
+        spread_us: 0,
         verdicts: charge.iter().map(verdict).collect(),
     }
 }

@@ -333,6 +333,7 @@ fn decide(counts: &mut HashMap<u128, Count>, charge: &Charge, now_us: u64) -> De
     Decision {
         allowed,
         at_us: now_us,
+        spread_us: 0,
         verdicts: charge.iter().zip(&looks).map(settle).collect(),
     }
 }

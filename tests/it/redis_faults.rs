@@ -11,6 +11,7 @@ use std::time::Duration;
 use tidegate::store::redis::OUTAGE_AFTER;
 
 use crate::admin::Looked;
+use crate::cluster::nodes::RedisCluster;
 use crate::house::{Tidegate, Upstream};
 use crate::probe::eventually;
 use crate::support::RedisServer;
@@ -28,7 +29,7 @@ const SILENT: [Fault; 4] = [
         name: "paused",
         kinds: &["timeout"],
         begin: |weather| {
-            weather.order("CLIENT PAUSE 3000 ALL");
+            weather.order("CLIENT PAUSE 6000 ALL");
         },
         end: |weather| {
             weather.order("PING");
@@ -337,6 +338,40 @@ fn a_full_redis_still_denies() {
     weather.order("CONFIG SET maxmemory 0");
     weather.clears("full memory");
     weather.ends();
+}
+
+/// Fills the servers, and empties them. Nothing but the proxy's own work follows.
+fn notices_without_requests(servers: &[&RedisServer], url: &str) {
+    let upstream = Upstream::ok();
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[store]\nurl = \"{url}\"\ntimeout = \"10s\"\n\
+         [limit.default]\nrate = \"1000/day\"\nkey = \"header:x-key\"\n\
+         [server]\nworkers = 1\n",
+        upstream.url(),
+    ));
+    let ask = |key: u32| proxy.get_with("/a", &format!("X-Key: {key}\r\n")).status;
+    assert_eq!(ask(0), 200);
+    let all = |order: &str| servers.iter().for_each(|server| _ = server.run(order));
+    all("CONFIG SET maxmemory 1mb");
+    for key in 1..60 {
+        ask(key);
+    }
+    proxy.wait_for_line("follow on_error until");
+    all("CONFIG SET maxmemory 0");
+    proxy.wait_for_line("redis: back");
+}
+
+#[test]
+fn a_proxy_without_requests_notices_that_redis_takes_writes_again() {
+    let redis = RedisServer::start();
+    notices_without_requests(&[&redis], &format!("redis://127.0.0.1:{}", redis.port()));
+}
+
+#[test]
+fn so_it_does_with_the_nodes_of_a_cluster() {
+    let cluster = RedisCluster::start(false, &[]);
+    let nodes: Vec<&RedisServer> = cluster.nodes.iter().collect();
+    notices_without_requests(&nodes, &cluster.url());
 }
 
 #[test]

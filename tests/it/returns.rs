@@ -86,13 +86,13 @@ fn counted(redis: &RedisServer) -> usize {
     }
 }
 
-/// Asks one proxy all the time, and returns when it was let through.
 /// A request that was let through, in time since the beginning.
 struct Passed {
     sent: Duration,
     answered: Duration,
 }
 
+/// Asks one proxy all the time, and returns when it was let through.
 fn ask_on(address: SocketAddr, every_ms: u64, began: Instant, over: &AtomicBool) -> Vec<Passed> {
     let (mut client, mut passed) = (Client::to(address), Vec::new());
     while !over.load(Ordering::Relaxed) {
@@ -169,14 +169,38 @@ fn window_of(outage: Outage, load: Load, mishap: Mishap) -> usize {
     })
 }
 
-/// Has clients ask all proxies while `outage` happens, and for two windows more. `outage` returns
-/// when the store was away and when it was back. Returns the most that a window held.
+/// The requests that all proxies let through.
+struct Admissions {
+    began: Instant,
+    passed: Vec<Passed>,
+}
+
+impl Admissions {
+    /// Those that were answered from one time to another.
+    fn within(&self, from: Instant, to: Instant) -> usize {
+        let within = |one: &&Passed| (from..to).contains(&(self.began + one.answered));
+        self.passed.iter().filter(within).count()
+    }
+}
+
+/// Returns the most that a window held.
 fn fullest_window(
     name: &str,
     proxies: &[Tidegate],
     paces: [u64; PROXIES],
     outage: impl FnOnce() -> (Instant, Instant),
 ) -> usize {
+    fullest(&admissions(name, proxies, paces, outage).passed)
+}
+
+/// Has clients ask all proxies while `outage` happens, and for two windows more. `outage` returns
+/// when the store was away and when it was back.
+fn admissions(
+    name: &str,
+    proxies: &[Tidegate],
+    paces: [u64; PROXIES],
+    outage: impl FnOnce() -> (Instant, Instant),
+) -> Admissions {
     let (began, over) = (Instant::now(), AtomicBool::new(false));
     let (passed, away, back) = std::thread::scope(|scope| {
         let over = &over;
@@ -189,26 +213,24 @@ fn fullest_window(
         std::thread::sleep(WINDOW * 2);
         over.store(true, Ordering::Relaxed);
         let passed = clients.into_iter().map(|client| client.join().unwrap());
-        (passed.collect::<Vec<_>>(), away - began, back - began)
+        (passed.collect::<Vec<_>>(), away, back)
     });
     let each: Vec<usize> = passed.iter().map(Vec::len).collect();
     let passed: Vec<Passed> = passed.into_iter().flatten().collect();
-    let within = |from: Duration, to: Duration| {
-        let within = |one: &&Passed| (from..to).contains(&one.answered);
-        passed.iter().filter(within).count()
-    };
-    let most = fullest(&passed);
+    let (most, end) = (fullest(&passed), Instant::now());
+    let all = Admissions { began, passed };
+    let second_after = back + Duration::from_secs(1);
     println!(
         "{name}: fullest window {most} of {LIMIT}; {} before, {} in the {:.1?} without, {} in 1 s \
          after, {} later; by proxy {each:?}",
-        within(Duration::ZERO, away),
-        within(away, back),
+        all.within(began, away),
+        all.within(away, back),
         back - away,
-        within(back, back + Duration::from_secs(1)),
-        within(back + Duration::from_secs(1), Duration::MAX),
+        all.within(back, second_after),
+        all.within(second_after, end),
     );
-    assert!(within(back + WINDOW, Duration::MAX) > 0, "it works again");
-    most
+    assert!(all.within(back + WINDOW, end) > 0, "it works again");
+    all
 }
 
 #[track_caller]

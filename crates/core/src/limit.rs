@@ -424,8 +424,10 @@ impl Verdict {
 pub struct Decision {
     /// Every limit allowed it, and all are charged; otherwise none is charged.
     pub allowed: bool,
-    /// The store's clock at the decision, microseconds.
+    /// The store's clock at the decision, microseconds; of several nodes, the latest.
     pub at_us: u64,
+    /// How much earlier another node may have decided, microseconds. 0 for one node.
+    pub spread_us: u64,
     /// One verdict for each check, in the charge's order.
     pub verdicts: SmallVec<[Verdict; 2]>,
 }
@@ -433,11 +435,11 @@ pub struct Decision {
 impl Decision {
     /// The decision after `passed` microseconds, if nothing else has changed.
     pub fn later(&self, passed: u64) -> Decision {
-        let verdicts = self.verdicts.iter();
+        let later = |verdict: &Verdict| verdict.later(passed);
         Decision {
-            allowed: self.allowed,
             at_us: self.at_us + passed,
-            verdicts: verdicts.map(|verdict| verdict.later(passed)).collect(),
+            verdicts: self.verdicts.iter().map(later).collect(),
+            ..*self
         }
     }
 
@@ -448,9 +450,7 @@ impl Decision {
                 (Retry::Booked(own), Retry::Booked(us)) => {
                     verdict.retry = Retry::Booked(us.max(own))
                 }
-                (Retry::Now, Retry::Booked(us)) if self.allowed => {
-                    verdict.retry = Retry::Booked(us)
-                }
+                (Retry::Now, Retry::Booked(_)) if self.allowed => verdict.retry = other.retry,
                 _ => {}
             }
         }
@@ -458,11 +458,11 @@ impl Decision {
 
     /// How long the request must be held before it may pass, microseconds; 0 for most.
     pub fn wait_us(&self) -> u64 {
-        let waits = self.verdicts.iter().map(|verdict| match verdict.retry {
+        let wait_of = |verdict: &Verdict| match verdict.retry {
             Retry::Booked(us) => us,
             _ => 0,
-        });
-        waits.max().unwrap_or(0)
+        };
+        self.verdicts.iter().map(wait_of).max().unwrap_or(0)
     }
 
     /// Nothing denies, and nothing was charged.
@@ -470,7 +470,7 @@ impl Decision {
         Decision {
             allowed: true,
             at_us,
-            verdicts: SmallVec::new(),
+            ..Decision::default()
         }
     }
 }

@@ -6,8 +6,10 @@
 //!
 //! - `SIM_SEED=17 cargo test -p tidegate-core --lib sim:: -- --nocapture` runs one seed again, and
 //!   prints its events if an invariant does not hold.
+//! - `tests/sim/run.sh` runs five minutes of seeds, from 1 on. It is one of the suites.
 //! - `SIM_STRICT=1` concedes no known fault (`docs/outages.md` lists them).
-//! - `SIM_SECONDS=300` runs new seeds for so long, and `SIM_FIRST=1000` begins with that seed.
+//! - `SIM_SECONDS=300` runs new seeds for so long, but no more than `SIM_SEEDS`, and
+//!   `SIM_FIRST=1000` begins with that seed.
 
 mod check;
 mod events;
@@ -31,9 +33,15 @@ use world::World;
 
 use crate::clock;
 
-/// How long the suite tries seeds, and how many: a quick machine tries no others than a slow one.
-const SECONDS: u64 = 20;
-const SEEDS: u64 = 250;
+/// How long the unit test tries seeds, and how many: a quick machine tries no others than a slow
+/// one.
+const SECONDS: u64 = 10;
+const SEEDS: u64 = 50;
+/// Seeds that have failed once. The unit test runs them first.
+const FAILED_ONCE: [u64; 14] = [
+    738, 2440, 2659, 3022, 6450, 9356, 10_974, 11_619, 12_137, 12_581, 12_992, 13_695, 13_934,
+    14_232,
+];
 /// A deliberate fault must show in one of so many seeds.
 const FOUND_WITHIN: u64 = 200;
 /// Events that a failure prints.
@@ -161,12 +169,16 @@ fn invariants_hold_whatever_happens() {
     }
     let asked = number("SIM_SECONDS");
     let seconds = Duration::from_secs(asked.unwrap_or(SECONDS));
-    let seeds = asked.map_or(SEEDS, |_| u64::MAX);
-    let (first, began) = (number("SIM_FIRST").unwrap_or(1), clock::now());
+    let seeds = number("SIM_SEEDS").unwrap_or(asked.map_or(SEEDS, |_| u64::MAX));
+    let (mut next, began) = (number("SIM_FIRST").unwrap_or(1), clock::now());
     let most = number("SIM_FAILURES").unwrap_or(1) as usize;
     let mut totals = Totals::default();
+    if asked.is_none() {
+        FAILED_ONCE.into_iter().for_each(|seed| totals.add(seed));
+    }
     while began.elapsed() < seconds && totals.seeds < seeds && totals.failed.len() < most {
-        totals.add(first + totals.seeds);
+        totals.add(next);
+        next += 1;
     }
     totals.print(began.elapsed());
     if let Some(seed) = totals.failed.first() {

@@ -28,8 +28,6 @@ pub mod redis;
 pub mod redis;
 pub mod reserve;
 #[cfg(test)]
-mod returns;
-#[cfg(test)]
 mod simulation;
 pub mod store_clock;
 

@@ -4,16 +4,19 @@
 //! passed on. Each proxy knows the units that were admitted through it, and keeps to its share
 //! until it has charged them again. So the bound is the limit, with no addition for what was lost.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{LIMIT, LOADS, PROXIES, RedisServer, Tidegate, Upstream, counted, fleet};
-use super::{eventually, fullest_window};
+use super::{LIMIT, LOADS, PROXIES, RedisServer, Tidegate, Upstream, admissions, counted, fleet};
+use super::{eventually, fullest, fullest_window};
 use crate::cluster::nodes::{RedisCluster, words};
 use crate::topologies::sentinels::Constellation;
 
 /// The limit is used up, and hardly half of it is.
 const USED_UP: [u64; PROXIES] = LOADS[0].paces;
 const HALF_USED: [u64; PROXIES] = LOADS[1].paces;
+
+/// A proxy has left the old master so long, at most, before it has found the new one.
+const TO_CONNECT: Duration = Duration::from_millis(100);
 
 /// Whether a server is a master, as it says itself.
 fn is_master(server: &RedisServer) -> bool {
@@ -71,13 +74,23 @@ fn no_window_is_overfull_when_sentinels_replace_a_killed_master_of_a_half_used_l
 fn no_window_is_overfull_when_sentinels_are_asked_for_a_failover() {
     let upstream = Upstream::ok();
     let (constellation, proxies, first) = behind_sentinels(&upstream);
-    let most = fullest_window("Sentinel, asked to go", &proxies, HALF_USED, || {
+    let name = "Sentinel, asked to go";
+    let admissions = admissions(name, &proxies, HALF_USED, || {
         let away = Instant::now();
         (away, constellation.fail_over(first).0)
     });
-    // A proxy that the old master has not answered since others asked knows too little of them, and
-    // may admit its part of that: `store::returns` excuses it in a handover. One unit was seen.
-    assert!(most <= LIMIT + 1, "{most}");
+    // A proxy that has left the old master does not hear what the others use there. It may admit its
+    // part of these units too: `docs/outages.md` concedes that.
+    let moves = (proxies.iter()).flat_map(|proxy| proxy.said_at("redis: another master"));
+    let moves: Vec<Instant> = moves.collect();
+    let (first, last) = (moves.iter().min().unwrap(), moves.iter().max().unwrap());
+    let meanwhile = admissions.within(*first - TO_CONNECT, *last);
+    let most = fullest(&admissions.passed);
+    println!(
+        "{name}: {meanwhile} while proxies moved, in {:?}",
+        *last - *first
+    );
+    assert!(most <= LIMIT + meanwhile, "{most}, {meanwhile}");
 }
 
 /// What becomes of the master of the limit's count after it was killed.

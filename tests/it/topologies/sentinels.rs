@@ -212,14 +212,16 @@ impl Constellation {
         (Instant::now(), now.unwrap())
     }
 
-    /// A failover that an operator asks for, again and again: a sentinel gives up where it has not
-    /// heard yet that a replica is fit. Gives when most sentinels named the new master, and which.
+    /// A failover that an operator asks for. A sentinel that does not know yet that a replica is fit
+    /// refuses or gives up, so this asks again. Returns when most sentinels named the new master, and
+    /// which.
     pub fn fail_over(&self, before: u16) -> (Instant, u16) {
         let (mut asked, mut now) = (None::<Instant>, None);
         eventually("a failover succeeds", || {
-            if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(1)) {
+            // Not sooner: another failover would replace the new master too.
+            let is_due = asked.is_none_or(|at| at.elapsed() > Duration::from_secs(8));
+            if is_due && self.sentinels.iter().any(Sentinel::fail_over) {
                 asked = Some(Instant::now());
-                self.sentinels.iter().any(Sentinel::fail_over);
             }
             now = self.master().filter(|port| *port != before);
             now.is_some()

@@ -16,6 +16,7 @@ use crate::limit::{
     Window,
 };
 use crate::store::StoreError;
+use crate::store::memory::Memory;
 use crate::telemetry::decisions::Source;
 use crate::telemetry::metrics::ReservedUnits;
 
@@ -135,6 +136,22 @@ impl Admission {
     }
 }
 
+/// What the share of this process has charged for a request that the store has not answered. If the
+/// client leaves, it is given back. Otherwise the store would seem to have lost it.
+struct UnansweredShare<'l> {
+    counts: &'l Memory,
+    charge: Charge,
+    decision: Option<Decision>,
+}
+
+impl Drop for UnansweredShare<'_> {
+    fn drop(&mut self) {
+        if let Some(decision) = self.decision.take() {
+            self.counts.give_back(&self.charge, &decision);
+        }
+    }
+}
+
 impl Limiter {
     /// Decides an admission.
     pub async fn admit(
@@ -171,12 +188,22 @@ impl Limiter {
             true => self.keep_to_share(admission)?,
             false => None,
         };
+        let local = local.map(|decision| UnansweredShare {
+            counts: &self.local,
+            charge: admission.charge.clone(),
+            decision: Some(decision),
+        });
         let answered = self.charge_store(admission, since).await;
+        let mut local = local.and_then(|mut share| share.decision.take());
         self.observe_duration(since);
         match answered {
             Ok(mut decision) => {
-                if let Some(local) = &local {
+                if let Some(local) = &mut local {
                     decision.wait_for(local);
+                    if decision.allowed {
+                        let (charge, wait_us) = (&admission.charge, decision.wait_us());
+                        self.local.count_anew(charge, local, since, wait_us);
+                    }
                 }
                 admission.decision = decision;
                 self.conclude(admission, local)
@@ -267,7 +294,7 @@ impl Limiter {
                 if self.store.is_returning() {
                     return self.conclude_doubted(admission);
                 }
-                self.local.keep_warm_later(charge, admission.wait_us())
+                self.local.keep_warm(charge, admission.wait_us())
             }
         };
         self.local.note(charge, decision, Some(&local));

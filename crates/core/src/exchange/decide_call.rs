@@ -279,6 +279,7 @@ impl Stages {
         let mut decision = Decision {
             allowed: !is_over,
             at_us: 0,
+            spread_us: 0,
             verdicts: std::mem::take(&mut results.verdicts),
         };
         let mut charge = std::mem::take(&mut results.charge);

@@ -51,10 +51,12 @@ pub(super) struct Budget {
     pub(super) settled: u64,
     pub(super) settled_lost: u64,
     /// Units of requests that the store admitted, that the share refused after the store had
-    /// granted them, and of those that left before they were answered.
+    /// granted them, and of those that left before they were answered, or whose proxy ended.
     pub(super) by_store: u64,
     pub(super) refused: u64,
     pub(super) left: u64,
+    /// When it denied a request last.
+    pub(super) denied_at_us: u64,
     /// Units of requests that proxies admitted by themselves.
     pub(super) alone: u64,
     /// Units that the store gave back.
@@ -83,6 +85,7 @@ impl Budget {
             by_store: 0,
             refused: 0,
             left: 0,
+            denied_at_us: 0,
             alone: 0,
             given_back: 0,
             in_use: 0,

@@ -166,9 +166,12 @@ impl World {
         let store_us = self.store_us();
         match self.plan.outage {
             Outage::KilledAndEmpty | Outage::Flushed => *self.victim() = StoreNode::new(store_us),
-            Outage::Failover => self.take_over(),
+            Outage::Failover => {
+                self.concede_lost(Budget::is_daily);
+                self.take_over();
+            }
             Outage::Handover => {
-                self.concede_lost();
+                self.concede_lost(|_| true);
                 self.take_over();
             }
             _ => {}
@@ -196,10 +199,11 @@ impl World {
     }
 
     /// Proxies that do not see that the new master lacks units may admit as many again.
-    fn concede_lost(&mut self) {
+    fn concede_lost(&mut self, concerns: impl Fn(&Budget) -> bool) {
         let store_us = self.store_us();
         let node = &self.nodes[self.plan.victim];
-        for budget in self.books.budgets.values_mut() {
+        let budgets = self.books.budgets.values_mut();
+        for budget in budgets.filter(|budget| concerns(budget)) {
             let used = node.store.used(&budget.item, store_us);
             budget.excused += used.saturating_sub(node.replica.used(&budget.item, store_us));
         }
@@ -258,7 +262,6 @@ impl World {
         self.last_end_us = self.now_us;
         let proxy = &mut self.proxies[victim];
         proxy.is_dead = true;
-        self.figures.given_up += proxy.pending.len() as u64;
         let running = std::mem::take(&mut proxy.running);
         let given_up: Vec<usize> = proxy.pending.iter().map(|pending| pending.client).collect();
         proxy.pending.clear();
@@ -270,6 +273,7 @@ impl World {
             }
         }
         for client in given_up {
+            self.note_unanswered(client);
             self.go_on(client, 50 * MS);
         }
     }
@@ -318,8 +322,6 @@ impl World {
     pub(super) fn check_end(&mut self) {
         let up = self.proxies.iter().filter(|proxy| proxy.is_up(self.now_us));
         let many = up.count() as u32;
-        // A known fault: a proxy without requests goes on to say that the store is away for it.
-        let is_refused = self.plan.outage == Outage::Refusing && !self.plan.is_strict;
         // Units of a process that ended may count for a whole day.
         let has_daily = self
             .plan
@@ -327,9 +329,9 @@ impl World {
             .iter()
             .any(|limit| limit.kind == Kind::Daily);
         let waits_long = has_daily && self.last_end_us > 0;
-        let is_settled = self.plan.fault.is_none()
-            && !is_refused
-            && self.now_us > self.last_end_us + COUNTED_US + 1_000 * MS;
+        let is_settled =
+            self.plan.fault.is_none() && self.now_us > self.last_end_us + COUNTED_US + 1_000 * MS;
+        let holds_us = self.plan.longest_window_us() + 1_000 * MS;
         let mut wrong = Vec::new();
         for (number, proxy) in self.proxies.iter().enumerate() {
             if !proxy.is_up(self.now_us) || proxy.is_draining {
@@ -342,7 +344,9 @@ impl World {
                 (proxy.store.task.is_away(), "is without the store"),
                 (proxy.store.task.owes(), "owes units"),
                 (
-                    proxy.recovery().is_on() && !is_refused && !waits_long,
+                    proxy.recovery().is_on()
+                        && !waits_long
+                        && self.now_us > proxy.lost_at_us + holds_us,
                     "keeps to its share",
                 ),
                 (
@@ -364,6 +368,7 @@ impl World {
                 wrong.push((Some(*id), what));
             }
             let is_asked = budget.limit == 0 && budget.item.tag.0[0] == 0;
+            let is_asked = is_asked && budget.denied_at_us >= begin_us;
             if is_asked && !was_stopped && budget.admitted_since(begin_us) == 0 {
                 let what = format!("nothing of {} is admitted any more", budget.name());
                 wrong.push((Some(*id), what));

@@ -6,7 +6,9 @@ use super::server::{Called, Manner};
 use super::world::World;
 use crate::store::StoreError;
 use crate::store::batch::Operation;
-use crate::store::redis::stepped::{FromServer, Sent, SentGroup, ToServer, node_of_link};
+use crate::store::redis::stepped::{
+    FromServer, HelloReply, Sent, SentGroup, ToServer, node_of_link,
+};
 
 impl World {
     /// How long a message is under way.
@@ -87,7 +89,12 @@ impl World {
             ToServer::Hello(greeting) => {
                 let beat = greeting.and_then(|greeting| self.greet(proxy, greeting));
                 let overrides = self.nodes[0].store.orders.read(store_us);
-                (FromServer::Hello(beat, overrides), Vec::new())
+                let reply = HelloReply {
+                    beat,
+                    overrides,
+                    takes_writes: self.nodes[node].health != Health::Refusing,
+                };
+                (FromServer::Hello(reply), Vec::new())
             }
             ToServer::Call(groups, holder) => {
                 let called = self.call(node, groups, *holder);

@@ -128,6 +128,8 @@ pub(super) struct Proxy {
     pub(super) wake_at_us: Option<u64>,
     /// It lost the store while others had it.
     pub(super) is_alone: bool,
+    /// When it lost the store last, or had it again.
+    pub(super) lost_at_us: u64,
     /// It has never reached the store.
     pub(super) is_new: bool,
     pub(super) began_us: u64,
@@ -214,6 +216,7 @@ impl Proxy {
             cut_off_until_us: 0,
             wake_at_us: None,
             is_alone: false,
+            lost_at_us: 0,
             is_new: true,
             began_us: now_us,
             is_to_tell: false,

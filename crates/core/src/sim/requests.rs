@@ -96,14 +96,7 @@ impl World {
         let place = proxy.pending.iter().position(|pending| pending.id == id);
         if let Some(place) = place {
             let pending = proxy.pending.remove(place);
-            let planned = self.clients[pending.client].planned.clone();
-            for budget in self.books.budgets.values_mut() {
-                let is_asked = planned.limits.contains(&budget.limit);
-                if is_asked && budget.item.tag == tag_of(planned.key, budget.limit) {
-                    budget.left += planned.cost;
-                }
-            }
-            self.figures.given_up += 1;
+            self.note_unanswered(pending.client);
             // The store may have charged it, and counts it until it expires.
             self.soil();
         } else if proxy
@@ -116,6 +109,18 @@ impl World {
             self.figures.given_up += 1;
         }
         self.drive(number);
+    }
+
+    /// The store may have charged a request that gets no answer.
+    pub(super) fn note_unanswered(&mut self, client: usize) {
+        let planned = &self.clients[client].planned;
+        for budget in self.books.budgets.values_mut() {
+            let is_asked = planned.limits.contains(&budget.limit);
+            if is_asked && budget.item.tag == tag_of(planned.key, budget.limit) {
+                budget.left += planned.cost;
+            }
+        }
+        self.figures.given_up += 1;
     }
 
     pub(super) fn decided(&mut self, number: usize, ended: Ended) {
@@ -230,13 +235,12 @@ impl World {
         }
     }
 
-    /// A known fault: a process that starts while others keep to their shares does not, since it
-    /// knows of no outage. It trusts a store that does not have the units of a process that ended.
+    /// A known fault: a process that starts while others keep to their shares knows of no outage.
+    /// It trusts a store that does not have their units. Once it knows, no share is left for it.
     fn joined_too_early(&self, number: usize) -> bool {
         let others = self.proxies.iter().filter(|other| !other.is_dead);
         self.proxies[number].began_us >= self.plan.away_at_us
             && !self.plan.is_strict
-            && !self.proxies[number].recovery().is_on()
             && others.into_iter().any(|other| other.recovery().is_on())
     }
 

@@ -7,7 +7,7 @@ use super::plan::{Fault, MS, SECOND};
 use super::proxy::{Ended, tag_of};
 use super::world::World;
 use crate::exchange::rejection::Denial;
-use crate::limit::{Charge, KeyHash, LimitCheck, Retry, Rule};
+use crate::limit::{Algorithm, Charge, KeyHash, LimitCheck, Retry, Rule};
 use crate::store::redis::stepped::TakenDenials;
 
 /// How long denials are added up before they are told.
@@ -33,10 +33,13 @@ impl World {
                 Retry::Now | Retry::Booked(_) | Retry::Unasked => {}
             }
             let id = check.id();
-            if denial.is_local
-                && let Some(budget) = self.books.budgets.get_mut(&id)
-            {
-                budget.refused += check.cost;
+            if let Some(budget) = self.books.budgets.get_mut(&id) {
+                if denial.is_local {
+                    budget.refused += check.cost;
+                }
+                if !matches!(verdict.retry, Retry::Now | Retry::Unasked) {
+                    budget.denied_at_us = self.now_us;
+                }
             }
             self.note(Some(id), || {
                 format!(
@@ -75,6 +78,12 @@ impl World {
         }
         // Other nodes may give units back that they had counted.
         if self.nodes.len() > 1 {
+            return;
+        }
+        // The store lacks units that it lost. A proxy that remembers a denial by them is right
+        // until the day ends.
+        let is_daily = |check: &LimitCheck| check.window.rule.algorithm == Algorithm::Calendar;
+        if self.plan.outage.loses() && charge.iter().any(is_daily) {
             return;
         }
         let true_us = self.nodes[0].store.wait_us(charge, self.store_us());

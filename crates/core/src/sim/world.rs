@@ -370,6 +370,7 @@ impl World {
         let proxy = &mut self.proxies[number];
         let is_away = proxy.store.task.is_away();
         if std::mem::replace(&mut proxy.is_away, is_away) != is_away {
+            proxy.lost_at_us = self.now_us;
             self.note(None, || {
                 format!(
                     "proxy {number} {} the store",

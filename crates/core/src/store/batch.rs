@@ -414,6 +414,7 @@ impl<'r> Reply<'r> {
         Ok(Decision {
             allowed,
             at_us: self.at_us,
+            spread_us: 0,
             verdicts,
         })
     }
@@ -470,6 +471,7 @@ impl<'r> Reply<'r> {
         Ok(Decision {
             allowed: true,
             at_us: self.at_us,
+            spread_us: 0,
             verdicts,
         })
     }

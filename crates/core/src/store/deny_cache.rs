@@ -149,6 +149,7 @@ impl DenyCache {
         Some(Decision {
             allowed: false,
             at_us: denied.at_us + now_us.saturating_sub(denied.came_us),
+            spread_us: 0,
             verdicts,
         })
     }
@@ -167,6 +168,7 @@ impl DenyCache {
         Some(Decision {
             allowed: false,
             at_us: denied.at_us + now_us.saturating_sub(denied.came_us),
+            spread_us: 0,
             verdicts: charge.iter().map(verdict).collect(),
         })
     }

@@ -310,6 +310,7 @@ mod tests {
         let allowed = Decision {
             allowed: true,
             at_us: 0,
+            spread_us: 0,
             verdicts: [verdict].into_iter().collect(),
         };
         GroupOutcome {

@@ -278,6 +278,7 @@ impl Memory {
         let decision = Decision {
             allowed,
             at_us: now_us,
+            spread_us: 0,
             verdicts: smallvec![verdict],
         };
         self.record(charge, &decision, mode);
@@ -326,6 +327,7 @@ impl Memory {
         let decision = Decision {
             allowed,
             at_us: now_us,
+            spread_us: 0,
             verdicts,
         };
         self.record(charge, &decision, mode);

@@ -10,6 +10,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::fleet::Fleet;
 use super::last_answers::{Away, LastAnswers};
@@ -21,6 +22,8 @@ pub type ProcessName = [u8; 16];
 /// How long another proxy may still be without the store after it is back, microseconds: the
 /// longest pause before a probe, and the probe.
 const GRACE_US: u64 = 2_000_000;
+/// How much later than its timeout a request may end, microseconds.
+const LATE_US: u64 = 100_000;
 /// A process that did nothing for so long was stopped, microseconds.
 const STOPPED_US: u64 = 3_000_000;
 /// The time between two heartbeats, microseconds.
@@ -60,6 +63,8 @@ pub struct Recovery {
     name: ProcessName,
     pub last_answers: LastAnswers,
     pub store_clock: StoreClock,
+    /// The longest wait for a decision of the store.
+    timeout_us: u64,
     /// Whether shares hold, beside the store's decisions where there are any.
     on: AtomicBool,
     /// Since when the store is away, or last was before the process began to return; 0 for never.
@@ -87,12 +92,13 @@ struct RecoveryState {
 }
 
 impl Recovery {
-    pub fn new(fleet: Arc<Fleet>, name: ProcessName, now_us: u64) -> Recovery {
+    pub fn new(fleet: Arc<Fleet>, name: ProcessName, timeout: Duration, now_us: u64) -> Recovery {
         Recovery {
             fleet,
             name,
             last_answers: LastAnswers::default(),
             store_clock: StoreClock::default(),
+            timeout_us: u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX / 2),
             on: AtomicBool::new(false),
             since_us: AtomicU64::new(0),
             back_us: AtomicU64::new(0),
@@ -212,12 +218,12 @@ impl Recovery {
     }
 
     /// Whether an answer of the store may be compared with the counts of this process. While shares
-    /// hold, these have units that the store has not charged yet. So have requests that were sent
-    /// then and are not answered yet.
+    /// hold, these have units that the store has not charged yet. Requests that were counted then
+    /// may have such units until their timeout.
     pub fn may_compare(&self, now_us: u64) -> bool {
         !self.is_on() && {
             let ended_us = self.ended_us.load(Ordering::Acquire);
-            ended_us == 0 || now_us >= ended_us + GRACE_US
+            ended_us == 0 || now_us >= ended_us + self.timeout_us + LATE_US
         }
     }
 
@@ -283,9 +289,10 @@ mod tests {
 
     const ME: ProcessName = [1; 16];
     const OTHER: ProcessName = [2; 16];
+    const TIMEOUT: Duration = Duration::from_millis(25);
 
     fn recovery() -> Recovery {
-        Recovery::new(Arc::new(Fleet::counted()), ME, 1)
+        Recovery::new(Arc::new(Fleet::counted()), ME, TIMEOUT, 1)
     }
 
     fn beat(now_us: u64, names: &[ProcessName], clear: &[ProcessName]) -> Heartbeat {
@@ -328,10 +335,10 @@ mod tests {
         assert!(!recovery.is_on());
         assert_eq!(recovery.fleet().size(), 1);
         assert!(
-            !recovery.may_compare(499 + GRACE_US),
+            !recovery.may_compare(499 + 25_000 + LATE_US),
             "a request may be unanswered that was counted before it was sent"
         );
-        assert!(recovery.may_compare(500 + GRACE_US));
+        assert!(recovery.may_compare(500 + 25_000 + LATE_US));
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl RedisShared {
             outages: Outages::of(&server.topology),
             begun_anew: AtomicU64::new(0),
             workers: AtomicU32::new(0),
-            recovery: Arc::new(Recovery::new(fleet, name, clock.now_us())),
+            recovery: Arc::new(Recovery::new(fleet, name, settings.timeout, clock.now_us())),
             name,
             troubled: AtomicU32::new(0),
             warned_of_more: AtomicBool::new(false),

@@ -207,13 +207,16 @@ impl Reserve {
         let mut whole = Decision {
             allowed: !self.refused,
             at_us: 0,
+            spread_us: 0,
             verdicts: SmallVec::from_elem(UNASKED, charge.len()),
         };
+        let mut earliest_us = u64::MAX;
         for part in &self.parts {
             let PartState::Replied(decision) = &part.state else {
                 continue;
             };
             whole.at_us = whole.at_us.max(decision.at_us);
+            earliest_us = earliest_us.min(decision.at_us);
             for (index, verdict) in part.items.iter().zip(&decision.verdicts) {
                 whole.verdicts[*index] = *verdict;
                 if decision.allowed && self.refused {
@@ -224,6 +227,7 @@ impl Reserve {
                 }
             }
         }
+        whole.spread_us = whole.at_us.saturating_sub(earliest_us);
         Ok(whole)
     }
 }
@@ -329,6 +333,7 @@ mod tests {
         Ok(Decision {
             allowed,
             at_us: stamp,
+            spread_us: 0,
             verdicts: retries.iter().map(verdict).collect(),
         })
     }
@@ -349,7 +354,8 @@ mod tests {
         let [Step::Answer(Ok(decision))] = &steps[..] else {
             panic!("{steps:?}");
         };
-        assert!(decision.allowed && decision.at_us == 8);
+        assert!(decision.allowed);
+        assert_eq!((decision.at_us, decision.spread_us), (8, 1));
         assert_eq!(
             decision
                 .verdicts

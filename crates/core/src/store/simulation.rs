@@ -55,6 +55,7 @@ impl Store {
         let decision = |allowed, verdict| Decision {
             allowed,
             at_us: now_us,
+            spread_us: 0,
             verdicts: [verdict].into_iter().collect(),
         };
         let wait = Retry::After(oldest + WINDOW_US - now_us);

@@ -380,6 +380,7 @@ mod tests {
         Decision {
             allowed: false,
             at_us,
+            spread_us: 0,
             verdicts: smallvec![verdict],
         }
     }

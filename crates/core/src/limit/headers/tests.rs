@@ -70,6 +70,7 @@ fn denied() -> (Charge, Decision) {
         Decision {
             allowed: false,
             at_us: 0,
+            spread_us: 0,
             verdicts,
         },
     )
@@ -156,6 +157,7 @@ fn among_limits_that_allow_the_smallest_share_is_shown() {
     let decision = Decision {
         allowed: true,
         at_us: 0,
+        spread_us: 0,
         verdicts,
     };
     say(&mut headers, ALL, (&charge, &decision), 0);
@@ -187,6 +189,7 @@ fn the_upstreams_headers_are_replaced_or_merged() {
     let allowed = Decision {
         allowed: true,
         at_us: 0,
+        spread_us: 0,
         verdicts: smallvec![verdict(8, Retry::Now, 1), verdict(600, Retry::Now, 1)],
     };
     let mut merged = theirs();
@@ -232,6 +235,7 @@ fn a_cost_above_the_limit_has_no_retry_after() {
     let decision = Decision {
         allowed: false,
         at_us: 0,
+        spread_us: 0,
         verdicts,
     };
     assert_eq!(status(&charge, &decision).wait, None);
@@ -243,6 +247,7 @@ fn who_is_allowed_is_not_told_to_wait() {
     let decision = Decision {
         allowed: true,
         at_us: 0,
+        spread_us: 0,
         verdicts: smallvec![verdict(200, Retry::Now, 1)],
     };
     assert_eq!(status(&charge, &decision).wait, None);

@@ -56,6 +56,7 @@ impl Model {
         Decision {
             allowed,
             at_us: now_us,
+            spread_us: 0,
             verdicts: [verdict].into_iter().collect(),
         }
     }
@@ -222,6 +223,7 @@ fn denied(retry_us: u64) -> Decision {
     Decision {
         allowed: false,
         at_us: 500,
+        spread_us: 0,
         verdicts: [verdict].into_iter().collect(),
     }
 }

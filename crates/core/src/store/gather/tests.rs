@@ -52,6 +52,7 @@ fn decision(allowed: bool, used: u64) -> Decision {
     Decision {
         allowed,
         at_us: 1,
+        spread_us: 0,
         verdicts: [verdict].into_iter().collect(),
     }
 }

@@ -2,6 +2,7 @@
 //! process, and remembers its last answer for each key.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::shard::{CheckOutcome, PendingCheck, Shard};
 use super::{Memory, id};
@@ -85,23 +86,39 @@ impl Memory {
 
     /// Charges a request that another store admitted, even above the limit, so that this store
     /// knows recent history when it must stand in. This is not a decision, and is not logged. The
-    /// result serves to give the units back. Slots are not counted here: see [`Memory::hold`].
-    pub fn keep_warm(&self, charge: &Charge) -> Decision {
-        self.keep_warm_later(charge, 0)
-    }
-
-    /// The same for a request that is held for `wait_us`, microseconds.
-    pub fn keep_warm_later(&self, charge: &Charge, wait_us: u64) -> Decision {
+    /// result serves to give the units back. Slots are not counted here: see [`Memory::hold`]. The
+    /// request is held for `wait_us`, microseconds.
+    pub fn keep_warm(&self, charge: &Charge, wait_us: u64) -> Decision {
         self.decide(charge, DecisionMode::Warm { wait_us })
     }
 
-    /// Charges a request that the shared store is to decide as well. While that store may not know
-    /// of all that was admitted, no more than a share passes.
-    pub fn charge_beside(&self, charge: &Charge) -> Decision {
-        self.book_beside(charge, 0)
+    /// Counts a request from now on that was charged when it came, at `since`: the shared store has
+    /// decided it in between, and counts it for longer.
+    pub fn count_anew(
+        &self,
+        charge: &Charge,
+        charged: &mut Decision,
+        since: Instant,
+        wait_us: u64,
+    ) {
+        // A process that was stopped reads decisions that may be old.
+        let took_us = self.clock.now_us().saturating_sub(self.clock.at_us(since));
+        let is_old = |item: &LimitCheck| took_us > slack_us(item.window.rule.window_us);
+        if charge.iter().any(is_old) {
+            return;
+        }
+        let mut anew = self.keep_warm(charge, wait_us);
+        // Not before: another worker would use these units.
+        self.give_back(charge, charged);
+        for (item, verdict) in charge.iter().zip(&mut anew.verdicts) {
+            verdict.used = verdict.used.saturating_sub(item.cost);
+        }
+        *charged = anew;
     }
 
-    /// The same. A request that would be denied may be held for `longest_us`, microseconds.
+    /// Charges a request that the shared store is to decide as well. While that store may not know
+    /// of all that was admitted, no more than a share passes. A request that would be denied may be
+    /// held for `longest_us`, microseconds.
     pub fn book_beside(&self, charge: &Charge, longest_us: u64) -> Decision {
         self.decide(charge, DecisionMode::Beside { longest_us })
     }
@@ -232,7 +249,8 @@ impl Memory {
                 verdict,
                 charged: item.cost,
                 own,
-                store_us: decision.at_us,
+                // No newer answer may look older than this one.
+                store_us: decision.at_us - decision.spread_us,
                 now_us,
             };
             let missing = recovery.last_answers.missing_units(&answer, others);
@@ -272,10 +290,13 @@ impl Memory {
             if is_slots(item) || verdict.retry == Retry::Unasked {
                 continue;
             }
-            match warm.and_then(|warm| warm.verdicts.get(index)) {
-                Some(before) => note(item, verdict, item.cost, before.used + item.cost),
-                None => note(item, verdict, 0, self.own_at(item, now_us)),
-            }
+            let charged = match warm.and_then(|warm| warm.verdicts.get(index)) {
+                Some(_) => item.cost,
+                None => 0,
+            };
+            // A unit counts here from the answer on, so for longer than there.
+            let at_us = now_us + slack_us(item.window.rule.window_us);
+            note(item, verdict, charged, self.own_at(item, at_us));
         }
     }
 

@@ -20,6 +20,8 @@ pub(super) const OWED_KEYS: usize = 64;
 pub(super) const OWED_CALLS: usize = 2;
 /// How long a process without a heartbeat is counted, microseconds.
 const BEAT_LASTS_US: u64 = 5_000_000;
+/// How long the key of [`takes_writes`] lasts, milliseconds.
+const WRITABLE_MS: u64 = 1000;
 
 /// Prepares a new connection before requests use it. A server that answers reads may yet be unable
 /// to decide, and no client should find that out.
@@ -67,6 +69,22 @@ pub(super) async fn try_script(
     shared: &RedisShared,
 ) -> Result<(), StoreError> {
     call(link, shared, std::iter::empty()).await.map(|_| ())
+}
+
+/// Whether the server takes writes, tried with a key that has this tag.
+pub(super) async fn takes_writes(
+    connection: &mut MultiplexedConnection,
+    shared: &RedisShared,
+    tag: &str,
+) -> Result<bool, StoreError> {
+    let mut command = redis::cmd("SET");
+    let key = format!("{}writable{{{tag}}}", shared.prefix);
+    command.arg(key).arg(1).arg("PX").arg(WRITABLE_MS);
+    match command.query_async::<()>(connection).await {
+        Ok(()) => Ok(true),
+        Err(error) if error.code().is_some() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Sends this process's heartbeat if it is due, and learns of the other processes and of the

@@ -38,8 +38,15 @@ pub(crate) struct SentGroup {
 
 #[derive(Clone, Debug)]
 pub(crate) enum FromServer {
-    Hello(Option<Heartbeat>, Arc<OverrideFields>),
+    Hello(HelloReply),
     Reply(Vec<u8>),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct HelloReply {
+    pub(crate) beat: Option<Heartbeat>,
+    pub(crate) overrides: Arc<OverrideFields>,
+    pub(crate) takes_writes: bool,
 }
 
 /// A message on its way to the store.

@@ -398,12 +398,15 @@ impl ServerTask {
         let in_trouble = self.health.trouble().is_some();
         let asking = async {
             let report = maintenance::run(link, &shared).await?;
+            let mut wrote = false;
             if in_trouble {
                 maintenance::try_script(link, &shared).await?;
+                // Without requests no other write shows that the trouble is over.
+                wrote = maintenance::takes_writes(link.connection(), &shared, "").await?;
             }
-            Ok::<_, StoreError>(report)
+            Ok::<_, StoreError>((report, wrote))
         };
-        let report = tokio::select! {
+        let (report, wrote) = tokio::select! {
             result = asking => result?,
             () = &mut self.sleep => return Err(StoreError::Timeout),
         };
@@ -417,7 +420,7 @@ impl ServerTask {
         };
         self.maintenance_at = now + pause;
         self.health
-            .call_succeeded(false, &shared, self.shared.clock.now());
+            .call_succeeded(wrote, &shared, self.shared.clock.now());
         Ok(())
     }
 

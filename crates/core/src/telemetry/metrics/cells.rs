@@ -346,14 +346,6 @@ pub struct ServerCells {
     pub truncated: WorkerCounter,
 }
 
-impl ServerCells {
-    pub fn go_on(&self, old: &ServerCells) {
-        self.requests.add(old.requests.get());
-        self.failures.add(old.failures.get());
-        self.truncated.add(old.truncated.get());
-    }
-}
-
 /// Methods with a series of their own, and a word for all others.
 pub const METHODS: [&str; 8] = [
     "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "other",

@@ -24,6 +24,9 @@ use crate::store::{ServerTrouble, StoreError};
 
 /// Keys charged at once for what is owed.
 const OWED_KEYS: usize = 2048;
+/// Tags that are tried to find one of a node. A node with 1 of 100 slots has none of them once in
+/// 30,000 times.
+const MAX_TAGS: u32 = 1024;
 
 impl ClusterTask {
     /// A node is connected, and reports the cluster's state as ok.
@@ -304,6 +307,40 @@ impl ClusterTask {
         }));
     }
 
+    /// Writes to each node that has refused writes. Without requests nothing else shows that it
+    /// takes them again.
+    fn try_writes(&mut self) {
+        let view = self.view.lock();
+        for (id, node) in &self.nodes {
+            let refuses = node
+                .health
+                .trouble()
+                .is_some_and(StoreError::refuses_writes);
+            let Some(connection) = node.connection.as_ref().filter(|_| refuses) else {
+                continue;
+            };
+            let tags = (0..MAX_TAGS).map(|number| number.to_string());
+            let is_own = |tag: &String| view.map.owner(slot_of_tag(tag.as_bytes())) == Some(*id);
+            let Some(tag) = tags.into_iter().find(is_own) else {
+                continue;
+            };
+            let (mut connection, shared) =
+                (connection.connection.clone(), Arc::clone(&self.shared));
+            let id = *id;
+            self.work.push(Box::pin(async move {
+                let trying = maintenance::takes_writes(&mut connection, &shared, &tag);
+                let wrote = within(PROBE_TIMEOUT, trying).await;
+                ClusterEvent::TriedWrite(id, wrote.unwrap_or(false))
+            }));
+        }
+    }
+
+    pub(super) fn tried_write(&mut self, id: NodeId, wrote: bool, now: Instant) {
+        if let (true, Some(node)) = (wrote, self.nodes.get_mut(&id)) {
+            node.health.end_trouble(&self.shared, now);
+        }
+    }
+
     /// The connection to the node that holds a key of all proxies.
     fn connection_for(&self, name: &str) -> Option<MultiplexedConnection> {
         let braced = name
@@ -325,6 +362,7 @@ impl ClusterTask {
                 self.learn_at = now + SHARED_EVERY / if is_returning { 5 } else { 1 };
                 shared.journal.ripen(shared.instant_at(now));
                 self.pay_back(None, now);
+                self.try_writes();
                 if !was_there {
                     // The node has been emptied: no cached denial holds.
                     self.cache.clear();

@@ -22,7 +22,9 @@ use crate::store::recovery::Greeting;
 use crate::store::redis::health::{ReplyOutput, ServerHealth};
 use crate::store::redis::link::PROBE_TIMEOUT;
 use crate::store::redis::slot_lease::SlotLease;
-use crate::store::redis::stepped::{FromServer, Sent, SentGroup, ToServer, greeting_if_due};
+use crate::store::redis::stepped::{
+    FromServer, HelloReply, Sent, SentGroup, ToServer, greeting_if_due,
+};
 use crate::store::redis::{RedisShared, TaskSetup};
 
 /// Keys charged at once for what is owed.
@@ -344,7 +346,9 @@ impl SteppedCluster {
             return false;
         }
         match message {
-            FromServer::Hello(beat, overrides) => {
+            FromServer::Hello(HelloReply {
+                beat, overrides, ..
+            }) => {
                 if matches!(self.nodes[number].stage, NodeStage::Connecting { .. }) {
                     self.opened(number, now);
                     return true;

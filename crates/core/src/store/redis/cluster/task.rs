@@ -68,6 +68,8 @@ pub(super) enum ClusterEvent {
     Ended(LinkId),
     MapRead(Result<Vec<SlotRange>, StoreError>),
     Learned(Result<bool, StoreError>),
+    /// Whether a node that has refused writes took one.
+    TriedWrite(NodeId, bool),
     /// A debt was charged to a node, or was not.
     Paid(Option<Charge>),
 }
@@ -327,6 +329,7 @@ impl ClusterTask {
             ClusterEvent::Ended(link) => self.node_failed(link, StoreError::Lost, now),
             ClusterEvent::MapRead(map) => self.map_read(map, now),
             ClusterEvent::Learned(learned) => self.learned(learned, now),
+            ClusterEvent::TriedWrite(id, wrote) => self.tried_write(id, wrote, now),
             ClusterEvent::Paid(None) => {}
             ClusterEvent::Paid(Some(unpaid)) => {
                 let shared = &self.shared;

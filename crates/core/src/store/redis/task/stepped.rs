@@ -80,6 +80,8 @@ pub(crate) struct SteppedTask {
     pub(crate) link: u64,
     /// Sentinels name another master: the task connects to it between two calls.
     pub(crate) has_moved: bool,
+    /// Whether the server took a write at the last maintenance.
+    takes_writes: bool,
 }
 
 impl SteppedTask {
@@ -97,6 +99,7 @@ impl SteppedTask {
             outbox: Vec::new(),
             link: 0,
             has_moved: false,
+            takes_writes: false,
         }
     }
 
@@ -319,9 +322,9 @@ impl SteppedTask {
     fn take(&mut self, message: FromServer) {
         let now = self.now();
         match (std::mem::replace(&mut self.stage, Stage::Down), message) {
-            (Stage::Connecting { greeting, .. }, FromServer::Hello(beat, overrides)) => {
-                self.task.shared.learn_overrides(&overrides);
-                self.hear(greeting, beat);
+            (Stage::Connecting { greeting, .. }, FromServer::Hello(reply)) => {
+                self.task.shared.learn_overrides(&reply.overrides);
+                self.hear(greeting, reply.beat);
                 self.pay_first(now + PROBE_TIMEOUT, OWED_CALLS_FIRST);
             }
             (
@@ -343,10 +346,11 @@ impl SteppedTask {
                     greeting,
                     began,
                 },
-                FromServer::Hello(beat, overrides),
+                FromServer::Hello(reply),
             ) => {
-                self.task.shared.learn_overrides(&overrides);
-                self.hear(greeting, beat);
+                self.task.shared.learn_overrides(&reply.overrides);
+                self.hear(greeting, reply.beat);
+                self.takes_writes = reply.takes_writes;
                 let shared = &self.task.shared;
                 shared.journal.ripen(shared.instant());
                 self.pay_in_maintenance(deadline, OWED_CALLS, began);

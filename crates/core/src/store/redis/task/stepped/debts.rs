@@ -95,7 +95,7 @@ impl SteppedTask {
         };
         task.maintenance_at = began + pause;
         let shared = Arc::clone(&task.shared);
-        task.health.call_succeeded(false, &shared, now);
+        task.health.call_succeeded(self.takes_writes, &shared, now);
         self.stage = Stage::Idle;
     }
 
