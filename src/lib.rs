@@ -18,6 +18,7 @@ pub mod diagnostics;
 
 pub mod body;
 
+mod connection_use;
 mod http1;
 
 pub mod otlp;

@@ -254,6 +254,11 @@ impl Proxy {
         } else if let Some(response) = own_response(&route.target, x.changes.as_deref()) {
             *x.response = response.map(Body::made);
         }
+        if let Some(changes) = &mut x.changes
+            && let Some(trailers) = changes.take_trailers(x.response)
+        {
+            x.response.body_mut().end_with(trailers);
+        }
         let stages = &self.stages;
         let limiter = &stages.limiter;
         let is_final = limiter.adjust(route, &x.admission, x.response, &mut x.record);

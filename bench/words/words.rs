@@ -13,12 +13,10 @@ use tidegate::limit::key::{ApiKeySources, ApiKeys, Facts, HashSecret};
 use tidegate::limit::{
     Algorithm, Charge, Decided, Decision, Key, KeyHash, Limit, LimitCheck, Missing, OnError, Rule,
 };
-use tidegate::path::{CanonicalPath, Case};
+use tidegate::path::CanonicalPath;
 use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
 use tidegate::proxy::problem::{Detail, Problem, QUOTA_EXCEEDED, render};
-use tidegate::route::{
-    CostSource, HostPattern, PathPattern, Route, RouteQuery, RouteTable, StatusSet, Target, host_of,
-};
+use tidegate::route::{PathPattern, Route, RouteQuery, RouteTable, host_of};
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
 use tidegate::telemetry::access::{AccessEntry, AccessLog, Outcome};
@@ -127,32 +125,10 @@ fn framing() -> Word {
 fn route(name: &'static str, count: usize) -> Word {
     let route = |index: usize| Route {
         number: index,
-        name: format!("route {index}").into(),
-        host: HostPattern::Any,
-        path: PathPattern::parse(&format!("/api/v1/things{index}/{{id}}")).unwrap(),
-        case: Case::Sensitive,
-        methods: Vec::new(),
-        headers: Vec::new(),
-        port: None,
-        target: Target::Upstream(0),
-        affinity: None,
-        limits: Vec::new(),
-        cost: CostSource::Fixed(1),
-        settle: None,
-        refund: StatusSet::default(),
-        strip_prefix: None,
-        add_prefix: None,
-        replace_prefix: None,
-        access: Default::default(),
-        body_limit: None,
-        bandwidth: None,
-        error_pages: Vec::new(),
-        headers_up: Vec::new(),
-        headers_down: Vec::new(),
-        timeout: None,
-        usage: None,
-        reads_body: None,
-        body_read: 0,
+        ..Route::of_path(
+            &format!("route {index}"),
+            PathPattern::parse(&format!("/api/v1/things{index}/{{id}}")).unwrap(),
+        )
     };
     let table = RouteTable::new((0..count).map(route).collect()).unwrap();
     let headers = head();
@@ -163,6 +139,7 @@ fn route(name: &'static str, count: usize) -> Word {
             path: &path,
             method: &Method::GET,
             headers: &headers,
+            query: None,
             port: 0,
         };
         assert!(black_box(table.find(black_box(&ask))).is_some());

@@ -130,6 +130,7 @@ pub(super) fn near_routes<B>(
         path: &path,
         method: request.method(),
         headers: request.headers(),
+        query: request.uri().query(),
         port,
     };
     let found = config.routes.find(&query).map(|found| found.route);
@@ -170,13 +171,17 @@ fn reason(miss: &Miss<'_>, route: &Route, query: &RouteQuery<'_>, found: Option<
             wanted_header(wanted),
             header_text(query.headers.get(&wanted.name))
         ),
+        Miss::Query(wanted) => {
+            let wanted = wanted_text(&wanted.name, " = ", &wanted.value);
+            format!("it needs the query parameter {wanted}")
+        }
         Miss::LessSpecific(by) => {
             let found = found.map(|route| &*route.name).unwrap_or_default();
             let by = match by {
                 Precedence::Host => "names the host more exactly",
                 Precedence::Path => "has the more specific path",
                 Precedence::Method => "names the method",
-                Precedence::Headers => "asks for more headers",
+                Precedence::Headers => "asks for more headers or parameters",
             };
             format!("it fits too, but {found} {by}")
         }
@@ -194,11 +199,14 @@ fn path_reason(at: usize, route: &Route, query: &RouteQuery<'_>) -> String {
 
 /// `x-version: 2`, or `x-version` for any value.
 fn wanted_header(wanted: &HeaderMatch) -> String {
-    let name = &wanted.name;
-    match &wanted.value {
-        ValueMatch::Exactly(value) => format!("{name}: {value}"),
-        ValueMatch::Regex(regex) => format!("{name}: regex:{}", regex.as_str()),
-        ValueMatch::Any => name.to_string(),
+    wanted_text(wanted.name.as_str(), ": ", &wanted.value)
+}
+
+fn wanted_text(name: &str, separator: &str, value: &ValueMatch) -> String {
+    match value {
+        ValueMatch::Exactly(value) => format!("{name}{separator}{value}"),
+        ValueMatch::Regex(regex) => format!("{name}{separator}regex:{}", regex.as_str()),
+        ValueMatch::Any => name.to_owned(),
     }
 }
 

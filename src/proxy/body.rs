@@ -20,8 +20,11 @@ use crate::route::Bandwidth;
 use crate::upstream::UpstreamError;
 use crate::upstream::body::UpstreamBody;
 use tidegate_core::exchange::access_record::AccessRecord;
+use tidegate_core::exchange::changes::ResponseTrailers;
 use tidegate_core::exchange::limiter::HeldSlots;
 use tidegate_core::failpoint;
+
+type PolledFrame = Poll<Option<Result<Frame<Bytes>, UpstreamError>>>;
 
 #[derive(Debug)]
 pub struct Body {
@@ -38,6 +41,8 @@ pub struct Body {
     /// `None` if its speed has no bound.
     pace: Option<Box<BodyPace>>,
     slots: Option<Box<HeldSlots>>,
+    /// The trailers of the route, which follow the content. `None` if there are none.
+    own_trailers: Option<Box<ResponseTrailers>>,
     /// Set if the response will decide the cost of its request.
     settles: Option<Arc<AtomicBool>>,
 }
@@ -70,6 +75,7 @@ impl Body {
             asked: None,
             pace: None,
             slots: None,
+            own_trailers: None,
             settles: None,
         }
     }
@@ -140,6 +146,14 @@ impl Body {
         self.pace = Some(Box::new(BodyPace::new(bandwidth)));
     }
 
+    pub(super) fn end_with(&mut self, trailers: Box<ResponseTrailers>) {
+        self.own_trailers = Some(trailers);
+    }
+
+    pub(crate) fn has_own_trailers(&self) -> bool {
+        self.own_trailers.is_some()
+    }
+
     pub(crate) fn hold(&mut self, slots: Box<HeldSlots>) {
         self.slots = Some(slots);
     }
@@ -200,6 +214,23 @@ impl Body {
             Some(Err(error)) => Poll::Ready(Some(Err(error))),
             None => Poll::Ready(None),
         }
+    }
+
+    /// Adds the trailers of the route to the end of the content.
+    #[cold]
+    fn add_trailers(&mut self, polled: PolledFrame) -> PolledFrame {
+        let mut trailers = match polled {
+            Poll::Ready(None) => HeaderMap::new(),
+            Poll::Ready(Some(Ok(frame))) => match frame.into_trailers() {
+                Ok(trailers) => trailers,
+                Err(frame) => return Poll::Ready(Some(Ok(frame))),
+            },
+            other => return other,
+        };
+        if let Some(own) = self.own_trailers.take() {
+            own.add_to(&mut trailers);
+        }
+        Poll::Ready((!trailers.is_empty()).then(|| Ok(Frame::trailers(trailers))))
     }
 
     /// Polls the content for the client.
@@ -298,7 +329,10 @@ impl http_body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         failpoint!("proxy.body");
         let this = &mut *self;
-        let polled = this.poll_paced(context);
+        let mut polled = this.poll_paced(context);
+        if this.own_trailers.is_some() {
+            polled = this.add_trailers(polled);
+        }
         if let (Some(record), Poll::Ready(Some(polled))) = (&mut this.record, &polled) {
             match polled {
                 Ok(frame) => record.add_bytes(frame.data_ref().map_or(0, Bytes::len)),
@@ -313,7 +347,7 @@ impl http_body::Body for Body {
 
     fn is_end_stream(&self) -> bool {
         let is_asked = self.asked.as_ref().is_some_and(|asked| !asked.is_empty());
-        if is_asked || self.waiting() > 0 {
+        if is_asked || self.waiting() > 0 || self.own_trailers.is_some() {
             return false;
         }
         match &self.upstream {
@@ -324,6 +358,7 @@ impl http_body::Body for Body {
 
     fn size_hint(&self) -> SizeHint {
         match &self.upstream {
+            _ if self.own_trailers.is_some() => SizeHint::default(),
             // The stream may have an event that does not pass.
             Some(_) if self.asked.is_some() => SizeHint::default(),
             Some(body) => {

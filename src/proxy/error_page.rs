@@ -11,13 +11,13 @@ use http::header::{
 };
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri};
-use tidegate_core::exchange::changes::Changes;
+use tidegate_core::exchange::changes::{Changes, CloseUnanswered};
 
 use super::body::Body;
 use super::headers;
 use super::{Proxy, ProxyExchange};
 use crate::body::RequestBody;
-use crate::route::{ErrorPage, PageServer, PageSource, Target};
+use crate::route::{ErrorPage, PageServer, PageSource, Respond, Target};
 use crate::telemetry::access::Outcome;
 use crate::upstream::{Outgoing, SendOptions};
 
@@ -166,10 +166,10 @@ impl Proxy {
     }
 }
 
-/// Whether the route itself responds with this error, and with a text.
+/// Whether the route itself responds with this error, and with a text, or closes the connection.
 fn responds_with_text(x: &ProxyExchange<'_>) -> bool {
     let responds = |target: &Target| match target {
-        Target::Respond(respond) => !respond.body.is_empty(),
+        Target::Respond(respond) => respond.closes() || !respond.body.is_empty(),
         Target::Upstream(_) | Target::Redirect(_) => false,
     };
     let is_admitted = matches!(x.record.outcome, Outcome::Allowed | Outcome::Unlimited);
@@ -195,6 +195,9 @@ fn put_page(
     put: impl FnOnce(&mut HeaderMap),
 ) {
     *response.status_mut() = status;
+    if status.as_u16() == Respond::CLOSED {
+        response.extensions_mut().insert(CloseUnanswered);
+    }
     let headers = response.headers_mut();
     for name in OF_BODY {
         headers.remove(name);

@@ -1,7 +1,7 @@
 //! Forwarding: the request to the upstream, and its response to the client.
 
 use http::header::HOST;
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body::Body as _;
 
 use super::Proxy;
@@ -12,8 +12,8 @@ use super::encoding;
 use super::headers::{self, UpstreamRequest};
 use super::upgrade::Tunnel;
 use crate::body::RequestBody;
-use crate::route::Route;
-use crate::upstream::{AttemptLog, Outgoing, SendOptions};
+use crate::route::{Replacement, Route};
+use crate::upstream::{Outgoing, SendOptions};
 use tidegate_core::exchange::changes::Changes;
 use tidegate_core::exchange::downstream::Downstream;
 use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
@@ -33,6 +33,9 @@ impl Proxy {
         if x.body.is_none() {
             bound_body(request, route.body_limit)?;
         }
+        if !route.pass_body {
+            *request.body_mut() = RequestBody::empty();
+        }
         if route.usage.is_some() && !is_asked {
             encoding::accept_readable(request.headers_mut());
         }
@@ -42,9 +45,11 @@ impl Proxy {
         }
         let trace = x.record.trace.as_deref_mut();
         let attempts = trace.and_then(|trace| trace.send(request.headers_mut()));
-        let tells_attempts = changes.is_some_and(Changes::tell_attempts);
-        let attempts = attempts.or_else(|| tells_attempts.then(|| AttemptLog::new(None)));
-        let told = attempts.clone().filter(|_| tells_attempts);
+        let attempts = match &mut x.changes {
+            Some(changes) => changes.keep_attempts(attempts),
+            None => attempts,
+        };
+        let changes = x.changes.as_deref();
         // Only a route that gives paths back needs the host.
         let client_host = (route.replace_prefix.as_ref())
             .filter(|one| one.location)
@@ -69,13 +74,13 @@ impl Proxy {
             .map_err(|error| Rejection::Upstream(NoAnswer::from(error)))?;
         headers::to_downstream(response);
         if let Some(replacement) = &route.replace_prefix {
-            let headers = response.headers_mut();
-            let client_host = client_host.as_deref().unwrap_or("");
-            let is_upstream = |host: &str| self.upstreams.has_host(upstream, host);
-            headers::restore(headers, replacement, client_host, is_upstream);
+            self.restore(replacement, upstream, client_host.as_deref(), response);
+        }
+        if let Some(rewrites) = &route.rewrite_down {
+            rewrites.apply(response.headers_mut());
         }
         if let Some(changes) = changes {
-            changes.apply_to_response(response.headers_mut(), told.as_deref());
+            changes.apply_to_response(response.headers_mut());
         }
         if ready.asks_upgrade {
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -93,6 +98,23 @@ impl Proxy {
         }
         Ok(())
     }
+
+    fn restore(
+        &self,
+        replacement: &Replacement,
+        upstream: usize,
+        client_host: Option<&str>,
+        response: &mut Response<Body>,
+    ) {
+        let client_host = client_host.unwrap_or_default();
+        let is_upstream = |host: &str| self.upstreams.has_host(upstream, host);
+        headers::restore(
+            response.headers_mut(),
+            replacement,
+            client_host,
+            is_upstream,
+        );
+    }
 }
 
 /// Makes a client's request ready for its upstream.
@@ -103,6 +125,9 @@ pub(super) fn prepare<B>(
     route: &Route,
     changes: Option<&Changes<'_>>,
 ) -> Result<UpstreamRequest, Rejection> {
+    if !route.pass_headers {
+        headers::keep_forwarding(request.headers_mut());
+    }
     // The changes of a route need all headers in the map.
     let mut ready = headers::to_upstream(request, downstream.peer(), changes.is_none())?;
     let sent_slash = route.add_prefix.is_some() && request.uri().path().ends_with('/');
@@ -116,7 +141,7 @@ pub(super) fn prepare<B>(
         headers::replace(request, replacement)?;
     }
     if let Some(changes) = changes {
-        changes.apply_to_request(request.headers_mut());
+        changes.apply_to_request(request);
         ready.has_host = request.headers().contains_key(HOST);
     }
     Ok(ready)

@@ -10,7 +10,7 @@
 
 use std::future::poll_fn;
 use std::mem::MaybeUninit;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -30,6 +30,7 @@ use super::worker::{ActiveConfig, ClientConnection, Worker};
 use crate::client::proxy_header::{ProxyHeader, parse};
 use crate::clock::Alarm;
 use crate::config::ProxyProtocol;
+use crate::connection_use::ConnectionUse;
 use crate::proxy::Arrival;
 use crate::route::template::Ports;
 use crate::wire::{Accepted, PrefixedStream, Stream};
@@ -90,7 +91,7 @@ async fn open_connection(
             read_proxy_header(&mut stream, ip, &config, &worker.drain, &alarm).await?
         }
     };
-    let client_ip = header.ip.unwrap_or(ip);
+    let client_ip = header.client.map_or(ip, |client| client.ip());
     if client_ip != ip && !worker.permit(&mut open, client_ip) {
         return None;
     }
@@ -104,15 +105,12 @@ async fn open_connection(
             shaken.1
         }
     };
-    let ports = match header.ip {
-        // The peer's port is that of the balancer.
-        Some(_) => Ports { peer: 0, ..ports },
-        None => ports,
-    };
+    let peer = header.client.map_or(ports.peer, |client| client.port());
+    let ports = Ports { peer, ..ports };
     let arrival = Arrival { ports, ..arrival };
     let phase = Phase::new(alarm, settings);
-    // gRPC needs it.
-    let is_http2_allowed = settings.http2 || kind == ListenerKind::Decide;
+    // gRPC needs it. A client without TLS at an address with TLS is only refused.
+    let is_http2_allowed = settings.http2 && !arrival.misplaced || kind == ListenerKind::Decide;
     drop(config);
     let (version, prefix) = match stream.agreed_http2() {
         Some(true) => (Version::Http2, Bytes::new()),
@@ -126,6 +124,7 @@ async fn open_connection(
         downstream: config.proxy.downstream(arrival),
         generation: config.generation,
         asks: kind == ListenerKind::Decide,
+        usage: ConnectionUse::new(config.settings.connections, worker.sweep.elapsed()),
         _open: open,
         worker: Arc::clone(&worker),
     };
@@ -245,7 +244,7 @@ fn poll_bytes<T>(
 #[derive(Debug, Default)]
 struct ReceivedProxyHeader {
     /// The address of the client.
-    ip: Option<IpAddr>,
+    client: Option<SocketAddr>,
     /// Bytes that were read and are not a header.
     ahead: Vec<u8>,
 }
@@ -301,11 +300,12 @@ async fn parse_proxy_header(
         }
         bytes.extend_from_slice(&buf[..length]);
         match parse(&bytes) {
-            ProxyHeader::Header(header_length, ip) => {
+            ProxyHeader::Header(header_length, client) => {
                 let rest = &mut buf[..header_length - known];
                 stream.read_exact(rest).await.ok()?;
                 return Some(ReceivedProxyHeader {
-                    ip: ip.map(|ip| ip.to_canonical()),
+                    client: client
+                        .map(|client| SocketAddr::new(client.ip().to_canonical(), client.port())),
                     ahead: Vec::new(),
                 });
             }
@@ -315,7 +315,7 @@ async fn parse_proxy_header(
             ProxyHeader::Other if mode == ProxyProtocol::Optional => {
                 bytes.truncate(known);
                 return Some(ReceivedProxyHeader {
-                    ip: None,
+                    client: None,
                     ahead: bytes,
                 });
             }

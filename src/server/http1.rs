@@ -30,6 +30,7 @@ use crate::request_head::HeadError;
 use crate::wire::{MAX_PIECES, Outflow, PrefixedStream, Stream};
 use intake::{Intake, IntakeEvent};
 use socket::{Http1Socket, Phase};
+use tidegate_core::exchange::changes::CloseUnanswered;
 
 /// Requests of one connection that are served before other connections have their turn.
 const IN_A_ROW: usize = 16;
@@ -137,6 +138,7 @@ impl Http1Server<'_> {
             is_http10: self.request.version() == http::Version::HTTP_10,
             may_follow: head.may_follow,
         };
+        self.client.usage.count_request();
         let is_connect = self.request.method() == Method::CONNECT;
         let takes_trailers = head.takes_trailers;
         let error = head.error;
@@ -146,18 +148,24 @@ impl Http1Server<'_> {
         self.handle(error).await?;
         *self.request.body_mut() = RequestBody::Empty;
         let answer = &mut self.answer;
+        if answer
+            .extensions_mut()
+            .remove::<CloseUnanswered>()
+            .is_some()
+        {
+            return Err(ConnectionLost);
+        }
         let tunnel = answer.extensions_mut().remove::<Tunnel>();
         // The rest of the content will not be read, so the next request cannot be found.
         let is_unread = !is_discardable && self.phase.has_content() && answer.body().is_made_here();
-        let is_last = self.client.worker.drain.is_draining()
-            && answer.status() != StatusCode::SWITCHING_PROTOCOLS;
+        let is_last = self.client.is_over() && answer.status() != StatusCode::SWITCHING_PROTOCOLS;
         // After a CONNECT the client may have sent bytes for a tunnel that it does not get.
         if is_unread || is_last || is_connect {
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(CONNECTION, close);
         }
         terms.may_follow &= !self.intake.has_failed();
-        if takes_trailers {
+        if takes_trailers || answer.body().has_own_trailers() {
             self.trailers = write::announced_trailers(answer.headers());
         }
         let may_follow = self.write_answer(terms).await?;

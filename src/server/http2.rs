@@ -10,7 +10,6 @@ mod huffman;
 mod socket;
 mod stream;
 
-use std::convert::Infallible;
 use std::error::Error as _;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -32,6 +31,7 @@ use crate::wire::PrefixedStream;
 use frames::Allowance;
 use socket::{Http2Socket, SocketLimits};
 use stream::StreamExecutor;
+use tidegate_core::exchange::changes::CloseUnanswered;
 
 /// The first bytes of an HTTP/2 connection.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -110,10 +110,15 @@ pub(super) fn serve(
     let executor = StreamExecutor::default();
     let http = builder(settings, executor.clone());
     drop(config);
-    let shared_flow = Arc::clone(&flow);
+    let (shared_flow, used) = (Arc::clone(&flow), Arc::clone(&client));
     let service = service_fn(move |request: Request<Incoming>| {
+        client.usage.count_request();
         let stream = executor.open_stream(Arc::clone(&shared_flow));
-        stream::answer(request, Arc::clone(&client), stream).map(Ok::<_, Infallible>)
+        let answering = stream::answer(request, Arc::clone(&client), stream);
+        answering.map(|response| match response.extensions().get() {
+            Some(CloseUnanswered) => Err(h2::Error::from(h2::Reason::CANCEL)),
+            None => Ok(response),
+        })
     });
     let mut serving = Box::pin(http.serve_connection(TokioIo::new(socket), service));
     let mut is_ending = false;
@@ -124,14 +129,19 @@ pub(super) fn serve(
             if is_timed_out && is_ending {
                 return Poll::Ready(Ok(()));
             }
-            if !is_ending && (is_timed_out || worker.drain.is_draining()) {
+            if !is_ending && is_timed_out {
                 is_ending = true;
-                if is_timed_out {
-                    flow.idle.arm(GRACEFUL_END);
-                }
+                flow.idle.arm(GRACEFUL_END);
                 serving.as_mut().graceful_shutdown();
             }
-            serving.as_mut().poll(context)
+            let mut polled = serving.as_mut().poll(context);
+            // Its last request may have come with this poll.
+            if polled.is_pending() && !is_ending && used.is_over() {
+                is_ending = true;
+                serving.as_mut().graceful_shutdown();
+                polled = serving.as_mut().poll(context);
+            }
+            polled
         })
         .await;
         // Other errors need no report: the requests of the connection have their own log lines.

@@ -31,7 +31,9 @@ use crate::proxy::{Arrival, Secured};
 use crate::telemetry::panics::lock;
 use crate::wire::Stream;
 pub(super) use acme::acquire_certificates;
-use certificates::{ACME_PROTOCOL, Certificates, Challenges, parse_identity, read_certificate};
+use certificates::{
+    ACME_PROTOCOL, CertificateIndex, Certificates, Challenges, parse_identity, read_certificate,
+};
 use tidegate_core::failpoint;
 
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -65,8 +67,8 @@ impl ServerTls {
         let cached = settings.acme.as_ref().and_then(acme::read_cached);
         let acquired = cached.filter(is_usable);
         let challenges = Arc::new(Challenges::default());
-        let all = join_files(settings, acquired.as_ref());
-        let certificates = Arc::new(Certificates::new(&all, Arc::clone(&challenges))?);
+        let index = load_index(settings, acquired.as_ref())?;
+        let certificates = Arc::new(Certificates::new(index, Arc::clone(&challenges)));
         Ok(ServerTls {
             acceptor: ArcSwap::new(make_acceptor(settings, &certificates)?),
             certificates,
@@ -103,15 +105,14 @@ impl ServerTls {
         let is_same = settings.min_version == used.min_version
             && settings.http2 == used.http2
             && challenge(settings) == challenge(used)
-            && settings.clients.as_ref().map(|one| (&one.ca, one.required))
-                == used.clients.as_ref().map(|one| (&one.ca, one.required));
+            && settings.clients == used.clients;
         // A new acceptor forgets all sessions, because the trusted authorities may have changed.
         let acceptor = match is_same {
             true => None,
             false => Some(make_acceptor(settings, &self.certificates)?),
         };
         let acquired = state.acquired.as_ref().filter(|_| settings.acme.is_some());
-        self.certificates.replace(&join_files(settings, acquired))?;
+        self.certificates.replace(load_index(settings, acquired)?);
         if let Some(acceptor) = acceptor {
             self.acceptor.store(acceptor);
         }
@@ -121,8 +122,8 @@ impl ServerTls {
 
     fn use_acquired(&self, files: IdentityFiles) -> io::Result<()> {
         let mut state = lock(&self.state);
-        let all = join_files(&state.settings, Some(&files));
-        self.certificates.replace(&all)?;
+        self.certificates
+            .replace(load_index(&state.settings, Some(&files))?);
         state.acquired = Some(files);
         Ok(())
     }
@@ -174,7 +175,8 @@ impl ServerTls {
         let mut groups: Vec<Vec<PathBuf>> = identities
             .map(|one| vec![one.cert.path.clone(), one.key.path.clone()])
             .collect();
-        groups.extend(settings.clients.map(|clients| vec![clients.ca.path]));
+        let clients = settings.clients.iter();
+        groups.extend(clients.map(|one| one.files().map(|file| file.path.clone()).collect()));
         let mut watched = Vec::with_capacity(groups.len());
         for (index, paths) in groups.into_iter().enumerate() {
             let mut watcher = match known.iter().position(|one| one.has_paths(&paths)) {
@@ -205,7 +207,12 @@ impl ServerTls {
         let mut settings = lock(&self.state).settings.clone();
         let files = match settings.certificates.get_mut(index) {
             Some(files) => vec![&mut files.cert, &mut files.key],
-            None => settings.clients.iter_mut().map(|one| &mut one.ca).collect(),
+            None => {
+                let clients = settings.clients.iter_mut();
+                clients
+                    .flat_map(|one| [&mut one.ca].into_iter().chain(&mut one.crl))
+                    .collect()
+            }
         };
         let mut is_new = false;
         for file in files {
@@ -218,7 +225,8 @@ impl ServerTls {
         }
         self.renew(&settings)?;
         let Some(files) = settings.certificates.get(index) else {
-            return Ok(Some("new authorities for clients".to_owned()));
+            let what = "new authorities or revoked certificates for clients";
+            return Ok(Some(what.to_owned()));
         };
         let identity = parse_identity(&files.cert.content, &files.key.content).ok();
         let hosts = identity.as_ref().and_then(read_certificate);
@@ -264,9 +272,12 @@ async fn is_plain_http(stream: &Stream) -> io::Result<bool> {
 }
 
 /// The configured certificates, then the acquired one.
-fn join_files(settings: &TlsSettings, acquired: Option<&IdentityFiles>) -> Vec<IdentityFiles> {
-    let configured = settings.certificates.iter();
-    configured.chain(acquired).cloned().collect()
+fn load_index(
+    settings: &TlsSettings,
+    acquired: Option<&IdentityFiles>,
+) -> io::Result<CertificateIndex> {
+    let files = settings.certificates.iter().chain(acquired);
+    CertificateIndex::load(files, settings.refuses_unknown)
 }
 
 fn make_acceptor(
@@ -286,6 +297,13 @@ fn make_acceptor(
         Some(clients) => {
             let roots = pem::authorities(&clients.ca.content).map_err(io::Error::other)?;
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            let verifier = match &clients.crl {
+                None => verifier,
+                Some(file) => {
+                    let lists = pem::revocation_lists(&file.content).map_err(io::Error::other)?;
+                    verifier.with_crls(lists).enforce_revocation_expiration()
+                }
+            };
             let verifier = match clients.required {
                 true => verifier,
                 false => verifier.allow_unauthenticated(),

@@ -23,6 +23,7 @@ use super::worker_set::Position;
 use crate::body::RequestBody;
 use crate::clock::Sweep;
 use crate::config::{Config, ServerSettings};
+use crate::connection_use::ConnectionUse;
 use crate::proxy::body::Body;
 use crate::proxy::limiter::{StoreHandle, WorkerStore};
 use crate::proxy::{Downstream, Proxy, local_reply};
@@ -78,11 +79,17 @@ pub(super) struct ClientConnection {
     pub(super) generation: u64,
     /// Whether its peer is a proxy that asks for decisions.
     pub(super) asks: bool,
+    pub(super) usage: ConnectionUse,
     pub(super) worker: Arc<Worker>,
     pub(super) _open: OpenConnection,
 }
 
 impl ClientConnection {
+    /// Whether the connection gets no more requests.
+    pub(super) fn is_over(&self) -> bool {
+        self.usage.is_over(self.worker.sweep.elapsed()) || self.worker.drain.is_draining()
+    }
+
     /// Has the current configuration serve one request, and puts the answer into `response`. A
     /// panic is answered with 500 and ends only this request.
     pub(super) async fn handle(

@@ -20,9 +20,10 @@ use super::connect::TolerantStream;
 use super::deadline::{AbortOnDrop, Deadline};
 use super::error::{ExchangeError, UpstreamError};
 use super::http1::Http1;
-use super::http2::{Http2Connection, Http2Pool, Http2Stream};
+use super::http2::{ConnectionTerms, Http2Connection, Http2Pool, Http2Stream};
 use super::permit::ServerPermit;
 use crate::body::RequestBody;
+use crate::connection_use::ConnectionUse;
 use crate::telemetry::panics::lock;
 use crate::wire::Stream;
 
@@ -195,7 +196,8 @@ impl ServerPermit {
         if pool.needs_http1(asks_upgrade) {
             return None;
         }
-        pool.with_room().map(|found| self.use_http2(pool, found))
+        let now = self.server.terms.sweep.elapsed();
+        pool.with_room(now).map(|found| self.use_http2(pool, found))
     }
 
     /// A new connection, or a stream on one that opened meanwhile.
@@ -284,7 +286,13 @@ impl ServerPermit {
         }
         let stream = TolerantStream::new(stream, Bytes::new());
         let alarm = server.terms.sweep.alarm();
-        let opened = Http2Connection::open(stream, alarm, settings, pool.first_streams()).await;
+        let terms = ConnectionTerms {
+            settings,
+            alarm,
+            usage: self.usage(),
+            first_streams: pool.first_streams(),
+        };
+        let opened = Http2Connection::open(stream, terms).await;
         let connection = opened.map_err(UpstreamError::opening_http2)?;
         pool.add(Arc::clone(&connection));
         server.close_when_old();
@@ -292,7 +300,7 @@ impl ServerPermit {
     }
 
     fn use_http1(&self, stream: Stream) -> UpstreamConnection {
-        UpstreamConnection::Http1(Http1::new(stream, self.deadline()))
+        UpstreamConnection::Http1(Http1::new(stream, self.deadline(), self.usage()))
     }
 
     fn use_http2(&self, pool: &Http2Pool, connection: Arc<Http2Connection>) -> UpstreamConnection {
@@ -305,6 +313,11 @@ impl ServerPermit {
         UpstreamConnection::Http2(Box::new(stream))
     }
 
+    fn usage(&self) -> ConnectionUse {
+        let now = self.server.terms.sweep.elapsed();
+        ConnectionUse::new(self.settings().connections, now)
+    }
+
     fn deadline(&self) -> Deadline {
         let (settings, sweep) = (self.settings(), &self.server.terms.sweep);
         Deadline::new(sweep.alarm(), settings.timeout, settings.body_timeout)
@@ -312,6 +325,7 @@ impl ServerPermit {
 
     /// Ends an exchange, and keeps its connection for the next request if possible.
     fn give_back(&self, connection: Box<Http1>) {
+        connection.usage.count_request();
         if let Some(connection) = connection.end() {
             self.server.keep(connection);
         }

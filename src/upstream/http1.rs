@@ -30,6 +30,7 @@ use super::connect::{TolerantStream, is_closed};
 use super::deadline::Deadline;
 use super::error::{ExchangeError, HeadFault, UpstreamError};
 use crate::body::RequestBody;
+use crate::connection_use::ConnectionUse;
 use crate::http1::content::{Content, ContentRead};
 use crate::wire::{MAX_PIECES, Stream};
 use head::{MAX_HEAD_BYTES, ParsedHead, ResponseContext};
@@ -68,10 +69,11 @@ pub(super) struct Http1 {
     /// and the response is still read.
     pub(super) is_deaf: bool,
     pub(super) deadline: Deadline,
+    pub(super) usage: ConnectionUse,
 }
 
 impl Http1 {
-    pub(super) fn new(stream: Stream, deadline: Deadline) -> Box<Http1> {
+    pub(super) fn new(stream: Stream, deadline: Deadline, usage: ConnectionUse) -> Box<Http1> {
         Box::new(Http1 {
             stream,
             read: BytesMut::new(),
@@ -88,6 +90,7 @@ impl Http1 {
             may_follow: true,
             is_deaf: false,
             deadline,
+            usage,
         })
     }
 

@@ -23,6 +23,7 @@ use super::connect::TolerantStream;
 use super::error::UpstreamError;
 use crate::clock::Alarm;
 use crate::config::{ServerAddress, UpstreamSettings};
+use crate::connection_use::ConnectionUse;
 use crate::telemetry::panics::lock;
 pub(super) use stream::Http2Stream;
 
@@ -50,7 +51,17 @@ pub(super) struct Http2Connection {
     received: AtomicU32,
     /// Rings if the settings are late, and later if the connection is unused for `idle_timeout`.
     alarm: Arc<Alarm>,
+    usage: ConnectionUse,
     idle_timeout: Duration,
+}
+
+/// The terms of a new connection.
+pub(super) struct ConnectionTerms<'s> {
+    pub(super) settings: &'s UpstreamSettings,
+    pub(super) alarm: Arc<Alarm>,
+    pub(super) usage: ConnectionUse,
+    /// The stream limit before the server's settings have come.
+    pub(super) first_streams: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,10 +76,14 @@ impl Http2Connection {
     /// (RFC 9113 section 3.4).
     pub(super) async fn open(
         stream: TolerantStream,
-        alarm: Arc<Alarm>,
-        settings: &UpstreamSettings,
-        first_streams: usize,
+        terms: ConnectionTerms<'_>,
     ) -> Result<Arc<Http2Connection>, h2::Error> {
+        let ConnectionTerms {
+            settings,
+            alarm,
+            usage,
+            first_streams,
+        } = terms;
         let (sender, mut driver) = Builder::new()
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -88,6 +103,7 @@ impl Http2Connection {
             first_streams,
             received: AtomicU32::new(0),
             alarm,
+            usage,
             idle_timeout: match settings.max_idle {
                 0 => Duration::ZERO,
                 _ => settings.idle_timeout,
@@ -179,6 +195,7 @@ impl Http2Connection {
     }
 
     fn enter(&self) {
+        self.usage.count_request();
         self.streams.fetch_add(1, Ordering::Relaxed);
         if self.has_settings() {
             self.alarm.disarm();
@@ -229,9 +246,9 @@ impl Http2Pool {
     }
 
     /// The first connection with room, so that the others age and close.
-    pub(super) fn with_room(&self) -> Option<Arc<Http2Connection>> {
+    pub(super) fn with_room(&self, now: Duration) -> Option<Arc<Http2Connection>> {
         let mut connections = lock(&self.connections);
-        connections.retain(|connection| !connection.is_retired());
+        connections.retain(|connection| !connection.is_retired() && !connection.usage.is_over(now));
         connections.iter().find(|one| one.has_room()).cloned()
     }
 

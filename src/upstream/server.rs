@@ -52,6 +52,7 @@ impl UpstreamTerms {
         let (new, old) = (&self.settings, &old.settings);
         (new.timeout, new.body_timeout, new.http2) == (old.timeout, old.body_timeout, old.http2)
             && new.tls == old.tls
+            && new.connections == old.connections
     }
 }
 
@@ -78,7 +79,8 @@ pub(super) struct Server {
     /// For a server that speaks HTTP/2, or may.
     pub(super) http2: Option<Box<Http2Pool>>,
     pub(super) in_flight: AtomicUsize,
-    pub(super) cells: ServerCells,
+    /// Shared with the same server under older settings, which may still have requests.
+    pub(super) cells: Arc<ServerCells>,
     pub(super) latency: Latency,
     has_closer: AtomicBool,
     /// The same server under newer settings, which gets the connections that come back.
@@ -95,6 +97,7 @@ impl Server {
         found: &Addresses,
         terms: &Arc<UpstreamTerms>,
         health: Arc<ServerHealth>,
+        cells: Arc<ServerCells>,
     ) -> Server {
         let origin = &server.address;
         let host = match &terms.settings.host {
@@ -116,7 +119,7 @@ impl Server {
             health,
             idle: Mutex::default(),
             in_flight: AtomicUsize::new(0),
-            cells: ServerCells::default(),
+            cells,
             terms: Arc::clone(terms),
             has_closer: AtomicBool::new(false),
             successor: OnceLock::new(),
@@ -127,7 +130,6 @@ impl Server {
     /// includes the connections, also those in use.
     pub(super) fn hand_over(&self, successor: &Arc<Server>) {
         successor.latency.copy_from(&self.latency);
-        successor.cells.go_on(&self.cells);
         if !successor.terms.accepts_connections_of(&self.terms) {
             return;
         }
@@ -177,6 +179,9 @@ impl Server {
             return successor.keep(connection);
         }
         let settings = &self.terms.settings;
+        if connection.usage.is_over(self.terms.sweep.elapsed()) {
+            return;
+        }
         connection.deadline.alarm.arm(settings.idle_timeout);
         let mut idle = lock(&self.idle);
         if idle.len() < settings.max_idle {

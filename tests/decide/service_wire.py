@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from statistics import median
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -156,6 +157,12 @@ def errors(server):
         "POST", SHOULD_RATE_LIMIT, {"Content-Type": "application/grpc"}, b"")[0])
     check("a method needs its type", 415, server.http("POST", SHOULD_RATE_LIMIT, body=b"")[0])
     check("another path", 404, server.http("GET", "/nothing")[0])
+
+
+def seconds_of(call):
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def code_of(call):
@@ -344,9 +351,11 @@ def outage(fleet, what, number):
     check(f"{what}: together", [OVER, OK, OVER, OK], codes(ask("local=b", "deny=b", "allow=b")))
     check(f"{what}: health", "SERVING", server.serving())
     check(f"{what}: a look", [OK, OK], codes(ask(descriptor("local=a", hits=0))))
-    # As Envoy asks if it is told nothing else. This process too may be late by some milliseconds.
-    short = [code_of(lambda: server.call("away", "deny=a", timeout=0.02)) for _ in range(20)]
-    check(f"{what}: most answers come within 20 ms", True, short.count("no error") > 10)
+    # Envoy waits 20 ms unless it is told otherwise. On a busy machine each call is late by some
+    # milliseconds, so a health check, which never asks the store, is timed beside each decision.
+    pairs = [(seconds_of(server.serving), seconds_of(lambda: ask("deny=a"))) for _ in range(20)]
+    added = median(decision for _, decision in pairs) - median(health for health, _ in pairs)
+    check(f"{what}: a decision takes at most 10 ms longer than a health check", True, added < 0.01)
     if number == signal.SIGSTOP:
         redis.send_signal(signal.SIGCONT)
         until(f"{what}: after it", [OK, OK], lambda: server.codes("away", "deny=after"), 20)

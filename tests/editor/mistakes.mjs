@@ -5,12 +5,13 @@ const LIMIT =
   'enforce, exempt, exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, status, tiers, values)" was expected';
 const ROUTE =
   '"a key of `[[route]]` (access, add_prefix, bandwidth, bandwidth_after, body_limit, body_read, case, cost, error_pages, ' +
-  'headers, headers_down, headers_up, host, limits, methods, name, path, port, redirect, refund, replace_prefix, respond, settle, ' +
-  'strip_prefix, timeout, upstream, usage)" was expected';
+  'headers, headers_down, headers_up, host, limits, method_up, methods, name, pass_body, pass_headers, path, port, query, redirect, refund, replace_prefix, respond, rewrite_down, settle, ' +
+  'strip_prefix, timeout, trailers_down, upstream, usage)" was expected';
 const SERVER =
-  '"a key of `[server]` (body_memory, body_timeout, control, drain_idle, drain_timeout, handover_timeout, ' +
-  'header_timeout, http2, https_port, idle_timeout, max_body, max_connections, ' +
-  'max_connections_per_ip, max_header_bytes, max_headers, max_streams, pid_file, waiting, workers)" was ' +
+  '"a key of `[server]` (body_memory, body_timeout, connection_age, connection_requests, control, drain_idle, ' +
+  'drain_timeout, handover_timeout, header_timeout, http2, https_port, idle_timeout, max_body, max_connections, ' +
+  'max_connections_per_ip, max_header_bytes, max_headers, max_streams, pid_file, ' +
+  'underscores_in_headers, waiting, workers)" was ' +
   'expected';
 const TOP =
   '"a key of the top (access, admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
@@ -36,7 +37,7 @@ export const MISTAKES = [
   ['[[route]]\npath = "/*"\nlimtis = ["a"]', 3, ROUTE],
   ['[server]\nheader_timeot = "1s"', 2, SERVER],
   ['[[route]]\npath = "/"\nrespond = { status = 404, boddy = "x" }', 3,
-    '"a key of `route.respond` (body, content_type, status)" was expected'],
+    '"a key of `route.respond` (body, content_type, status, variables)" was expected'],
   ['[upstream.a]\nservers = [{ url = "http://a", wieght = 2 }]', 2,
     '"a key of `[[upstream.NAME.servers]]` (backup, max_connections, url, weight)" was expected'],
   ['[upstream.a]\nservers = "http://a"\n[upstream.a.health]\npath = "/"\nevry = "1s"', 5,

@@ -114,6 +114,7 @@ fn route(config: &Config, path: &CanonicalPath<'_>) -> usize {
         path,
         method: &Method::GET,
         headers: &HeaderMap::new(),
+        query: None,
         port: 0,
     };
     config

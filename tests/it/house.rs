@@ -23,12 +23,18 @@ pub fn program() -> String {
     other.unwrap_or_else(|| env!("CARGO_BIN_EXE_tidegate").to_owned())
 }
 
+/// A line of diagnostics, and when the test read it.
+struct Line {
+    at: Instant,
+    text: String,
+}
+
 /// A running tidegate.
 pub struct Tidegate {
     child: Child,
     pub address: SocketAddr,
     pub directory: TempDir,
-    lines: Receiver<String>,
+    lines: Receiver<Line>,
     /// Who reads its diagnostics, to their end.
     reading: JoinHandle<()>,
 }
@@ -139,14 +145,15 @@ impl Tidegate {
         let (line, lines) = channel();
         let reading = std::thread::spawn(move || {
             for text in stderr.lines().map_while(Result::ok) {
-                if line.send(text).is_err() {
+                let at = Instant::now();
+                if line.send(Line { at, text }).is_err() {
                     break;
                 }
             }
         });
         let mut seen = String::new();
         let address = loop {
-            let text = lines
+            let Line { text, .. } = lines
                 .recv_timeout(PATIENCE)
                 .unwrap_or_else(|_| panic!("said: {seen}"));
             if let Some(rest) = text.strip_prefix("listening  http://") {
@@ -169,7 +176,7 @@ impl Tidegate {
         let until = Instant::now() + PATIENCE;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let line = self
+            let Line { text: line, .. } = self
                 .lines
                 .recv_timeout(left)
                 .unwrap_or_else(|_| panic!("never said {part}"));
@@ -179,9 +186,16 @@ impl Tidegate {
         }
     }
 
+    /// When it said this, in the diagnostics since they were last looked at.
+    pub fn said_at(&self, part: &str) -> Vec<Instant> {
+        let lines = self.lines.try_iter();
+        let lines = lines.filter(|line| line.text.contains(part));
+        lines.map(|line| line.at).collect()
+    }
+
     /// The diagnostics since they were last looked at.
     pub fn said(&self) -> Vec<String> {
-        self.lines.try_iter().collect()
+        self.lines.try_iter().map(|line| line.text).collect()
     }
 
     /// A connection to it.

@@ -24,6 +24,7 @@ mod calendar;
 mod cluster;
 mod cluster_sim;
 mod commands;
+mod connection_bounds;
 mod corrections;
 mod counts_file;
 mod decide;

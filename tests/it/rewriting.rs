@@ -39,6 +39,30 @@ fn reached(probe: &Probe, target: &str) -> Result<String, u16> {
 }
 
 #[test]
+fn responses_get_other_places_and_cookies() {
+    let upstream = Upstream::start(|_, stream| {
+        let answer = "HTTP/1.1 302 Found\r\nLocation: http://in.test/a/b\r\n\
+                      Set-Cookie: s=1; Path=/app/; Domain=in.test\r\nContent-Length: 0\r\n\r\n";
+        stream.write_all(answer.as_bytes()).is_ok()
+    });
+    let proxy = crate::house::Tidegate::start(&format!(
+        "[[route]]\npath = \"/*\"\nupstream = \"app\"\n[route.rewrite_down]\n\
+         location = {{ 'regex:^http://in\\.test/(.*)' = \"/new/{{1}}\" }}\n\
+         cookie_domain = {{ \"in.test\" = \"example.com\" }}\n\
+         cookie_path = {{ \"/app/\" = \"/\" }}\ncookie_flags = {{ s = \"secure\" }}\n\
+         [upstream.app]\nservers = \"{}\"\n",
+        upstream.url()
+    ));
+    let answer = proxy.get("/");
+    assert_eq!(answer.header("location").as_deref(), Some("/new/a/b"));
+    let cookie = answer.header("set-cookie");
+    assert_eq!(
+        cookie.as_deref(),
+        Some("s=1; Path=/; Domain=example.com; Secure")
+    );
+}
+
+#[test]
 fn an_upstream_sees_another_beginning_and_answers_get_the_old_one_back() {
     let upstream = Upstream::start(|request, stream| {
         let place = request.header("x-place").unwrap_or_default();

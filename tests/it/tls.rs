@@ -4,6 +4,7 @@
 mod acme;
 mod faults;
 mod renewal;
+mod revoked;
 pub mod stage;
 
 use std::io::{Read, Write};

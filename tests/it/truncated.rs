@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::net::TcpStream;
 use std::process::Command;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use http::Response;
@@ -223,4 +224,39 @@ fn a_server_that_truncates_is_left_alone() {
         assert_eq!(proxy.get("/").text(), "ok");
     }
     assert_eq!(bad.seen().len(), known);
+}
+
+/// The requests under way go on with the settings from before.
+#[test]
+fn an_answer_that_is_cut_after_a_reload_is_counted() {
+    let (go, wait) = mpsc::channel();
+    let wait = Mutex::new(wait);
+    let upstream = Upstream::start(move |_, stream: &mut TcpStream| {
+        let _ = stream.write_all(ANSWERS[0].as_bytes());
+        let _ = wait.lock().unwrap().recv();
+        false
+    });
+    let url = upstream.url();
+    let looked = Looked::start(&format!(
+        "[[route]]\npath = \"/*\"\nupstream = \"api\"\nlimits = []\n\
+         [upstream.api]\nservers = [\"{url}\"]\ntimeout = \"50s\"\n"
+    ));
+    let mut client = looked.tidegate.connect();
+    client.send("GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+    let mut text = String::new();
+    while !text.contains("abc") {
+        text += &client.some();
+    }
+    let file = looked.tidegate.directory.path().join("proxy.toml");
+    let config = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, config.replace("50s", "40s")).unwrap();
+    looked.tidegate.signal("HUP");
+    looked.tidegate.wait_for_line("reload: done");
+    go.send(()).unwrap();
+    client.rest();
+    let sample =
+        format!("tidegate_upstream_truncated_total{{upstream=\"api\",server=\"{url}\"}} 1\n");
+    eventually("it is counted", || {
+        looked.get("/metrics").text().contains(&sample)
+    });
 }

@@ -54,6 +54,8 @@ sub head_of_answer {
 	my ($text) = @_;
 	return $text if !defined $text || $text !~ m!^HTTP/1!;
 	$text =~ s{^(HTTP/1\.\d\ \d+.*?\x0d\x0a\x0d\x0a)}{spelled($1)}gmse;
+	# Trailers, behind the last chunk.
+	$text =~ s{(\x0d\x0a0\x0d\x0a)((?:[a-z0-9_-]+:[^\x0d]*\x0d\x0a)+\x0d\x0a)\z}{$1 . spelled($2)}e;
 	return $text;
 }
 

@@ -35,6 +35,8 @@ PROXIES = ("proxy_pass", "grpc_pass")
 # A location with one of these does something else than serving a file.
 HANDLES = (*PROXIES, "fastcgi_pass", "uwsgi_pass", "scgi_pass", "memcached_pass", "stub_status",
            "internal", "dav_methods", "empty_gif", "mp4", "flv")
+# Variables that only the proxy in front knows.
+OF_CONNECTION = r"\$\{?(ssl_|proxy_protocol|server_protocol|scheme|https|http2|remote_|realip_)"
 # The proxy does these, so the server behind it must not do them again.
 FRONT = ("limit_req", "limit_conn", "limit_rate", "allow", "deny", "auth_basic", "auth_request",
          "satisfy", "limit_except", "if", "rewrite", "add_header", "add_trailer", "error_page",
@@ -107,6 +109,8 @@ def pass_files(server, socket):
     """Sends what the proxy does not serve itself to the server behind it. Returns whether any is."""
     to = [Directive(["proxy_pass", f"http://unix:{socket}"]),
           Directive(["proxy_set_header", "Host", "$http_host"]),
+          # In nginx no proxy slows these files down.
+          Directive(["proxy_limit_rate", "0"]),
           # The errors of the server behind are nginx's own.
           Directive(["proxy_intercept_errors", "on"])]
     any_location = False
@@ -127,12 +131,13 @@ def pass_files(server, socket):
 
 
 def is_file(location):
-    """Whether it serves files, or answers with a text that has variables."""
+    """Whether it serves files, or answers with a text that the server behind can fill in."""
     answer = location.named("return")
     if answer:
         args = answer[0].args()
         is_text = args[0].isdigit() and args[0] not in ("301", "302", "303", "307", "308")
-        return is_text and any("$" in arg for arg in args[1:])
+        text = " ".join(args[1:])
+        return is_text and "$" in text and not re.search(OF_CONNECTION, text)
     if any(one.args()[-1].startswith("@") for one in location.named("try_files")):
         return False
     rewrites = [one for one in location.named("rewrite") if "break" not in one.words[3:]]

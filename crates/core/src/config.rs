@@ -100,8 +100,8 @@ pub use promotion::{Promotion, promoted};
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, SentinelSettings};
 pub use route::MAX_BODY_READ;
 pub use server::{
-    AdminSettings, Control, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget, ProxyProtocol,
-    ServerSettings,
+    AdminSettings, ConnectionBounds, Control, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget,
+    ProxyProtocol, ServerSettings,
 };
 pub use setting_error::{SettingError, place_of};
 pub use status_path::StatusSettings;
@@ -220,6 +220,7 @@ impl Config {
             add_prefix: route.add_prefix.as_ref().map(Prefix::own),
             headers_up: route.headers_up.iter().map(HeaderChange::own).collect(),
             headers_down: route.headers_down.iter().map(HeaderChange::own).collect(),
+            trailers_down: route.trailers_down.iter().map(HeaderChange::own).collect(),
             target: route.target.own(),
             usage: route.usage.as_deref().map(own_usage),
             reads_body: (route.reads_body.as_deref()).map(|table| Arc::new(table.clone())),

@@ -265,7 +265,7 @@ pub(crate) fn unescape(high: Option<u8>, low: Option<u8>) -> Result<u8, Malforme
 }
 
 /// Writes a byte of a segment in its one form.
-fn push_byte(text: &mut String, byte: u8) {
+pub(crate) fn push_byte(text: &mut String, byte: u8) {
     const DIGITS: [char; 16] = [
         '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F',
     ];

@@ -12,6 +12,7 @@ mod near;
 mod pattern;
 mod regex;
 mod replacement;
+mod response_rewrite;
 mod rewrite;
 mod table;
 pub mod template;
@@ -32,17 +33,20 @@ use crate::usage::paths::MemberPath;
 use crate::usage::request::{BodyMember, RequestTable};
 use crate::usage::settings::UsageSettings;
 
-pub use answer::{Redirect, RedirectError, RedirectFailure, Respond, Target};
+pub use answer::{Redirect, RedirectError, RedirectFailure, Respond, RespondBody, Target};
 pub use bandwidth::Bandwidth;
 pub use error_page::{ErrorPage, PageBody, PageServer, PageSource, PageStatus};
 pub use host::{HostPattern, MAX_HOST_BYTES, host_of};
-pub use matching::{HeaderMatch, MethodError, ValueMatch, method_of};
+pub use matching::{HeaderMatch, MethodError, QueryMatch, ValueMatch, method_of};
 pub use near::{Miss, Near, Precedence};
 pub use pattern::{MAX_SEGMENTS, PathPattern, PatternError};
 pub use regex::Regex;
 pub use replacement::Replacement;
+pub use response_rewrite::{CookieFlags, ResponseRewrites, TextRewrite};
+pub(crate) use response_rewrite::{rewrite_cookie, rewrite_lines};
 pub use rewrite::{Action, Direction, HeaderChange, HeaderText, Prefix};
 pub use table::{Conflict, RouteTable};
+use template::Template;
 
 /// One `[[route]]`: the requests it matches, their target and their limits.
 #[derive(Clone, Debug)]
@@ -59,6 +63,8 @@ pub struct Route {
     pub methods: Vec<Method>,
     /// A request must carry all of these headers.
     pub headers: Vec<HeaderMatch>,
+    /// And all of these query parameters.
+    pub query: Vec<QueryMatch>,
     /// The port of the proxy that requests must come to; `None` for all ports.
     pub port: Option<u16>,
     pub target: Target,
@@ -80,10 +86,20 @@ pub struct Route {
     pub body_limit: Option<u64>,
     /// The speed of the bodies of its responses; `None` for no bound.
     pub bandwidth: Option<Bandwidth>,
+    /// The method that upstreams see; `None` for that of the client.
+    pub method_up: Option<Template>,
+    /// Whether upstreams get headers of the client, beside those that name it and its host.
+    pub pass_headers: bool,
+    /// Whether upstreams get bodies of requests.
+    pub pass_body: bool,
     /// Changes of request heads, in this order.
     pub headers_up: Vec<HeaderChange>,
     /// Changes of response heads, in this order.
     pub headers_down: Vec<HeaderChange>,
+    /// Trailers that are added to responses.
+    pub trailers_down: Vec<HeaderChange>,
+    /// New texts in the responses of upstreams, before `headers_down`.
+    pub rewrite_down: Option<Box<ResponseRewrites>>,
     /// Pages in place of error responses; the first that has the status counts.
     pub error_pages: Vec<Arc<ErrorPage>>,
     /// The time from admission to the last byte of the answer; `None` for no bound.
@@ -97,6 +113,46 @@ pub struct Route {
 }
 
 impl Route {
+    /// A route of a path that has no limit, charges 1, and changes nothing on the way to the first
+    /// upstream.
+    pub fn of_path(name: &str, path: PathPattern) -> Route {
+        Route {
+            number: 0,
+            name: name.into(),
+            host: HostPattern::Any,
+            path,
+            case: Case::Sensitive,
+            methods: Vec::new(),
+            headers: Vec::new(),
+            query: Vec::new(),
+            port: None,
+            target: Target::Upstream(0),
+            affinity: None,
+            limits: Vec::new(),
+            cost: CostSource::Fixed(1),
+            settle: None,
+            refund: StatusSet::default(),
+            strip_prefix: None,
+            add_prefix: None,
+            replace_prefix: None,
+            access: AccessList::default(),
+            body_limit: None,
+            bandwidth: None,
+            method_up: None,
+            pass_headers: true,
+            pass_body: true,
+            headers_up: Vec::new(),
+            headers_down: Vec::new(),
+            trailers_down: Vec::new(),
+            rewrite_down: None,
+            error_pages: Vec::new(),
+            timeout: None,
+            usage: None,
+            reads_body: None,
+            body_read: 0,
+        }
+    }
+
     pub fn adjusts(&self) -> bool {
         self.settle.is_some() || self.usage.is_some() || !self.refund.is_empty()
     }
@@ -215,6 +271,8 @@ pub struct RouteQuery<'p> {
     pub path: &'p CanonicalPath<'p>,
     pub method: &'p Method,
     pub headers: &'p HeaderMap,
+    /// The query without its `?`.
+    pub query: Option<&'p str>,
     /// The port of the proxy that the request came to; 0 if that is not known.
     pub port: u16,
 }

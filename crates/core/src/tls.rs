@@ -8,9 +8,12 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{
@@ -21,6 +24,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::config::ClientTls;
+use crate::config::pem::revocation_lists;
 
 /// Makes TLS connections. Connections of one client resume each other's sessions.
 #[derive(Clone)]
@@ -43,7 +47,7 @@ impl TlsClient {
     pub fn new(settings: &ClientTls, protocols: &[&[u8]]) -> Result<TlsClient, TlsTrouble> {
         let provider = Arc::new(default_provider());
         let algorithms = provider.signature_verification_algorithms;
-        let builder = ClientConfig::builder_with_provider(provider)
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|_| TlsTrouble::Settings)?;
         let builder = if settings.unverified {
@@ -51,7 +55,7 @@ impl TlsClient {
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(AcceptAnyServer(algorithms)))
         } else {
-            builder.with_root_certificates(trusted(settings)?)
+            builder.with_webpki_verifier(verifier(settings, provider)?)
         };
         let mut config = match &settings.identity {
             None => builder.with_no_client_auth(),
@@ -63,6 +67,7 @@ impl TlsClient {
             }
         };
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        config.enable_sni = !settings.hides_name;
         let name = settings.name.clone().map(ServerName::try_from).transpose();
         Ok(TlsClient {
             connector: TlsConnector::from(Arc::new(config)),
@@ -92,6 +97,19 @@ impl TlsClient {
         };
         self.connector.connect(name, stream).await
     }
+}
+
+fn verifier(
+    settings: &ClientTls,
+    provider: Arc<CryptoProvider>,
+) -> Result<Arc<WebPkiServerVerifier>, TlsTrouble> {
+    let roots = Arc::new(trusted(settings)?);
+    let mut verifier = WebPkiServerVerifier::builder_with_provider(roots, provider);
+    if let Some(pem) = &settings.crl {
+        let lists = revocation_lists(pem).map_err(|_| TlsTrouble::Settings)?;
+        verifier = verifier.with_crls(lists).enforce_revocation_expiration();
+    }
+    verifier.build().map_err(|_| TlsTrouble::Settings)
 }
 
 fn trusted(settings: &ClientTls) -> Result<RootCertStore, TlsTrouble> {

@@ -178,14 +178,14 @@ pub(super) enum TargetDraft {
     Respond {
         status: u16,
         body: Option<String>,
+        has_variables: bool,
         content_type: Option<String>,
     },
     Redirect {
         to: String,
         status: u16,
     },
-    /// The source cannot be translated, for this reason: the route answers 501 until the operator
-    /// decides.
+    /// The source cannot be translated, for this reason: the route answers 501.
     Closed(String),
 }
 
@@ -194,6 +194,7 @@ impl TargetDraft {
         TargetDraft::Respond {
             status,
             body: None,
+            has_variables: false,
             content_type: None,
         }
     }
@@ -226,9 +227,10 @@ impl From<TargetDraft> for RouteAction {
     }
 }
 
-/// A header that a request must have, and its value as `headers` of a route writes it.
+/// A header or a query parameter that a request must have, and its value as a route writes it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct HeaderDraft {
+    /// That of the header, or `query:NAME`.
     pub(super) name: String,
     /// `None` accepts any value.
     pub(super) value: Option<String>,

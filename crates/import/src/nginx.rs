@@ -8,17 +8,19 @@ mod error_pages;
 mod limits;
 mod locations;
 mod precedence;
+mod rewrites;
 mod scope;
 mod settings;
 mod syntax;
 mod upstreams;
 mod variables;
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::draft::{CertificateDraft, Draft, ProxyProtocolDraft};
+use super::draft::{Draft, ProxyProtocolDraft};
 use super::files::{ImportError, SourceEntry};
 use super::patterns;
 use super::values::quote;
@@ -101,9 +103,13 @@ fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
 fn add_group(servers: &[&ServerBlock<'_>], ports: &[Option<u16>], draft: &mut Draft) {
     let default = find_default(servers);
     let has_wildcards = servers.iter().any(|one| one.has_wildcard());
-    for (index, one) in servers.iter().enumerate() {
+    // Routes keep the file's order of expressions. nginx tries the longest `name.*` first.
+    let mut ordered: Vec<(usize, &&ServerBlock<'_>)> = servers.iter().enumerate().collect();
+    ordered.sort_by_key(|(_, one)| Reverse(one.longest_open_end()));
+    for (index, one) in ordered {
         let mut hosts = one.hosts.clone();
         if Some(index) == default {
+            hosts.retain(|host| host.as_deref() != Some(patterns::NO_HOST));
             // This server also gets the requests for unknown hosts, so its names need no routes of
             // their own. They do if a wildcard of another server or a condition tells them apart.
             if !has_wildcards && one.scope.first("if").is_none() {
@@ -219,9 +225,18 @@ impl ServerBlock<'_> {
         self.listens.iter().map(port_of)
     }
 
+    /// The length of its longest name of the form `name.*`; 0 without one.
+    fn longest_open_end(&self) -> usize {
+        let names = self.scope.inherited("server_name").into_iter();
+        let open = names
+            .flat_map(|one| &one.args)
+            .filter(|name| name.ends_with(".*"));
+        open.map(String::len).max().unwrap_or(0)
+    }
+
     fn has_wildcard(&self) -> bool {
         let mut hosts = self.hosts.iter().flatten();
-        hosts.any(|host| host.starts_with("*."))
+        hosts.any(|host| patterns::is_open_host(host))
     }
 }
 
@@ -334,7 +349,8 @@ fn add_listens(servers: &[ServerBlock<'_>], draft: &mut Draft) {
             }
         }
         if server.listens.iter().any(|listen| listen.ssl) {
-            read_tls(&server.scope, draft);
+            settings::read_tls(&server.scope, draft);
+            read_rejection(server, servers, draft);
         }
     }
     let all = || servers.iter().flat_map(|server| &server.listens);
@@ -352,6 +368,23 @@ fn add_listens(servers: &[ServerBlock<'_>], draft: &mut Draft) {
     }
 }
 
+/// Reads `ssl_reject_handshake`, which is for unknown names only in the default server.
+fn read_rejection(server: &ServerBlock<'_>, all: &[ServerBlock<'_>], draft: &mut Draft) {
+    let rejection = server.scope.last("ssl_reject_handshake");
+    let Some(one) = rejection.filter(|one| one.arg(0) == "on") else {
+        return;
+    };
+    let is_default = |listen: &ListenAddress| {
+        let mut listens = all.iter().flat_map(|other| &other.listens);
+        let first = listens.find(|other| other.address == listen.address);
+        listen.is_default || first.is_some_and(|first| std::ptr::eq(first, listen))
+    };
+    match server.listens.iter().any(is_default) {
+        true => draft.tls.entries.add_new("unknown_name", quote("refuse")),
+        false => one.lost("only unknown names can be refused, with the default server"),
+    }
+}
+
 /// Uses TLS for all servers of an address where one server says `ssl`, as nginx does.
 fn share_tls(servers: &mut [ServerBlock<'_>]) {
     let all = servers.iter().flat_map(|server| &server.listens);
@@ -361,45 +394,6 @@ fn share_tls(servers: &mut [ServerBlock<'_>]) {
         .collect();
     for listen in servers.iter_mut().flat_map(|server| &mut server.listens) {
         listen.ssl |= secure.contains(&listen.address);
-    }
-}
-
-fn read_tls(scope: &BlockScope<'_>, draft: &mut Draft) {
-    let tls = &mut draft.tls;
-    let keys = scope.inherited("ssl_certificate_key");
-    for (cert, key) in scope.inherited("ssl_certificate").into_iter().zip(keys) {
-        tls.certificates.push(CertificateDraft {
-            cert: cert.arg(0).to_owned(),
-            key: key.arg(0).to_owned(),
-            place: cert.place.clone(),
-        });
-    }
-    if let Some(one) = scope.last("ssl_protocols") {
-        if one.has_arg("TLSv1") || one.has_arg("TLSv1.1") {
-            one.differs("TLS 1.2 is the oldest that is spoken");
-        } else if !one.has_arg("TLSv1.2") {
-            tls.entries.add_new("min_version", quote("1.3"));
-        }
-    }
-    let verify = scope.last_arg("ssl_verify_client").unwrap_or("off");
-    if let (Some(ca), true) = (scope.last_arg("ssl_client_certificate"), verify != "off") {
-        tls.entries.add_new("client_ca", quote(ca));
-        let word = match verify {
-            "on" => "required",
-            _ => "optional",
-        };
-        tls.entries.add_new("client_auth", quote(word));
-    }
-    let is_hsts = |one: &&Directive| one.arg(0).eq_ignore_ascii_case("strict-transport-security");
-    if let Some(one) = scope.inherited("add_header").into_iter().find(is_hsts) {
-        let mut parts = one.arg(1).split(';');
-        let age = parts.find_map(|part| part.trim().strip_prefix("max-age="));
-        if !tls.set_hsts(age.and_then(|age| age.parse().ok())) {
-            one.lost("`hsts` of [tls] is whole days");
-        }
-        if one.arg(1).contains(';') {
-            one.differs("`hsts` says how long, and nothing of subdomains and lists");
-        }
     }
 }
 

@@ -232,6 +232,9 @@ fn group_length(text: &str) -> usize {
     text.len()
 }
 
+/// The host of a route for requests that name none.
+pub(super) const NO_HOST: &str = "regex:^$";
+
 /// Returns the hosts of one `server_name`; `None` is every host.
 pub(super) fn parse_hosts(name: &str) -> Result<Vec<Option<String>>, String> {
     let host = |text: &str| match HostPattern::parse(text) {
@@ -239,13 +242,60 @@ pub(super) fn parse_hosts(name: &str) -> Result<Vec<Option<String>>, String> {
         Err(_) => Err(format!("`{text}` cannot be a route's host")),
     };
     match name {
-        "_" | "" | "*" => Ok(vec![None]),
-        regex if regex.starts_with('~') => Err("a regular expression is no host".to_owned()),
+        "_" | "*" => Ok(vec![None]),
+        "" => Ok(vec![Some(NO_HOST.to_owned())]),
+        regex if regex.starts_with('~') => regex_host(&regex[1..]),
+        open if open.ends_with(".*") && !open.starts_with('*') => {
+            let name = escape_regex(open.trim_end_matches('*'));
+            regex_host(&format!("^{name}[^.]"))
+        }
         dotted if dotted.starts_with('.') => {
             Ok(vec![host(&dotted[1..])?, host(&format!("*{dotted}"))?])
         }
         name => Ok(vec![host(name)?]),
     }
+}
+
+/// Whether an expression has a group of this name or number.
+pub(super) fn has_group(regex: &str, group: &str) -> bool {
+    match group.parse::<usize>() {
+        Ok(number) => {
+            let escaped = regex.replace("\\\\", "").replace("\\(", "");
+            let groups = escaped.match_indices('(').filter(|(at, _)| {
+                let rest = &escaped[at + 1..];
+                !rest.starts_with('?') || rest.starts_with("?<") || rest.starts_with("?P<")
+            });
+            (1..=groups.count()).contains(&number)
+        }
+        Err(_) => regex.contains(&format!("<{group}>")),
+    }
+}
+
+/// Replaces the quotes of PCRE (`\Q.a\E`), and classes of characters beyond those that hosts have.
+fn plain_host_regex(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, quoted)) = rest.split_once("\\Q") {
+        let (quoted, after) = quoted.split_once("\\E").unwrap_or((quoted, ""));
+        out.push_str(before);
+        out.push_str(&escape_regex(quoted));
+        rest = after;
+    }
+    out.push_str(rest);
+    out.replace("\\p{N}", "[0-9]").replace("\\p{L}", "[a-z]")
+}
+
+pub(super) fn regex_host(text: &str) -> Result<Vec<Option<String>>, String> {
+    let host = format!("regex:{}", plain_host_regex(text));
+    match HostPattern::parse(&host) {
+        Ok(_) => Ok(vec![Some(host)]),
+        Err(why) => Err(format!("`{text}`: {why}")),
+    }
+}
+
+/// Whether a host of a route stands for several names.
+pub(super) fn is_open_host(host: &str) -> bool {
+    host.starts_with("*.") || host.starts_with("regex:") && host != NO_HOST
 }
 
 /// Returns the name of a header in lower case. Fails with a reason if a route may not change it.
@@ -299,7 +349,27 @@ mod tests {
         assert_eq!(parse_hosts("_"), Ok(vec![None]));
         let both = vec![Some("a.de".to_owned()), Some("*.a.de".to_owned())];
         assert_eq!(parse_hosts(".a.de"), Ok(both));
-        assert!(parse_hosts("~^www").is_err() && parse_hosts("www.*").is_err());
+        let regex = |text: &str| Ok(vec![Some(format!("regex:{text}"))]);
+        assert_eq!(parse_hosts("~^www"), regex("^www"));
+        assert_eq!(parse_hosts("www.*"), regex(r"^www\.[^.]"));
+        assert_eq!(
+            parse_hosts(r"~^(?<a>\p{N})\Q.b\E$"),
+            regex(r"^(?<a>[0-9])\.b$")
+        );
+        assert!(parse_hosts("~^(?!www)").is_err() && parse_hosts("*.*").is_err());
+    }
+
+    #[test]
+    fn expressions_have_groups() {
+        for (regex, group, has) in [
+            (r"^/(?<a>\w)/(b)\(", "a", true),
+            (r"^/(?<a>\w)/(b)\(", "2", true),
+            (r"^/(?<a>\w)/(b)\(", "3", false),
+            (r"^/(?:a)", "1", false),
+            (r"^/(?P<a>a)", "b", false),
+        ] {
+            assert_eq!(has_group(regex, group), has, "{regex} {group}");
+        }
     }
 
     #[test]

@@ -205,23 +205,29 @@ fn print_route(route: &RouteDraft, pages: &[&str], out: &mut String) {
     if !route.methods.is_empty() {
         entries.add("methods", quote_list(&route.methods));
     }
-    if !route.headers.is_empty() {
-        let headers = route.headers.iter().map(|header| {
-            let value = header.value.as_deref().map_or("true".to_owned(), quote);
-            format!("{} = {value}", quote(&header.name))
-        });
-        let headers: Vec<String> = headers.collect();
-        entries.add("headers", inline_table(&headers));
+    let (mut headers, mut query) = (Vec::new(), Vec::new());
+    for wanted in &route.headers {
+        let value = wanted.value.as_deref().map_or("true".to_owned(), quote);
+        let parameter = wanted.name.strip_prefix("query:");
+        let (list, name) = match parameter {
+            Some(parameter) => (&mut query, parameter),
+            None => (&mut headers, wanted.name.as_str()),
+        };
+        list.push(format!("{} = {value}", quote(name)));
     }
+    entries.add_table("headers", &headers);
+    entries.add_table("query", &query);
     match &route.target {
         TargetDraft::Upstream(name) => entries.add("upstream", quote(name)),
         TargetDraft::Respond {
             status,
             body,
+            has_variables,
             content_type,
         } => {
             let mut fields = vec![format!("status = {status}")];
             fields.extend(body.iter().map(|body| format!("body = {}", quote(body))));
+            fields.extend(has_variables.then(|| "variables = true".to_owned()));
             let kind = content_type.iter();
             fields.extend(kind.map(|kind| format!("content_type = {}", quote(kind))));
             entries.add("respond", inline_table(&fields));

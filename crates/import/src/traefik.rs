@@ -344,6 +344,10 @@ impl RouteMatch {
                     found.host = Some(arg.to_ascii_lowercase());
                     continue;
                 }
+                "HostRegexp" if found.host.is_none() && patterns::regex_host(arg).is_ok() => {
+                    found.host = Some(format!("regex:{arg}"));
+                    continue;
+                }
                 "Method" if method_of(arg).is_ok() => {
                     found.methods.push(arg.to_owned());
                     continue;
@@ -352,6 +356,13 @@ impl RouteMatch {
                     found.headers.push(HeaderDraft {
                         name: arg.to_ascii_lowercase(),
                         value: Some(matcher.args[1].clone()),
+                    });
+                    continue;
+                }
+                "Query" if matches!(matcher.args.len(), 1 | 2) && !arg.contains('=') => {
+                    found.headers.push(HeaderDraft {
+                        name: format!("query:{arg}"),
+                        value: matcher.args.get(1).cloned(),
                     });
                     continue;
                 }

@@ -133,6 +133,9 @@ fn read_method(text: &str) -> Result<Method, Outside> {
     method.ok_or(Outside::Refused)
 }
 
+/// Logs do not tell the port that a request came to.
+const LOGGED_PORT: u16 = 0;
+
 impl Charging<'_> {
     /// The stages of the proxy from the route to the decision.
     fn charge(&mut self, headers: &HeaderMap, own_host: &str, now_us: u64) -> Result<(), Outside> {
@@ -150,8 +153,8 @@ impl Charging<'_> {
             path: &path,
             method: &method,
             headers,
-            // Logs do not tell it.
-            port: 0,
+            query: target.query,
+            port: LOGGED_PORT,
         };
         let found = config.routes.find(&query).ok_or(Outside::NoRoute)?;
         let route = found.route;
@@ -191,10 +194,8 @@ impl Charging<'_> {
         let mut bypass = config.bypass.iter();
         let is_bypassed = bypass.any(|rule| rule.covers(&facts, client.address, route.case));
         if is_bypassed {
-            return Err(match is_free {
-                true => Outside::Unlimited,
-                false => Outside::Bypassed,
-            });
+            let reasons = [Outside::Bypassed, Outside::Unlimited];
+            return Err(reasons[usize::from(is_free)]);
         }
         let banned = self.counts.bans.find_everywhere(&facts, now_us);
         let banned = banned.filter(|ban| !self.is_spared(ban, &facts, client));

@@ -34,30 +34,27 @@ pub(crate) struct Certificates {
 /// Certificates of one name differ in the kind of their keys. A client gets the first one that it
 /// can verify.
 #[derive(Debug, Default)]
-struct CertificateIndex {
+pub(super) struct CertificateIndex {
     /// By the whole name of a host.
     exact: HashMap<String, Vec<Arc<CertifiedKey>>>,
     /// By the part of a wildcard name after `*.`
     wildcard: HashMap<String, Vec<Arc<CertifiedKey>>>,
     /// In the order of the file, for clients that request no name or an unknown one.
     all: Vec<Arc<CertifiedKey>>,
+    refuses_unknown: bool,
 }
 
 impl Certificates {
-    pub(super) fn new(
-        files: &[IdentityFiles],
-        challenges: Arc<Challenges>,
-    ) -> io::Result<Certificates> {
-        Ok(Certificates {
-            index: ArcSwap::from_pointee(CertificateIndex::load(files)?),
+    pub(super) fn new(index: CertificateIndex, challenges: Arc<Challenges>) -> Certificates {
+        Certificates {
+            index: ArcSwap::from_pointee(index),
             challenges,
-        })
+        }
     }
 
-    /// Uses these files from the next handshake on. On an error nothing changes.
-    pub(super) fn replace(&self, files: &[IdentityFiles]) -> io::Result<()> {
-        self.index.store(Arc::new(CertificateIndex::load(files)?));
-        Ok(())
+    /// Uses these certificates from the next handshake on.
+    pub(super) fn replace(&self, index: CertificateIndex) {
+        self.index.store(Arc::new(index));
     }
 }
 
@@ -82,8 +79,15 @@ pub(super) fn read_certificate(identity: &CertifiedKey) -> Option<Certificate> {
 }
 
 impl CertificateIndex {
-    fn load(files: &[IdentityFiles]) -> io::Result<CertificateIndex> {
-        let mut index = CertificateIndex::default();
+    /// Without `refuses_unknown`, clients that ask for an unknown name get the first certificate.
+    pub(super) fn load<'f>(
+        files: impl IntoIterator<Item = &'f IdentityFiles>,
+        refuses_unknown: bool,
+    ) -> io::Result<CertificateIndex> {
+        let mut index = CertificateIndex {
+            refuses_unknown,
+            ..CertificateIndex::default()
+        };
         for one in files {
             let identity = parse_identity(&one.cert.content, &one.key.content);
             index.add(Arc::new(identity.map_err(io::Error::other)?));
@@ -112,11 +116,13 @@ impl CertificateIndex {
         let name = name.as_deref().unwrap_or_default();
         let exact = self.exact.get(name);
         let wildcard = || self.wildcard.get(name.split_once('.')?.1);
-        exact
+        let known = exact
             .and_then(usable)
-            .or_else(|| wildcard().and_then(usable))
-            .or_else(|| usable(&self.all))
-            .or_else(|| self.all.first().cloned())
+            .or_else(|| wildcard().and_then(usable));
+        if known.is_some() || self.refuses_unknown {
+            return known;
+        }
+        usable(&self.all).or_else(|| self.all.first().cloned())
     }
 }
 
@@ -202,7 +208,7 @@ mod tests {
             files(&["*.a.test", "a.test"], p256),
             files(&["b.a.test"], p256),
         ];
-        let index = CertificateIndex::load(&all).unwrap();
+        let index = CertificateIndex::load(&all, false).unwrap();
         for (name, place) in [
             (Some("default.test"), 0),
             (Some("a.test"), 1),
@@ -216,6 +222,10 @@ mod tests {
         ] {
             assert_eq!(found(&index, name, &[P256]), place, "{name:?}");
         }
+        let strict = CertificateIndex::load(&all, true).unwrap();
+        assert!(strict.find(Some("x.a.test"), &[P256]).is_some());
+        assert!(strict.find(Some("other.test"), &[P256]).is_none());
+        assert!(strict.find(None, &[P256]).is_none());
     }
 
     #[test]
@@ -224,7 +234,7 @@ mod tests {
             files(&["a.test"], &PKCS_ED25519),
             files(&["a.test"], &PKCS_ECDSA_P256_SHA256),
         ];
-        let index = CertificateIndex::load(&all).unwrap();
+        let index = CertificateIndex::load(&all, false).unwrap();
         let name = Some("a.test");
         assert_eq!(found(&index, name, &[P256]), 1);
         assert_eq!(found(&index, name, &[P256, ED25519]), 0);

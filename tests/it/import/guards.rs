@@ -190,7 +190,7 @@ fn servers_maps_and_hosts() {
     let site = include_str!("../../fixtures/import/beside/servers_maps_and_hosts.conf");
     Beside::start(site).check(&[
         ("GET /", 200, 200),
-        ("GET / | Host: evil", 444, 403),
+        ("GET / | Host: evil", 444, 444),
         ("GET / | User-Agent: Nikto", 403, 403),
         ("GET /exact | User-Agent: Nikto", 403, 403),
         ("GET / | User-Agent: EVIL", 403, 403),
@@ -284,6 +284,12 @@ fn other_guards() {
         ("PUT /method/", 405, 501),
         ("GET /up/x.php", 403, 403),
         ("GET /up/x", 200, 200),
+        ("GET /byarg/?x=1", 200, 200),
+        ("GET /byarg/?x=1&debug=1", 403, 403),
+        ("GET /byarg/?debug=0&v=3", 200, 200),
+        ("GET /byarg/?v=2", 418, 418),
+        // Both deny it.
+        ("GET /byarg/?v=2&debug=1", 403, 418),
         ("GET /q/?evil", 403, 501),
         ("GET /q/", 200, 501),
         ("GET /addr/", 403, 501),
@@ -384,7 +390,8 @@ fn an_address_is_believed_from_the_header_that_nginx_believes() {
         let output = run(source.path(), &["import", "nginx", "site.conf"]);
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains(said), "{text}");
-        assert!(text.contains("max_headers = 50"), "{text}");
+        assert!(text.contains("max_headers            = 50"), "{text}");
+        assert!(text.contains("underscores_in_headers = false"), "{text}");
         assert!(text.contains("[\"h2c://127.0.0.1:1\"]"), "{text}");
         assert!(text.contains("{ \"+x-a\" = [\"1\", \"2\"] }"), "{text}");
     }

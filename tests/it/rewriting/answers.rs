@@ -61,6 +61,37 @@ fn a_route_answers_without_an_upstream_and_within_its_limits() {
 }
 
 #[test]
+fn a_body_has_variables() {
+    let probe = Probe::start(
+        r#"
+        [[route]]
+        path = "/hello/{name}"
+        respond = { body = "{method} {path:name}\n{{{query:a}}}", variables = true }
+        [[route]]
+        host = 'regex:^(?P<user>[a-z]+)\.users\.test$'
+        path = 'regex:^/(?P<first>[^/]+)/([0-9]+)/$'
+        respond = { body = "{host:user} {path:first} {path:2}", variables = true }
+        [[route]]
+        path = "/page"
+        respond = { body = "<p>{header:x-a}", variables = true, content_type = "text/html" }
+        "#,
+    );
+    let answer = probe.proxy.get("/hello/you?a=%3C");
+    let media = answer.header("content-type");
+    assert_eq!(media.as_deref(), Some("text/plain; charset=utf-8"));
+    assert_eq!(answer.text(), "GET you\n{%3C}");
+    let mut client = probe.proxy.connect();
+    let groups = client.ask("GET /a%20b/7 HTTP/1.1\r\nHost: me.Users.test\r\n\r\n");
+    assert_eq!(groups.text(), "me a%20b 7");
+    let page = probe.proxy.get_with("/page", "X-A: <script>'\"\r\n");
+    assert_eq!(page.text(), "<p>&lt;script&gt;&#39;&quot;");
+    let long = probe
+        .proxy
+        .get_with("/page", &format!("X-A: {}\r\n", "<".repeat(2100)));
+    long.assert_problem(431);
+}
+
+#[test]
 fn an_answer_does_not_wait_for_a_body_and_is_not_confused_by_it() {
     let probe = Probe::start(
         "[[route]]\npath = \"/a\"\nrespond = { body = \"x\" }\n\

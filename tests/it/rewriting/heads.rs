@@ -1,6 +1,6 @@
 //! Headers that a route sets, adds and removes: with what the upstream and the client saw.
 
-use crate::house::{Answer, Seen, Upstream};
+use crate::house::{Answer, Seen, Tidegate, Upstream};
 use crate::probe::Probe;
 
 /// A proxy whose only route changes requests and responses.
@@ -133,6 +133,16 @@ fn a_name_with_underscores_does_not_pass_for_one_that_is_set() {
 }
 
 #[test]
+fn names_with_underscores_can_be_removed() {
+    let probe = Probe::start("[server]\nunderscores_in_headers = false\n");
+    let lines = "X_Forwarded_For: 192.0.2.1\r\nX_Other_Id: 5\r\nX-Kept: 6\r\n";
+    let observed = probe.observe(|proxy| proxy.get_with("/a", lines));
+    let head = &observed.seen[0].head;
+    assert!(!head.contains('_'), "{head}");
+    assert!(head.contains("x-kept: 6"), "{head}");
+}
+
+#[test]
 fn a_value_that_grows_too_long_is_refused_and_not_charged() {
     let probe = changing("headers_up = { x-a = \"{header:x-long}{header:x-long}\" }");
     let lines = format!("X-Long: {}\r\n", "a".repeat(5000));
@@ -166,10 +176,104 @@ fn traces_pass_through_untouched() {
 }
 
 #[test]
+fn an_upstream_sees_another_method() {
+    let probe = Probe::start(
+        "[[route]]\npath = \"/*\"\nupstream = \"$UPSTREAM\"\nmethod_up = \"{query:m}\"\n",
+    );
+    for (request, method) in [
+        ("GET /a?m=PUT", "PUT"),
+        ("GET /b", "GET"),
+        ("GET /c?m=HEAD", "GET"),
+        ("HEAD /d?m=PUT", "HEAD"),
+    ] {
+        let mut client = probe.proxy.connect();
+        client.send(format!(
+            "{request} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
+        ));
+        let head = client.answer_to_head();
+        assert_eq!(head.status, 200, "{request}");
+        let seen = probe.upstream.seen();
+        assert!(
+            seen.last()
+                .unwrap()
+                .head
+                .starts_with(&format!("{method} /")),
+            "{request}"
+        );
+    }
+}
+
+#[test]
+fn a_route_keeps_headers_and_bodies_from_its_upstream() {
+    for (settings, tag, body) in [
+        ("pass_headers = false", None, &b"ab"[..]),
+        ("pass_body = false", Some("x"), b""),
+        ("pass_headers = false\npass_body = false", None, b""),
+    ] {
+        let probe = changing(&format!(
+            "{settings}\nheaders_up = {{ x-kept = \"{{header:x-tag}}\" }}"
+        ));
+        let mut client = probe.proxy.connect();
+        // The next request is read after the body that was dropped.
+        for _ in 0..2 {
+            let answer = client.ask(
+                "POST /u/1/a HTTP/1.1\r\nHost: test\r\nX-Tag: x\r\nX-Forwarded-For: 1.1.1.1\r\n\
+                 Content-Length: 2\r\n\r\nab",
+            );
+            assert_eq!(answer.status, 200, "{settings}");
+            let seen = probe.upstream.seen().pop().unwrap();
+            assert_eq!(seen.header("x-tag").as_deref(), tag, "{}", seen.head);
+            assert_eq!(seen.header("x-kept").as_deref(), Some("x"));
+            assert_eq!(seen.header("host").as_deref(), Some("test"));
+            assert_eq!(seen.header("x-forwarded-for").as_deref(), Some("127.0.0.1"));
+            assert_eq!(seen.body, body, "{settings}");
+        }
+    }
+}
+
+#[test]
+fn a_route_closes_connections_to_its_upstream() {
+    let upstream = Upstream::ok();
+    let proxy = Tidegate::start(&format!(
+        "[server]\nworkers = 1\n[[route]]\npath = \"/*\"\nupstream = \"{}\"\n\
+         headers_up = {{ connection = \"{{query}}\" }}\n",
+        upstream.url()
+    ));
+    let ask = |target: &str| {
+        assert_eq!(proxy.get(target).status, 200);
+        let sent = upstream.seen().pop().unwrap().header("connection");
+        (sent, upstream.connections())
+    };
+    let (_, first) = ask("/");
+    assert_eq!(ask("/?other"), (None, first));
+    assert_eq!(ask("/?Close"), (Some("close".to_owned()), first));
+    assert_eq!(ask("/"), (None, first + 1));
+}
+
+#[test]
+fn headers_repeat_what_the_response_says() {
+    let probe = Probe::start(
+        "[[route]]\npath = \"/*\"\nupstream = \"$UPSTREAM\"\n\
+         headers_down = { \"+x-a\" = [\"1\", \"2\"], x-both = \"{response_header:x-a}\", \
+         x-time = \"{request_time}|{unix_time}|{is_request_port}{request_port}\", \
+         x-kind = \"{method} {response_header:content-length}{response_cookie:a}\" }\n",
+    );
+    let answer = probe.proxy.get("/");
+    assert_eq!(answer.header("x-both").as_deref(), Some("1, 2"));
+    let time = answer.header("x-time").unwrap();
+    let parts: Vec<&str> = time.split('|').collect();
+    assert!(parts[0].starts_with("0.") && parts[0].len() == 5, "{time}");
+    assert!(parts[1].len() == 14, "{time}");
+    assert_eq!(parts[2], "", "the client names no port");
+    let length = answer.header("content-length").unwrap();
+    assert_eq!(answer.header("x-kind"), Some(format!("GET {length}")));
+}
+
+#[test]
 fn clients_are_told_each_attempt() {
     let upstream = Upstream::ok();
     let closed = crate::support::free_port();
-    let proxy = crate::house::Tidegate::start(&format!(
+    let proxy = Tidegate::start(&format!(
         "[[route]]\npath = \"/*\"\nupstream = \"app\"\n\
          headers_down = {{ x-addr = \"{{upstream_addr}}\", \
          x-told = \"{{method}}: {{upstream_status}} in {{upstream_time}} s\" }}\n\
@@ -192,7 +296,53 @@ fn clients_are_told_each_attempt() {
         .find(|one| one.header("x-addr") == Some(both.clone()));
     let said = of_both.unwrap().header("x-told").unwrap();
     assert!(said.starts_with("GET: 502, 200 in 0."), "{said}");
-    // The proxy's own answer tells no attempt.
+    // The proxy's own answer tells them too.
     let answer = proxy.get("/gone");
-    assert_eq!((answer.status, answer.header("x-addr")), (502, None));
+    let addr = answer.header("x-addr").unwrap();
+    assert_eq!(answer.status, 502);
+    assert!(addr.starts_with(&format!("127.0.0.1:{closed}")), "{addr}");
+}
+
+#[test]
+fn responses_end_with_trailers() {
+    let upstream = Upstream::saying("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
+    let proxy = Tidegate::start(&format!(
+        "[[route]]\npath = \"/*\"\nupstream = \"{}\"\n\
+         trailers_down = {{ x-took = \"{{request_time}}\", \"+x-tag\" = [\"a\", \"{{path}}\"] }}\n\
+         [[route]]\npath = \"/own\"\nrespond = {{ body = \"own\" }}\n\
+         trailers_down = {{ x-host = \"{{host}}\" }}\n\
+         [[route]]\npath = \"/error\"\nrespond = {{ status = 404, body = \"own\" }}\n\
+         trailers_down = {{ x-host = \"{{host}}\" }}\n",
+        upstream.url()
+    ));
+    let raw = |request: &str| {
+        let mut client = proxy.connect();
+        client.send(format!(
+            "{request}\r\nHost: test\r\nConnection: close\r\n\r\n"
+        ));
+        String::from_utf8(client.rest()).unwrap().to_lowercase()
+    };
+    let text = raw("GET /x HTTP/1.1");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains("trailer: x-took, x-tag, x-tag"), "{head}");
+    assert!(head.contains("transfer-encoding: chunked"), "{head}");
+    assert!(!head.contains("content-length"), "{head}");
+    assert!(body.starts_with("5\r\nhello\r\n0\r\nx-took: 0."), "{body}");
+    assert!(
+        body.ends_with("\r\nx-tag: a\r\nx-tag: /x\r\n\r\n"),
+        "{body}"
+    );
+    let text = raw("GET /own HTTP/1.1");
+    assert!(
+        text.ends_with("3\r\nown\r\n0\r\nx-host: test\r\n\r\n"),
+        "{text}"
+    );
+    for request in ["GET /x HTTP/1.0", "HEAD /x HTTP/1.1", "GET /error HTTP/1.1"] {
+        let text = raw(request);
+        assert!(text.contains("content-length: "), "{text}");
+        assert!(
+            !text.contains("x-took") && !text.contains("x-host"),
+            "{text}"
+        );
+    }
 }

@@ -21,6 +21,7 @@ use crate::support::{
 const HOUR_US: u64 = 3_600_000_000;
 const DAY_US: u64 = 24 * HOUR_US;
 /// 2023-11-14T22:13:20Z.
+const TIMEOUT: Duration = Duration::from_millis(25);
 const NOVEMBER_US: u64 = 1_700_000_000_000_000;
 /// 2023-12-01T00:00:00Z and 2024-01-01T00:00:00Z.
 const DECEMBER_US: u64 = 1_701_388_800_000_000;
@@ -120,7 +121,12 @@ fn a_window_is_forgotten_a_day_after_its_end() {
 fn without_the_store_a_proxy_has_its_share_less_what_it_admitted_in_this_window() {
     let time = Arc::new(AtomicU64::new(NOVEMBER_US));
     let settings = memory_settings();
-    let recovery = Arc::new(Recovery::new(Arc::new(Fleet::of(4)), [1; 16], NOVEMBER_US));
+    let recovery = Arc::new(Recovery::new(
+        Arc::new(Fleet::of(4)),
+        [1; 16],
+        TIMEOUT,
+        NOVEMBER_US,
+    ));
     let clock = Micros::Manual(Arc::clone(&time));
     let keys = KeyRing::new(&settings).unwrap();
     let local = Memory::new(&settings, keys, clock, None).stand_in(&recovery);
@@ -130,7 +136,7 @@ fn without_the_store_a_proxy_has_its_share_less_what_it_admitted_in_this_window(
     recovery
         .store_clock
         .note(NOVEMBER_US + HOUR_US, NOVEMBER_US);
-    local.keep_warm(&one(&month, 1, 4));
+    local.keep_warm(&one(&month, 1, 4), 0);
     assert_eq!((0..40).filter(|_| passes()).count(), 6);
     let denied = local.charge(&one(&month, 1, 1));
     let left_us = DECEMBER_US - NOVEMBER_US - HOUR_US;
@@ -143,13 +149,18 @@ fn without_the_store_a_proxy_has_its_share_less_what_it_admitted_in_this_window(
 fn shares_end_with_the_window_in_which_the_store_came_back() {
     let time = Arc::new(AtomicU64::new(NOVEMBER_US));
     let settings = memory_settings();
-    let recovery = Arc::new(Recovery::new(Arc::new(Fleet::of(4)), [1; 16], NOVEMBER_US));
+    let recovery = Arc::new(Recovery::new(
+        Arc::new(Fleet::of(4)),
+        [1; 16],
+        TIMEOUT,
+        NOVEMBER_US,
+    ));
     let clock = Micros::Manual(Arc::clone(&time));
     let keys = KeyRing::new(&settings).unwrap();
     let local = Memory::new(&settings, keys, clock, None).stand_in(&recovery);
     let month = calendar_limit("returning", CalendarUnit::Month, 40);
     let pass = || {
-        let passes = |_: &u32| local.charge_beside(&one(&month, 1, 1)).allowed;
+        let passes = |_: &u32| local.book_beside(&one(&month, 1, 1), 0).allowed;
         (0..100).filter(passes).count()
     };
     recovery.away(NOVEMBER_US);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidegate::clock::Micros;
 use tidegate::config::StoreSettings;
@@ -122,12 +122,56 @@ fn the_store_that_stands_in_enforces_this_proxys_share() {
     let settings = memory_settings();
     let fleet = Arc::new(Fleet::of(4));
     let keys = KeyRing::new(&settings).unwrap();
-    let recovery = Arc::new(Recovery::new(fleet, [1; 16], 1));
+    let recovery = Arc::new(Recovery::new(fleet, [1; 16], Duration::from_millis(25), 1));
     let local = Memory::new(&settings, keys, Micros::monotonic(), None).stand_in(&recovery);
     let limit = limit("share", log_rule(10, MINUTE));
-    local.keep_warm(&one(&limit, 1, 1));
+    local.keep_warm(&one(&limit, 1, 1), 0);
     assert!(local.charge(&one(&limit, 1, 1)).allowed);
     assert!(!local.charge(&one(&limit, 1, 1)).allowed);
+}
+
+#[test]
+fn a_request_that_redis_decided_later_counts_once_and_from_then_on() {
+    let (memory, time) = store(&memory_settings());
+    let limit = limit("anew", log_rule(10, MINUTE));
+    let charge = one(&limit, 1, 2);
+    let used = || memory.charge(&one(&limit, 1, 0)).verdicts[0].used;
+    let mut charged = memory.book_beside(&charge, 0);
+    time.fetch_add(30_000_000, Ordering::Relaxed);
+    memory.count_anew(&charge, &mut charged, Instant::now(), 0);
+    assert_eq!((used(), charged.verdicts[0].used), (2, 0));
+    time.fetch_add(40_000_000, Ordering::Relaxed);
+    assert_eq!(used(), 2);
+    time.fetch_add(20_000_000, Ordering::Relaxed);
+    assert_eq!(used(), 0);
+}
+
+#[test]
+fn an_answer_of_several_nodes_proves_a_loss_only_by_its_earliest_time() {
+    let settings = memory_settings();
+    let fleet = Arc::new(Fleet::of(2));
+    let (memory, time) = store(&settings);
+    let recovery = Arc::new(Recovery::new(fleet, [1; 16], Duration::from_millis(25), 1));
+    let local = memory.stand_in(&recovery);
+    let limit = limit("nodes", log_rule(10, MINUTE));
+    let charge = one(&limit, 1, 1);
+    let answer = |spread_us: u64| {
+        let mut answer = local.stand(&charge);
+        answer.verdicts[0].used = 1;
+        answer.at_us = time.load(Ordering::Relaxed);
+        answer.spread_us = spread_us;
+        answer
+    };
+    for _ in 0..3 {
+        local.keep_warm(&charge, 0);
+    }
+    // The first answer stands for what other workers know.
+    local.note(&charge, &answer(0), None);
+    time.fetch_add(1_000_000, Ordering::Relaxed);
+    assert!(local.lost_by(&charge, &answer(1_000_000), true).is_empty());
+    time.fetch_add(1_000_000, Ordering::Relaxed);
+    let lost = local.lost_by(&charge, &answer(0), true);
+    assert_eq!(lost.iter().map(|item| item.cost).collect::<Vec<_>>(), [2]);
 }
 
 fn slots_rule(units: u64) -> Rule {
@@ -176,7 +220,7 @@ fn what_another_store_granted_is_held_above_the_limit_too() {
     for _ in 0..3 {
         memory.hold(&one(&held, 1, 1));
     }
-    memory.keep_warm(&one(&held, 1, 1));
+    memory.keep_warm(&one(&held, 1, 1), 0);
     assert_eq!(memory.charge(&one(&held, 1, 0)).verdicts[0].used, 3);
     memory.release(&one(&held, 1, 2));
     assert!(memory.charge(&one(&held, 1, 1)).allowed);

@@ -415,6 +415,7 @@ impl Models {
         let decision = Decision {
             allowed,
             at_us: at.now_us,
+            spread_us: 0,
             verdicts,
         };
         Some(named(decision, charge))
@@ -525,6 +526,7 @@ impl Models {
         let decision = Decision {
             allowed,
             at_us: at.now_us,
+            spread_us: 0,
             verdicts,
         };
         Some(named(decision, charge))

@@ -6,7 +6,8 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, RevokedCertParams, SerialNumber,
     date_time_ymd,
 };
 use rustls::pki_types::pem::PemObject;
@@ -15,6 +16,7 @@ use rustls::{
     ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion,
 };
 use tempfile::TempDir;
+use tidegate::certificate::Certificate;
 
 use crate::house::{PATIENCE, Tidegate, Upstream};
 use crate::support::free_port;
@@ -60,6 +62,34 @@ impl Authority {
         (signed.pem(), key.serialize_pem())
     }
 
+    /// Writes `LIST.crl`, by which the certificates in the files of these names are revoked.
+    pub fn revoke(&self, folder: &Path, list: &str, names: &[&str]) {
+        let serial_of = |name: &&str| {
+            let pem = std::fs::read(folder.join(format!("{name}.pem"))).unwrap();
+            let der = CertificateDer::from_pem_slice(&pem).unwrap();
+            let serial = Certificate::read(&der).unwrap().serial;
+            let bytes = (0..serial.len()).step_by(2);
+            let bytes = bytes.map(|at| u8::from_str_radix(&serial[at..at + 2], 16).unwrap());
+            SerialNumber::from(bytes.collect::<Vec<u8>>())
+        };
+        let revoked = names.iter().map(|name| RevokedCertParams {
+            serial_number: serial_of(name),
+            revocation_time: date_time_ymd(2020, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let params = CertificateRevocationListParams {
+            this_update: date_time_ymd(2020, 1, 1),
+            next_update: date_time_ymd(2999, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let pem = params.signed_by(&self.issuer).unwrap().pem().unwrap();
+        std::fs::write(folder.join(format!("{list}.crl")), pem).unwrap();
+    }
+
     /// Writes `NAME.pem` and `NAME.key`.
     pub fn write(&self, folder: &Path, name: &str, hosts: &[&str], end: i32) {
         let (pem, key) = self.sign(name, hosts, end);
@@ -84,6 +114,15 @@ impl Stage {
     }
 
     pub fn before(upstream: Upstream, tls: &str, rest: &str) -> Stage {
+        Stage::start_with(&[], (upstream, tls, rest))
+    }
+
+    /// Certificates of these names are in the list `revoked.crl`.
+    pub fn with_revoked(names: &[&str], tls: &str, rest: &str) -> Stage {
+        Stage::start_with(names, (Upstream::ok(), tls, rest))
+    }
+
+    fn start_with(revoked: &[&str], parts: (Upstream, &str, &str)) -> Stage {
         let directory = tempfile::tempdir().unwrap();
         let folder = directory.path();
         let ca = Authority::new(folder, "ca");
@@ -94,7 +133,8 @@ impl Stage {
         ca.write(folder, "late", &[], 2020);
         std::fs::copy(folder.join("ca.pem"), folder.join("clients.pem")).unwrap();
         Authority::new(folder, "stranger").write(folder, "eve", &[], 2999);
-        Stage::with(directory, ca, (upstream, tls, rest))
+        ca.revoke(folder, "revoked", revoked);
+        Stage::with(directory, ca, parts)
     }
 
     fn with(

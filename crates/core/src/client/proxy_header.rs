@@ -3,7 +3,7 @@
 //!
 //! Pure. It must never confuse the header with the bytes behind it.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, SocketAddr};
 
 const SIGNATURE_1: &[u8] = b"PROXY ";
 const SIGNATURE_2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
@@ -15,7 +15,7 @@ const MOST_2: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyHeader {
     /// A header of so many bytes, and the client; `None` if the peer speaks for itself.
-    Header(usize, Option<IpAddr>),
+    Header(usize, Option<SocketAddr>),
     /// The beginning of a possible header.
     Part,
     Other,
@@ -48,23 +48,23 @@ fn parse_1(bytes: &[u8]) -> ProxyHeader {
     let Ok(line) = std::str::from_utf8(&bounded[..end]) else {
         return ProxyHeader::Broken;
     };
-    let is_port =
-        |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok();
+    let port = |text: &str| {
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+        text.parse::<u16>().ok().filter(|_| is_number)
+    };
     let words: Vec<&str> = line.split(' ').collect();
     match words.as_slice() {
         ["PROXY", "UNKNOWN", ..] => ProxyHeader::Header(end + 2, None),
-        ["PROXY", family, from, to, ports @ ..]
-            if ports.len() == 2 && ports.iter().all(|port| is_port(port)) =>
-        {
-            match (*family, from.parse(), to.parse()) {
-                ("TCP4", Ok(IpAddr::V4(from)), Ok(IpAddr::V4(_))) => {
-                    ProxyHeader::Header(end + 2, Some(from.into()))
-                }
-                ("TCP6", Ok(IpAddr::V6(from)), Ok(IpAddr::V6(_))) => {
-                    ProxyHeader::Header(end + 2, Some(from.into()))
-                }
-                _ => ProxyHeader::Broken,
-            }
+        ["PROXY", family, from, to, from_port, to_port] => {
+            let (Some(port), Some(_)) = (port(from_port), port(to_port)) else {
+                return ProxyHeader::Broken;
+            };
+            let client = match (*family, from.parse(), to.parse()) {
+                ("TCP4", Ok(from @ IpAddr::V4(_)), Ok(IpAddr::V4(_))) => from,
+                ("TCP6", Ok(from @ IpAddr::V6(_)), Ok(IpAddr::V6(_))) => from,
+                _ => return ProxyHeader::Broken,
+            };
+            ProxyHeader::Header(end + 2, Some(SocketAddr::new(client, port)))
         }
         _ => ProxyHeader::Broken,
     }
@@ -92,17 +92,26 @@ fn parse_2(bytes: &[u8]) -> ProxyHeader {
         // LOCAL: the peer speaks for itself, for example in a health check.
         (0, _) => ProxyHeader::Header(length, None),
         (1, 0x11) => {
-            let from = content.first_chunk().map(|from: &[u8; 4]| (*from).into());
-            ProxyHeader::Header(length, from.map(|from: Ipv4Addr| from.into()))
+            let from = content
+                .first_chunk()
+                .map(|from: &[u8; 4]| IpAddr::from(*from));
+            ProxyHeader::Header(length, with_port(from, content.get(8..10)))
         }
         (1, 0x21) => {
-            let from = content.first_chunk().map(|from: &[u8; 16]| (*from).into());
-            ProxyHeader::Header(length, from.map(|from: Ipv6Addr| from.into()))
+            let from = content
+                .first_chunk()
+                .map(|from: &[u8; 16]| IpAddr::from(*from));
+            ProxyHeader::Header(length, with_port(from, content.get(32..34)))
         }
         // Unix sockets and unknown protocols have no address.
         (1, 0x31 | 0x00) => ProxyHeader::Header(length, None),
         _ => ProxyHeader::Broken,
     }
+}
+
+fn with_port(ip: Option<IpAddr>, port: Option<&[u8]>) -> Option<SocketAddr> {
+    let port = <[u8; 2]>::try_from(port?).ok()?;
+    Some(SocketAddr::new(ip?, u16::from_be_bytes(port)))
 }
 
 #[cfg(test)]
@@ -115,10 +124,10 @@ mod tests {
     }
 
     /// What a header is, and that every shorter part of it is a part.
-    fn check(header: &[u8], ip: Option<&str>) {
-        let ip = ip.map(|ip| ip.parse().unwrap());
+    fn check(header: &[u8], client: Option<&str>) {
+        let client = client.map(|client| client.parse().unwrap());
         let more = [header, b"GET / HTTP/1.1\r\n"].concat();
-        assert_eq!(parse(&more), ProxyHeader::Header(header.len(), ip));
+        assert_eq!(parse(&more), ProxyHeader::Header(header.len(), client));
         for length in 0..header.len() {
             assert_eq!(parse(&header[..length]), ProxyHeader::Part, "{length}");
         }
@@ -128,21 +137,21 @@ mod tests {
     fn headers_name_who_is_behind_the_peer() {
         check(
             b"PROXY TCP4 192.0.2.1 198.51.100.1 1000 80\r\n",
-            Some("192.0.2.1"),
+            Some("192.0.2.1:1000"),
         );
         check(
             b"PROXY TCP6 2001:db8::1 ::1 1000 65535\r\n",
-            Some("2001:db8::1"),
+            Some("[2001:db8::1]:1000"),
         );
         check(b"PROXY UNKNOWN\r\n", None);
         check(b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", None);
         let four = [192, 0, 2, 1, 198, 51, 100, 1, 3, 232, 0, 80];
-        check(&two(0x21, 0x11, &four), Some("192.0.2.1"));
+        check(&two(0x21, 0x11, &four), Some("192.0.2.1:1000"));
         let with_more = [&four[..], &[4, 0, 3, 1, 2, 3]].concat();
-        check(&two(0x21, 0x11, &with_more), Some("192.0.2.1"));
+        check(&two(0x21, 0x11, &with_more), Some("192.0.2.1:1000"));
         let mut six = [0; 36];
         six[..4].copy_from_slice(&[0x20, 0x01, 0x0d, 0xb8]);
-        check(&two(0x21, 0x21, &six), Some("2001:db8::"));
+        check(&two(0x21, 0x21, &six), Some("[2001:db8::]:0"));
         check(&two(0x21, 0x31, &[0; 216]), None);
         check(&two(0x21, 0, &[]), None);
         check(&two(0x20, 0x11, &four), None);

@@ -81,8 +81,13 @@ fn read_tls(decide: &mut Section<'_>, places: &mut Places) -> Option<TlsSettings
     Some(TlsSettings {
         listen: Vec::new(),
         certificates: vec![identity?.files],
-        clients: ca.map(|ca| ClientCertificates { ca, required: true }),
+        clients: ca.map(|ca| ClientCertificates {
+            ca,
+            crl: None,
+            required: true,
+        }),
         min_version: TlsVersion::V1_2,
+        refuses_unknown: false,
         redirect: None,
         hsts: None,
         http2: true,

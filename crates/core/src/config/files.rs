@@ -121,9 +121,21 @@ impl Section<'_> {
     }
 
     pub(super) fn authorities(&mut self, key: &'static str) -> Option<PemFile> {
+        self.checked_pem(key, |pem| pem::authorities(pem).map(drop))
+    }
+
+    pub(super) fn revocation_lists(&mut self, key: &'static str) -> Option<PemFile> {
+        self.checked_pem(key, |pem| pem::revocation_lists(pem).map(drop))
+    }
+
+    fn checked_pem(
+        &mut self,
+        key: &'static str,
+        check: impl FnOnce(&[u8]) -> Result<(), pem::PemError>,
+    ) -> Option<PemFile> {
         let file = self.pem_file(key)?;
-        match pem::authorities(&file.content) {
-            Ok(_) => Some(file),
+        match check(&file.content) {
+            Ok(()) => Some(file),
             Err(why) => {
                 self.unusable_file(key, why);
                 None

@@ -336,6 +336,9 @@ fn url(text: &str) -> Option<String> {
 
 /// `login`, `/api/**`, `/users/:id`, `^/api/.*$`, `http://example.com/login`, `example.com:8080`.
 fn pattern(text: &str) -> Option<String> {
+    if text.starts_with("regex:") {
+        return None;
+    }
     if let Some((_, rest)) = text.split_once("://") {
         let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
         let host = host.split(':').next().unwrap_or_default();

@@ -9,8 +9,10 @@ use std::path::PathBuf;
 use rustls::RootCertStore;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
+
+use crate::certificate::Certificate;
 
 pub type PemError = &'static str;
 
@@ -54,6 +56,24 @@ pub fn authorities(pem: &[u8]) -> Result<RootCertStore, PemError> {
         return Err(NO_CERTIFICATE);
     }
     Ok(roots)
+}
+
+/// Reads the lists of revoked certificates in a file; a file without any is an error.
+pub fn revocation_lists(
+    pem: &[u8],
+) -> Result<Vec<CertificateRevocationListDer<'static>>, PemError> {
+    let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(pem).collect();
+    let lists = lists.map_err(|_| "not PEM")?;
+    if lists.is_empty() {
+        return Err(
+            "no list of revoked certificates in it; PEM begins with `-----BEGIN X509 CRL-----`",
+        );
+    }
+    let mut all = lists.iter();
+    match all.all(|list| Certificate::is_revocation_list(list)) {
+        true => Ok(lists),
+        false => Err("a list of revoked certificates in it cannot be read"),
+    }
 }
 
 /// Reads a certificate with its chain and its key, and checks that both belong together.

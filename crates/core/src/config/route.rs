@@ -4,11 +4,11 @@
 //! Every value is read and checked by itself; names are still names. `routes.rs` joins them.
 
 mod forwarding;
+mod matching;
 
 pub(super) use forwarding::{REDIRECT_STATUSES, media_type};
 
 use http::{HeaderName, Method};
-use toml::de::DeValue;
 
 use super::definitions::Inherited;
 use super::*;
@@ -16,8 +16,8 @@ use crate::limit::calendar::MAX_COUNT;
 use crate::path::Case;
 use crate::route::template::Template;
 use crate::route::{
-    Action, CostSource, Direction, HeaderChange, HeaderMatch, HeaderText, HostPattern, PathPattern,
-    Prefix, Route, Settle, StatusSet, Target, ValueMatch,
+    Action, CostSource, Direction, HeaderChange, HeaderText, HostPattern, PathPattern, Prefix,
+    RespondBody, Route, Settle, StatusSet, Target,
 };
 use crate::usage::paths::MemberPath;
 
@@ -103,33 +103,21 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
     let every_path = || PathPattern::parse("/*").expect("`/*` is a pattern");
     let case = section.optional_word("case", CASES).or(inherited.case);
     let mut route = Route {
-        number: 0,
-        name: "".into(),
         host: host.map_or(HostPattern::Any, |host| host.value),
-        path: path.unwrap_or_else(every_path),
         case: case.unwrap_or_default(),
         methods: methods(section),
-        headers: headers(section),
+        headers: matching::headers(section),
+        query: matching::parameters(section),
         port: section.optional_integer("port", 1..=65_535),
         target: Target::Upstream(NO_UPSTREAM),
-        affinity: None,
-        limits: Vec::new(),
         cost: cost(section).unwrap_or(CostSource::Fixed(1)),
         settle: section.parse("settle", cost_form, settle),
         refund: refund(section).unwrap_or_default(),
-        strip_prefix: None,
-        add_prefix: None,
-        replace_prefix: None,
         access: access::read(section.section("access")),
         body_limit: inherited.max_body,
-        bandwidth: None,
-        headers_up: Vec::new(),
-        headers_down: Vec::new(),
-        error_pages: Vec::new(),
         timeout: section.optional_duration("timeout", UP_TO_A_DAY),
-        usage: None,
-        reads_body: None,
         body_read: section.size("body_read", 1 << 10..=MAX_BODY_READ as u64),
+        ..Route::of_path("", path.unwrap_or_else(every_path))
     };
     check_place_of_settlement(section, route.settle.as_ref());
     let usage = (section.reader.surroundings.forwards)
@@ -307,56 +295,6 @@ fn method(text: &str) -> Result<Method, String> {
     })
 }
 
-fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
-    section.declare("headers", || {
-        ValueKind::Map(Box::new(ValueKind::BooleanOrText))
-    });
-    let section = section.section("headers");
-    let mut matches: Vec<HeaderMatch> = Vec::new();
-    for (key, value) in section.entries() {
-        let written = key.value.clone();
-        let name = section.parse_text(&written, key, TextForm::HEADER_NAME, header_name);
-        let Some(name) = name else { continue };
-        if matches.iter().any(|one| one.name == name.value) {
-            section.report_duplicate(format!("`{}` is named twice", name.value), &name.span);
-        }
-        let wanted = match value.get_ref() {
-            DeValue::Boolean(true) => Some(ValueMatch::Any),
-            DeValue::String(_) => {
-                let form = TextForm::new(Code::BadPattern, "a header's value");
-                let value_match = |text: &str| ValueMatch::parse(text.to_owned());
-                let text = section.interpolated(value);
-                let wanted = text.and_then(|text| {
-                    section.parse_text(name.value.as_str(), text, form, value_match)
-                });
-                wanted.map(|wanted| wanted.value)
-            }
-            _ => {
-                section.wrong_type(name.value.as_str(), value, "a value, or `true` for any");
-                None
-            }
-        };
-        matches.extend(wanted.map(|value| HeaderMatch {
-            name: name.value,
-            value,
-        }));
-    }
-    matches
-}
-
-const UPSTREAM_KEYS: [&str; 10] = [
-    "upstream",
-    "strip_prefix",
-    "add_prefix",
-    "replace_prefix",
-    "body_limit",
-    "bandwidth",
-    "bandwidth_after",
-    "headers_up",
-    "timeout",
-    "usage",
-];
-
 /// Reads the changes on the way of requests and responses. Returns the answer in place of an
 /// upstream, if it has one that could be read.
 fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) -> Option<Target> {
@@ -393,43 +331,81 @@ fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) ->
     route.bandwidth = forwarding::bandwidth(section);
     let up = forwarding::header_changes(section, "headers_up", Direction::Up);
     let down = forwarding::header_changes(section, "headers_down", Direction::Down);
-    let answer_key = if section.has("redirect") {
-        "redirect"
-    } else {
-        "respond"
-    };
+    let trailers = forwarding::header_changes(section, "trailers_down", Direction::Trailer);
+    route.method_up = forwarding::method(section);
+    route.pass_headers = section.boolean("pass_headers");
+    route.pass_body = section.boolean("pass_body");
+    route.rewrite_down = forwarding::response_rewrites(section).map(Box::new);
     let answer = forwarding::answer(section);
-    if section.has(answer_key) {
-        for key in UPSTREAM_KEYS.into_iter().filter(|key| section.has(key)) {
-            contradiction(format!("`{key}` has no effect here"))
-                .at(&section.key_span(key), "")
-                .at(&section.key_span(answer_key), "the route answers by itself")
-                .report_to(section.reader);
-        }
-    }
-    for change in up.iter().chain(&down) {
-        if let Action::Set(HeaderText::Made(text)) | Action::Add(HeaderText::Made(text)) =
-            &change.value.action
-        {
-            check_variables(section, path.as_ref(), text, &change.span);
-        }
-    }
-    for change in &up {
-        if let Action::Set(HeaderText::Made(text)) | Action::Add(HeaderText::Made(text)) =
-            &change.value.action
-        {
-            check_is_early(section, text, &change.span);
-        }
-    }
-    if let Some(Target::Redirect(redirect)) = &answer {
-        let span = section.key_span("redirect");
-        check_variables(section, path.as_ref(), redirect.to(), &span);
-        check_is_early(section, redirect.to(), &span);
+    check_answers_alone(section);
+    let late: Vec<_> = down.iter().chain(&trailers).collect();
+    check_templates(
+        section,
+        path.as_ref(),
+        &route.host,
+        &up,
+        &late,
+        answer.as_ref(),
+    );
+    if let Some(method) = &route.method_up {
+        let span = section.value_span("method_up");
+        check_variables(section, path.as_ref(), &route.host, method, &span);
+        check_is_early(section, method, &span);
     }
     check_settle(section, route.settle_header(), &down);
     route.headers_up = values(up);
     route.headers_down = values(down);
+    route.trailers_down = values(trailers);
     answer
+}
+
+/// Reports settings for an upstream in a route that answers by itself.
+fn check_answers_alone(section: &Section<'_>) {
+    let mut answers = ["redirect", "respond"].into_iter();
+    let Some(answer) = answers.find(|key| section.has(key)) else {
+        return;
+    };
+    let keys = forwarding::UPSTREAM_KEYS.into_iter();
+    for key in keys.filter(|key| section.has(key)) {
+        contradiction(format!("`{key}` has no effect here"))
+            .at(&section.key_span(key), "")
+            .at(&section.key_span(answer), "the route answers by itself")
+            .report_to(section.reader);
+    }
+}
+
+/// Reports variables that have no value where they stand.
+fn check_templates(
+    section: &Section<'_>,
+    path: Option<&PathPattern>,
+    host: &HostPattern,
+    up: &[Located<HeaderChange>],
+    down: &[&Located<HeaderChange>],
+    answer: Option<&Target>,
+) {
+    let texts = up.iter().chain(down.iter().copied());
+    for (index, change) in texts.enumerate() {
+        if let Action::Set(HeaderText::Made(text)) | Action::Add(HeaderText::Made(text)) =
+            &change.value.action
+        {
+            check_variables(section, path, host, text, &change.span);
+            if index < up.len() {
+                check_is_early(section, text, &change.span);
+            }
+        }
+    }
+    if let Some(Target::Redirect(redirect)) = answer {
+        let span = section.key_span("redirect");
+        check_variables(section, path, host, redirect.to(), &span);
+        check_is_early(section, redirect.to(), &span);
+    }
+    if let Some(Target::Respond(respond)) = answer
+        && let RespondBody::Made(body) = &respond.body
+    {
+        let span = section.key_span("respond");
+        check_variables(section, path, host, body.template(), &span);
+        check_is_early(section, body.template(), &span);
+    }
 }
 
 /// Reports a change of the header by which the upstream settles the cost.
@@ -455,23 +431,30 @@ fn check_settle(
 fn check_variables(
     section: &Section<'_>,
     path: Option<&PathPattern>,
+    host: &HostPattern,
     text: &Template,
     span: &TextSpan,
 ) {
-    if let Some(unknown) = path.and_then(|path| text.unknown_to(path)) {
-        let message = format!("the path has nothing for `{{{unknown}}}`");
-        Diagnostic::new(Code::NoSuchParameter, message)
-            .at(span, "asked for here")
-            .at(&section.value_span("path"), "paths of the route")
-            .report_to(section.reader);
+    let unknown_to_path = path.and_then(|path| text.unknown_to_path(path));
+    let unknown_to_host = text.unknown_to_host(host);
+    for (unknown, key) in [(unknown_to_path, "path"), (unknown_to_host, "host")] {
+        let Some(unknown) = unknown else { continue };
+        let message = format!("the {key} has nothing for `{{{unknown}}}`");
+        let mut found = Diagnostic::new(Code::NoSuchParameter, message).at(span, "asked for here");
+        if section.has(key) {
+            found = found.at(&section.value_span(key), format!("{key}s of the route"));
+        }
+        found.report_to(section.reader);
     }
 }
 
 fn check_is_early(section: &Section<'_>, text: &Template, span: &TextSpan) {
-    if text.tells_attempts() {
-        contradiction("only `headers_down` can tell what an upstream has answered")
-            .at(span, "has no value yet")
-            .report_to(section.reader);
+    if text.is_late() {
+        contradiction(
+            "only `headers_down` and `trailers_down` can tell what an upstream has answered",
+        )
+        .at(span, "has no value yet")
+        .report_to(section.reader);
     }
 }
 

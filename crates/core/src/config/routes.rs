@@ -208,6 +208,7 @@ fn takes_everything(defined: &DefinedRoute) -> bool {
     route.host == HostPattern::Any
         && route.methods.is_empty()
         && route.headers.is_empty()
+        && route.query.is_empty()
         && defined.has_path
         && route.path.params().next().is_none()
         && root.is_ok_and(|root| route.path.matches(&root))

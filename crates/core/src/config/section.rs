@@ -437,7 +437,8 @@ const PROXY_SETTINGS: &[(&str, &str)] = &[
     (
         "route",
         "upstream strip_prefix add_prefix replace_prefix body_limit bandwidth bandwidth_after \
-         headers_up headers_down respond redirect usage body_read error_pages",
+         method_up pass_headers pass_body headers_up headers_down trailers_down rewrite_down \
+         respond redirect usage body_read error_pages",
     ),
 ];
 

@@ -23,8 +23,11 @@ pub struct ServerSettings {
     pub header_timeout: Duration,
     pub idle_timeout: Duration,
     pub body_timeout: Duration,
+    pub connections: ConnectionBounds,
     pub max_header_bytes: usize,
     pub max_headers: usize,
+    /// Whether request headers with `_` in their names pass; else they are removed.
+    pub underscores_in_headers: bool,
     pub proxy_protocol: ProxyProtocol,
     pub http2: bool,
     /// The port of `https` to which plain requests are redirected.
@@ -41,6 +44,14 @@ pub struct ServerSettings {
     pub handover_timeout: Duration,
     pub pid_file: Option<PathBuf>,
     pub control: Control,
+}
+
+/// `connection_requests` and `connection_age`, towards clients and towards servers: after either
+/// bound a connection gets no more requests. `None` is no bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionBounds {
+    pub requests: Option<u32>,
+    pub age: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,9 +151,11 @@ pub(super) fn read(top: &mut Section<'_>) -> ServerSettings {
         header_timeout: section.duration("header_timeout", UP_TO_A_DAY),
         idle_timeout: section.duration("idle_timeout", UP_TO_A_DAY),
         body_timeout: section.duration("body_timeout", UP_TO_A_DAY),
+        connections: section.connection_bounds(),
         // hyper refuses buffers under 8 KiB.
         max_header_bytes: section.size("max_header_bytes", 8 << 10..=MIB),
         max_headers: section.integer("max_headers", 1..=1000),
+        underscores_in_headers: section.boolean("underscores_in_headers"),
         proxy_protocol,
         https_port: section.optional_integer("https_port", 1..=65_535),
         http2: section.boolean("http2"),
@@ -203,6 +216,13 @@ fn file_path(text: &str) -> Result<PathBuf, &'static str> {
 }
 
 impl Section<'_> {
+    pub(super) fn connection_bounds(&mut self) -> ConnectionBounds {
+        ConnectionBounds {
+            requests: self.optional_integer("connection_requests", 1..=1_000_000_000),
+            age: self.optional_duration("connection_age", UP_TO_A_DAY),
+        }
+    }
+
     /// The path of a file that the proxy writes.
     pub(super) fn file_path(&mut self, key: &'static str) -> Option<PathBuf> {
         let path = self.parse(key, TextForm::PATH, file_path)?;

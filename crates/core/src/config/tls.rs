@@ -31,6 +31,9 @@ pub struct TlsSettings {
     /// The certificates that clients may show; `None` asks for none.
     pub clients: Option<ClientCertificates>,
     pub min_version: TlsVersion,
+    /// Whether a client that asks for a name of no certificate, or for none, is refused. Else it
+    /// gets the first certificate.
+    pub refuses_unknown: bool,
     /// The port of `https` to which clients of plain listeners are redirected.
     pub redirect: Option<u16>,
     pub hsts: Option<Duration>,
@@ -44,11 +47,19 @@ pub enum TlsVersion {
     V1_3,
 }
 
-/// `client_ca` and `client_auth`
-#[derive(Clone, Debug)]
+/// `client_ca`, `client_crl` and `client_auth`
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificates {
     pub ca: PemFile,
+    /// Lists of revoked certificates. Each authority of a chain needs one then.
+    pub crl: Option<PemFile>,
     pub required: bool,
+}
+
+impl ClientCertificates {
+    pub fn files(&self) -> impl Iterator<Item = &PemFile> {
+        [&self.ca].into_iter().chain(&self.crl)
+    }
 }
 
 /// `[tls.acme]`
@@ -96,6 +107,7 @@ pub(super) fn read(top: &mut Section<'_>, http2: bool, places: &mut Places) -> O
         certificates,
         clients,
         min_version: section.word("min_version", &versions),
+        refuses_unknown: section.word("unknown_name", &[("first", false), ("refuse", true)]),
         redirect,
         hsts: hsts(&mut section),
         acme,
@@ -150,17 +162,21 @@ pub(super) fn validity(section: &Section<'_>, identity: &CheckedIdentity) -> Loc
 fn client_certificates(section: &mut Section<'_>) -> Option<ClientCertificates> {
     let ca = section.authorities("client_ca");
     let required = section.optional_word("client_auth", &[("required", true), ("optional", false)]);
-    if required.is_some() && !section.has("client_ca") {
-        contradiction("`tls.client_auth` needs `client_ca`")
-            .at(
-                &section.value_span("client_auth"),
-                "no certificate of a client could be verified",
-            )
-            .help("name the authorities: `client_ca = \"/etc/tidegate/clients.pem\"`")
-            .report_to(section.reader);
+    let crl = section.revocation_lists("client_crl");
+    for key in ["client_auth", "client_crl"] {
+        if section.has(key) && !section.has("client_ca") {
+            contradiction(format!("`tls.{key}` needs `client_ca`"))
+                .at(
+                    &section.value_span(key),
+                    "no certificate of a client could be verified",
+                )
+                .help("name the authorities: `client_ca = \"/etc/tidegate/clients.pem\"`")
+                .report_to(section.reader);
+        }
     }
     Some(ClientCertificates {
         ca: ca?,
+        crl,
         required: required.unwrap_or(true),
     })
 }
@@ -292,21 +308,27 @@ fn mailto(text: &str) -> Result<String, &'static str> {
 pub struct ClientTls {
     /// Certificates to trust instead of the system's, PEM.
     pub ca: Option<Vec<u8>>,
+    /// Lists of revoked certificates, PEM.
+    pub crl: Option<Vec<u8>>,
     /// Our certificate with its chain and its private key, both PEM, for servers that ask for one.
     pub identity: Option<(Vec<u8>, Secret<Vec<u8>>)>,
     /// The name in the servers' certificates; `None` is the host's name.
     pub name: Option<String>,
     /// Whether any certificate of a server is accepted.
     pub unverified: bool,
+    /// Whether the handshake leaves the name out (no SNI).
+    pub hides_name: bool,
 }
 
 impl fmt::Debug for ClientTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientTls")
             .field("ca", &self.ca.as_ref().map(Vec::len))
+            .field("crl", &self.crl.as_ref().map(Vec::len))
             .field("identity", &self.identity.as_ref().map(|(_, key)| key))
             .field("name", &self.name)
             .field("unverified", &self.unverified)
+            .field("hides_name", &self.hides_name)
             .finish()
     }
 }
@@ -343,7 +365,9 @@ pub(super) fn read_client_keys(section: &mut Section<'_>, file_stem: &str) -> Cl
         ca: ca.map(|file| file.content),
         identity: identity.map(|files| (files.cert.content, Secret(files.key.content))),
         name,
+        crl: None,
         unverified: false,
+        hides_name: false,
     }
 }
 

@@ -32,6 +32,7 @@ pub struct UpstreamSettings {
     pub timeout: Duration,
     pub body_timeout: Duration,
     pub idle_timeout: Duration,
+    pub connections: ConnectionBounds,
     /// Unused connections kept, per worker.
     pub max_idle: usize,
     /// Requests under way at once, per worker; over HTTP/1.1 each has a connection of its own.
@@ -131,6 +132,7 @@ fn settings(
         // The default is shorter than what common servers keep (Node and uvicorn: 5 s). A
         // connection is rarely closed by them at the moment it is used again.
         idle_timeout: section.duration("idle_timeout", UP_TO_A_DAY),
+        connections: section.connection_bounds(),
         max_idle: section.integer("max_idle", 0..=1 << 20),
         max_connections: section.integer("max_connections", 1..=1 << 20),
         dns_every: section.duration("dns_every", SECOND..=DAY),
@@ -299,14 +301,18 @@ fn server<'r>(
 fn tls(upstream: &mut Section<'_>, servers: &[UpstreamServer]) -> ClientTls {
     let mut section = upstream.section("tls");
     let mut tls = tls::read_client_keys(&mut section, "upstream-client");
+    tls.crl = (section.revocation_lists("crl")).map(|file| file.content);
     tls.unverified = !section.boolean("verify");
+    tls.hides_name = !section.boolean("sni");
     let verify = section.key_span("verify");
     section.finish();
     if tls != ClientTls::default() {
         check_https(upstream, "tls", servers, "write `https://` in `servers`");
     }
-    if tls.unverified && tls.ca.is_some() {
-        contradiction("`ca` is for verifying, and `verify` is off")
+    let for_verifying = [("ca", tls.ca.is_some()), ("crl", tls.crl.is_some())];
+    let useless = for_verifying.into_iter().find(|(_, is_given)| *is_given);
+    if let (true, Some((key, _))) = (tls.unverified, useless) {
+        contradiction(format!("`{key}` is for verifying, and `verify` is off"))
             .at(&verify, "the proxy accepts every certificate of the server")
             .help("leave one of the two out")
             .report_to(upstream.reader);

@@ -232,7 +232,7 @@ fn letter_case(compiled: &Compiled<'_>) -> Option<Diagnostic> {
 /// A path that differs from a route's by letter case, and the route with other limits that
 /// takes it.
 fn escape<'c>(compiled: &'c Compiled<'_>, route: &Route) -> Option<(String, &'c Route)> {
-    if route.limits.is_empty() {
+    if route.limits.is_empty() || !route.query.is_empty() {
         return None;
     }
     let sample = route.path.sample(|literal| {
@@ -246,6 +246,7 @@ fn escape<'c>(compiled: &'c Compiled<'_>, route: &Route) -> Option<(String, &'c 
         HostPattern::Any => String::new(),
         HostPattern::Exact(host) => host.to_string(),
         HostPattern::Below(host) => format!("x.{host}"),
+        HostPattern::Regex(_) => return None,
     };
     let mut headers = HeaderMap::new();
     for wanted in &route.headers {
@@ -262,6 +263,7 @@ fn escape<'c>(compiled: &'c Compiled<'_>, route: &Route) -> Option<(String, &'c 
         path: &path,
         method: route.methods.first().unwrap_or(&Method::GET),
         headers: &headers,
+        query: None,
         port: route.port.unwrap_or(0),
     });
     let other = found?.route;

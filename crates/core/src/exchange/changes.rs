@@ -3,9 +3,15 @@
 //! All values are made from the request as the client sent it, before anything is sent. The changes
 //! are applied last, so that neither `Connection` nor the proxy's own headers can undo them.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
-use http::{Request, Response, Version};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION,
+    TRAILER, UPGRADE,
+};
+use http::{Method, Request, Response, Version};
 use smallvec::SmallVec;
 
 use super::access_record::AccessRecord;
@@ -14,10 +20,15 @@ use super::headers;
 use super::headers::{RequestFault, check_framing};
 use super::rejection::Rejection;
 use super::request_id;
+use crate::clock;
 use crate::path::CanonicalPath;
 use crate::request_head::HeadError;
-use crate::route::template::{AttemptVariable, LateText, TemplateFacts, TooLong};
-use crate::route::{Action, HeaderChange, HeaderText, Redirect, RedirectFailure, Route, Target};
+use crate::route::template::{
+    AttemptVariable, BodyTemplate, LateText, ResponseTime, TemplateFacts, TooLong,
+};
+use crate::route::{
+    Action, HeaderChange, HeaderText, Redirect, RedirectFailure, RespondBody, Route, Target,
+};
 use crate::telemetry::spans::{AttemptLog, RecordedAttempt};
 
 /// Changes with their values for this request.
@@ -33,19 +44,81 @@ struct FilledChange<'t> {
 #[derive(Debug)]
 enum FilledValue {
     Ready(HeaderValue),
-    /// It tells the attempts to send the request.
+    /// It tells something of the response.
     Late(LateText),
 }
 
 impl FilledChange<'_> {
-    /// `None` for an empty value. Without attempts, a value that tells them is empty.
-    fn value(&self, attempts: Option<&AttemptLog>) -> Option<HeaderValue> {
-        match self.value.as_ref()? {
+    /// `None` for an empty value. `headers` are those of the message.
+    fn value(&self, headers: &HeaderMap, facts: &LateFacts) -> Option<HeaderValue> {
+        self.value.as_ref()?.text(headers, facts)
+    }
+}
+
+impl FilledValue {
+    fn text(&self, headers: &HeaderMap, facts: &LateFacts) -> Option<HeaderValue> {
+        match self {
             FilledValue::Ready(value) => Some(value.clone()),
             FilledValue::Late(text) => {
-                let text = attempts?.look(|attempts| text.fill(|one| told(one, attempts)));
+                let tell = |variable| {
+                    let attempts = facts.attempts.as_ref();
+                    let told = attempts.map(|log| log.look(|all| told(variable, all)));
+                    told.unwrap_or_default()
+                };
+                let text = text.fill(headers, || facts.time(), tell);
                 Some(HeaderValue::try_from(text).ok()?).filter(|value| !value.is_empty())
             }
+        }
+    }
+}
+
+/// A trailer with its value for one request.
+#[derive(Debug)]
+struct FilledTrailer {
+    name: HeaderName,
+    /// Whether trailers of this name stay.
+    adds: bool,
+    value: FilledValue,
+}
+
+/// The trailers that a route adds to one response.
+#[derive(Debug)]
+pub struct ResponseTrailers {
+    list: Vec<FilledTrailer>,
+    /// The headers of the response.
+    headers: HeaderMap,
+    late: LateFacts,
+}
+
+impl ResponseTrailers {
+    /// Adds the trailers to those of the upstream. The body has ended.
+    pub fn add_to(&self, trailers: &mut HeaderMap) {
+        for one in &self.list {
+            match one.value.text(&self.headers, &self.late) {
+                Some(value) if one.adds => drop(trailers.append(&one.name, value)),
+                Some(value) => drop(trailers.insert(&one.name, value)),
+                None => {}
+            }
+        }
+    }
+}
+
+/// What variables of a response tell, beside its headers.
+#[derive(Clone, Debug, Default)]
+struct LateFacts {
+    /// When the head of the request was complete; `None` for changes without variables.
+    began: Option<Instant>,
+    /// The attempts to send the request, if a header of the response tells them.
+    attempts: Option<Arc<AttemptLog>>,
+}
+
+impl LateFacts {
+    fn time(&self) -> ResponseTime {
+        let now = clock::now();
+        let began = self.began.unwrap_or(now);
+        ResponseTime {
+            took: now.saturating_duration_since(began),
+            unix: Duration::from_micros(clock::unix_us()),
         }
     }
 }
@@ -55,9 +128,15 @@ impl FilledChange<'_> {
 pub struct Changes<'t> {
     up: Filled<'t>,
     down: Filled<'t>,
+    trailers: Vec<FilledChange<'t>>,
     location: Option<HeaderValue>,
+    /// The method for the upstream.
+    method: Option<Method>,
+    /// The body of the route's own response, if it has variables.
+    body: Option<Bytes>,
     /// The request's id, and its header.
     id: Option<(&'t HeaderName, HeaderValue)>,
+    late: LateFacts,
 }
 
 impl<'t> Changes<'t> {
@@ -69,12 +148,20 @@ impl<'t> Changes<'t> {
         downstream: &Downstream,
         record: &mut AccessRecord,
     ) -> Result<Option<Box<Changes<'t>>>, Rejection> {
-        let redirect = match &route.target {
-            Target::Redirect(redirect) => Some(redirect),
-            Target::Upstream(_) | Target::Respond(_) => None,
+        let (redirect, body) = match &route.target {
+            Target::Redirect(redirect) => (Some(redirect), None),
+            Target::Respond(respond) => match &respond.body {
+                RespondBody::Made(template) => (None, Some(template)),
+                RespondBody::Fixed(_) => (None, None),
+            },
+            Target::Upstream(_) => (None, None),
         };
-        let has_changes =
-            redirect.is_some() || !route.headers_up.is_empty() || !route.headers_down.is_empty();
+        let has_changes = redirect.is_some()
+            || body.is_some()
+            || route.method_up.is_some()
+            || !route.headers_up.is_empty()
+            || !route.headers_down.is_empty()
+            || !route.trailers_down.is_empty();
         if !has_changes && id.is_none() {
             return Ok(None);
         }
@@ -107,47 +194,114 @@ impl<'t> Changes<'t> {
         Ok(Some(Box::new(Changes {
             up: fill(&route.headers_up, &facts)?,
             down: fill(&route.headers_down, &facts)?,
+            trailers: match takes_trailers(request) {
+                true => fill(&route.trailers_down, &facts)?.into_vec(),
+                false => Vec::new(),
+            },
             location: redirect.map(|to| location(to, &facts)).transpose()?,
+            method: method(route, &facts)?,
+            body: body.map(|body| made_body(body, &facts)).transpose()?,
             id,
+            late: LateFacts {
+                began: Some(record.began),
+                attempts: None,
+            },
         })))
     }
 
     /// Changes a request that is otherwise ready for its upstream.
-    pub fn apply_to_request(&self, headers: &mut HeaderMap) {
+    pub fn apply_to_request<B>(&self, request: &mut Request<B>) {
+        // The response to HEAD has no body.
+        if let Some(method) = &self.method
+            && request.method() != Method::HEAD
+        {
+            request.method_mut().clone_from(method);
+        }
+        let headers = request.headers_mut();
         if let Some((name, id)) = &self.id {
-            remove_twins(headers, |odd| headers::are_twins(name, odd));
+            headers::remove_odd_names(headers, |odd| headers::are_twins(name, odd));
             headers.insert(*name, id.clone());
         }
         if !self.up.is_empty() {
             let sets = |one: &&FilledChange<'_>| !matches!(one.change.action, Action::Add(_));
-            remove_twins(headers, |odd| {
+            headers::remove_odd_names(headers, |odd| {
                 let mut set = self.up.iter().filter(sets);
                 set.any(|one| headers::are_twins(&one.change.name, odd))
             });
-            apply(&self.up, headers, None);
+            apply(&self.up, headers, &self.late);
         }
     }
 
-    /// Whether a header of the response tells the attempts to send the request.
-    pub fn tell_attempts(&self) -> bool {
-        let is_late = |one: &FilledChange<'_>| matches!(one.value, Some(FilledValue::Late(_)));
-        self.down.iter().any(is_late)
+    /// Chooses the log of the attempts to send the request: that of its trace, or a new one if a
+    /// header of the response tells them.
+    pub fn keep_attempts(&mut self, of_trace: Option<Arc<AttemptLog>>) -> Option<Arc<AttemptLog>> {
+        let tells = |one: &FilledChange<'_>| match &one.value {
+            Some(FilledValue::Late(text)) => text.tells_attempts(),
+            _ => false,
+        };
+        if !self.down.iter().chain(&self.trailers).any(tells) {
+            return of_trace;
+        }
+        let attempts = of_trace.unwrap_or_else(|| AttemptLog::new(None));
+        self.late.attempts = Some(Arc::clone(&attempts));
+        Some(attempts)
     }
 
-    pub fn apply_to_response(&self, headers: &mut HeaderMap, attempts: Option<&AttemptLog>) {
-        apply(&self.down, headers, attempts);
+    /// Takes the trailers for a response with a body, and announces them. `None` without any.
+    pub fn take_trailers<R>(
+        &mut self,
+        response: &mut Response<R>,
+    ) -> Option<Box<ResponseTrailers>> {
+        let status = response.status();
+        let has_body =
+            (200..400).contains(&status.as_u16()) && ![204, 205, 304].contains(&status.as_u16());
+        if self.trailers.is_empty() || !has_body {
+            return None;
+        }
+        let headers = response.headers_mut();
+        headers.remove(CONTENT_LENGTH);
+        let taken = std::mem::take(&mut self.trailers).into_iter();
+        let list: Vec<FilledTrailer> = taken
+            .filter_map(|one| {
+                Some(FilledTrailer {
+                    name: one.change.name.clone(),
+                    adds: matches!(one.change.action, Action::Add(_)),
+                    value: one.value?,
+                })
+            })
+            .collect();
+        for one in &list {
+            headers.append(TRAILER, HeaderValue::from(one.name.clone()));
+        }
+        let headers = headers.clone();
+        let late = self.late.clone();
+        Some(Box::new(ResponseTrailers {
+            list,
+            headers,
+            late,
+        }))
+    }
+
+    pub fn apply_to_response(&self, headers: &mut HeaderMap) {
+        apply(&self.down, headers, &self.late);
     }
 
     /// Adds headers to a refusal that it does not have.
     pub fn add_missing(&self, headers: &mut HeaderMap) {
         for one in &self.down {
             let name = &one.change.name;
-            if let (Some(value), false) = (one.value(None), headers.contains_key(name)) {
+            let value = one.value(headers, &self.late);
+            if let (Some(value), false) = (value, headers.contains_key(name)) {
                 headers.insert(name, value);
             }
         }
     }
 }
+
+/// In the extensions of a response that is not sent: the connection is closed, or the stream of
+/// HTTP/2 is reset.
+#[derive(Clone, Copy, Debug)]
+pub struct CloseUnanswered;
 
 /// The response of a route that answers itself; `None` for a route to an upstream.
 pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Response<Bytes>> {
@@ -155,8 +309,17 @@ pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Re
     let headers = match target {
         Target::Upstream(_) => return None,
         Target::Respond(answer) => {
-            *response.body_mut() = answer.body.clone();
+            *response.body_mut() = match &answer.body {
+                RespondBody::Fixed(bytes) => bytes.clone(),
+                RespondBody::Made(_) => {
+                    let body = changes.and_then(|changes| changes.body.clone());
+                    body.unwrap_or_default()
+                }
+            };
             *response.status_mut() = answer.status;
+            if answer.closes() {
+                response.extensions_mut().insert(CloseUnanswered);
+            }
             answer
                 .content_type
                 .clone()
@@ -170,9 +333,14 @@ pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Re
     };
     response.headers_mut().extend(headers);
     if let Some(changes) = changes {
-        changes.apply_to_response(response.headers_mut(), None);
+        changes.apply_to_response(response.headers_mut());
     }
     Some(response)
+}
+
+/// Whether the response can have a body with trailers.
+fn takes_trailers<B>(request: &Request<B>) -> bool {
+    request.method() != Method::HEAD && request.version() != Version::HTTP_10
 }
 
 fn fill<'t>(
@@ -194,7 +362,7 @@ fn value(text: &HeaderText, facts: &TemplateFacts<'_>) -> Result<Option<FilledVa
     let too_large = Rejection::HeadError(HeadError::TooLarge);
     let value = match text {
         HeaderText::Fixed(value) => value.clone(),
-        HeaderText::Made(template) if template.tells_attempts() => {
+        HeaderText::Made(template) if template.is_late() => {
             let late = template.fill_late(facts).map_err(|TooLong| too_large)?;
             return Ok(Some(FilledValue::Late(late)));
         }
@@ -236,6 +404,23 @@ fn version_text(version: Version) -> &'static str {
     }
 }
 
+/// `None` for a value that is no such method: that of the client stays.
+fn method(route: &Route, facts: &TemplateFacts<'_>) -> Result<Option<Method>, Rejection> {
+    let Some(template) = &route.method_up else {
+        return Ok(None);
+    };
+    let too_large = Rejection::HeadError(HeadError::TooLarge);
+    let value = template.fill(facts).map_err(|TooLong| too_large)?;
+    let method = Method::from_bytes(&value).ok();
+    Ok(method.filter(|one| ![Method::HEAD, Method::CONNECT, Method::TRACE].contains(one)))
+}
+
+fn made_body(body: &BodyTemplate, facts: &TemplateFacts<'_>) -> Result<Bytes, Rejection> {
+    let too_large = Rejection::HeadError(HeadError::TooLarge);
+    let body = body.fill(facts).map_err(|TooLong| too_large)?;
+    Ok(body.into())
+}
+
 fn location(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValue, Rejection> {
     redirect.location(facts).map_err(|error| match error {
         RedirectFailure::TooLong => Rejection::HeadError(HeadError::TooLarge),
@@ -243,10 +428,17 @@ fn location(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValu
     })
 }
 
-fn apply(changes: &Filled<'_>, headers: &mut HeaderMap, attempts: Option<&AttemptLog>) {
+fn apply(changes: &Filled<'_>, headers: &mut HeaderMap, facts: &LateFacts) {
     for one in changes {
         let change = one.change;
-        match (&change.action, one.value(attempts)) {
+        match (&change.action, one.value(headers, facts)) {
+            (_, value) if change.name == CONNECTION => {
+                // A tunnel ends with its connection.
+                let closes = value.is_some_and(|one| one.as_bytes().eq_ignore_ascii_case(b"close"));
+                if closes && !headers.contains_key(UPGRADE) {
+                    headers.append(CONNECTION, HeaderValue::from_static("close"));
+                }
+            }
             (Action::Add(_), None) => {}
             (Action::Add(_), Some(value)) => {
                 headers.append(&change.name, value);
@@ -258,15 +450,5 @@ fn apply(changes: &Filled<'_>, headers: &mut HeaderMap, attempts: Option<&Attemp
                 headers.insert(&change.name, value);
             }
         }
-    }
-}
-
-/// Removes headers of the client whose names have `_` where ours have `-`. Many servers take both
-/// for one header, and could choose the client's value.
-fn remove_twins(headers: &mut HeaderMap, is_twin: impl Fn(&HeaderName) -> bool) {
-    let is_odd = |name: &&HeaderName| name.as_str().contains('_') && is_twin(name);
-    let odd: SmallVec<[HeaderName; 4]> = headers.keys().filter(is_odd).cloned().collect();
-    for name in odd {
-        headers.remove(name);
     }
 }

@@ -17,11 +17,13 @@ use http::{Request, Response, StatusCode, Version};
 use memchr::memmem;
 
 pub use crate::request_head::Scheme;
+pub(crate) use check::remove_odd_names;
 pub use check::{RequestFault, check_coding, check_framing, prefer_target};
 pub use forwarded::{Peer, PrerenderedHeaders, put_line, scheme};
 use forwarded::{append, name_client};
 pub(super) use hop::are_twins;
-use hop::{HopFields, has_option};
+pub use hop::keep_forwarding;
+use hop::{HopFields, has_option, may_tunnel};
 pub use prefix::{prepend, replace, restore, strip};
 
 /// Headers that [`to_upstream`] adds, at most.
@@ -122,7 +124,8 @@ pub fn to_downstream<B>(response: &mut Response<B>) {
     let seen = HopFields::in_response(headers, status);
     // With too many options, only the known headers of the connection are removed.
     let _ = seen.remove(headers);
-    if status == StatusCode::SWITCHING_PROTOCOLS {
+    // RFC 9110 section 7.8: an `Upgrade` is named in `Connection`.
+    if status == StatusCode::SWITCHING_PROTOCOLS || seen.upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     }
     if status == StatusCode::NO_CONTENT || status == StatusCode::SWITCHING_PROTOCOLS {
@@ -135,7 +138,7 @@ pub fn to_downstream<B>(response: &mut Response<B>) {
 pub fn close_after<B>(response: &mut Response<B>) {
     response
         .headers_mut()
-        .insert(CONNECTION, HeaderValue::from_static("close"));
+        .append(CONNECTION, HeaderValue::from_static("close"));
 }
 
 /// Whether a request with an `Upgrade` asks for a protocol that may be tunnelled. HTTP/2 may not,
@@ -143,16 +146,7 @@ pub fn close_after<B>(response: &mut Response<B>) {
 fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
     version == Version::HTTP_11
         && has_option(headers, "upgrade")
-        && !headers.get_all(UPGRADE).iter().any(|value| {
-            value.to_str().map_or(true, |protocols| {
-                protocols.split(',').map(str::trim).any(|protocol| {
-                    let name = protocol.split('/').next().unwrap_or_default();
-                    ["h2", "h2c", "http", "tls", ""]
-                        .iter()
-                        .any(|refused| name.eq_ignore_ascii_case(refused))
-                })
-            })
-        })
+        && headers.get_all(UPGRADE).iter().all(may_tunnel)
 }
 
 /// Moves the host of an absolute target into `Host`.
@@ -439,6 +433,11 @@ mod tests {
         assert_eq!(all(&headers, "connection"), ["upgrade"]);
         assert_eq!(all(&headers, "upgrade"), ["websocket"]);
         assert!(!answered(204, &[("content-length", "0")]).contains_key("content-length"));
+        for (protocol, stays) in [("websocket", true), ("h2,h2c", false)] {
+            let headers = answered(200, &[("connection", "Upgrade"), ("upgrade", protocol)]);
+            assert_eq!(headers.contains_key("upgrade"), stays, "{protocol}");
+            assert_eq!(headers.contains_key("connection"), stays, "{protocol}");
+        }
         assert!(answered(426, &[("upgrade", "websocket")]).contains_key("upgrade"));
         assert!(answered(304, &[("content-length", "9")]).contains_key("content-length"));
     }

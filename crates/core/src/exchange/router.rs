@@ -43,6 +43,7 @@ impl Router {
             path: head.path,
             method: head.method,
             headers: head.headers,
+            query: head.query,
             port: head.port,
         };
         self.routes

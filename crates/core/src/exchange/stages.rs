@@ -58,6 +58,7 @@ pub struct Stages {
     logs_traces: bool,
     secure: Secure,
     max_headers: usize,
+    underscores_in_headers: bool,
     /// Whether a route needs the body of a request for its decision.
     reads_bodies: bool,
     /// Whether some clients are refused by their address.
@@ -139,6 +140,7 @@ impl Stages {
             logs_traces: config.tracing.is_some() && config.log.decisions.is_some(),
             secure,
             max_headers: config.server.max_headers,
+            underscores_in_headers: config.server.underscores_in_headers,
             reads_bodies,
             has_access_lists,
             request_id: config.request_id,
@@ -171,6 +173,9 @@ impl Stages {
             record.set_trace(tracer.begin(request, downstream), request);
         }
         headers::prefer_target(request);
+        if !self.underscores_in_headers {
+            headers::remove_odd_names(request.headers_mut(), |_| true);
+        }
         Exchange {
             request,
             response,
@@ -367,6 +372,7 @@ impl Stages {
             path: &path,
             method: x.request.method(),
             headers: x.request.headers(),
+            query: x.request.uri().query(),
             port: x.downstream.arrival.ports.local,
         });
         let route = found?.route;

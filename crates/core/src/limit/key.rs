@@ -42,7 +42,7 @@ pub use parse::{KeyError, MAX_CHOICES, part_forms, part_pattern, part_words};
 pub use text::address;
 pub use text::{Given, PartText};
 use value::{Carried, PartValue};
-pub use value::{Credential, with_bearer};
+pub use value::{Credential, any_query_value, with_bearer};
 
 /// The secret that identities are hashed with, shared by all proxies of one store.
 #[derive(Clone, PartialEq, Eq)]

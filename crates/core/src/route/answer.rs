@@ -7,7 +7,9 @@ use http::{HeaderValue, StatusCode};
 
 use super::host_of;
 use super::rewrite::own_value;
-use super::template::{Template, TemplateError, TemplateFacts, TemplatePiece, TooLong, Variable};
+use super::template::{
+    BodyTemplate, Template, TemplateError, TemplateFacts, TemplatePiece, TooLong, Variable,
+};
 
 #[derive(Clone, Debug)]
 pub enum Target {
@@ -26,7 +28,10 @@ impl Target {
         };
         Target::Respond(Box::new(Respond {
             status: respond.status,
-            body: Bytes::copy_from_slice(&respond.body),
+            body: match &respond.body {
+                RespondBody::Fixed(bytes) => RespondBody::Fixed(Bytes::copy_from_slice(bytes)),
+                RespondBody::Made(template) => RespondBody::Made(template.clone()),
+            },
             content_type: respond.content_type.as_ref().map(own_value),
         }))
     }
@@ -34,10 +39,32 @@ impl Target {
 
 #[derive(Clone, Debug)]
 pub struct Respond {
-    /// 200 or above.
+    /// 200 or above. [`Respond::CLOSED`] is no response: the connection is closed.
     pub status: StatusCode,
-    pub body: Bytes,
+    pub body: RespondBody,
     pub content_type: Option<HeaderValue>,
+}
+
+#[derive(Clone, Debug)]
+pub enum RespondBody {
+    Fixed(Bytes),
+    Made(BodyTemplate),
+}
+
+impl RespondBody {
+    pub fn is_empty(&self) -> bool {
+        matches!(self, RespondBody::Fixed(bytes) if bytes.is_empty())
+    }
+}
+
+impl Respond {
+    /// The status of logs and metrics for a connection that is closed without a response, as in
+    /// nginx.
+    pub const CLOSED: u16 = 444;
+
+    pub fn closes(&self) -> bool {
+        self.status.as_u16() == Respond::CLOSED
+    }
 }
 
 #[derive(Clone, Debug)]

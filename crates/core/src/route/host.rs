@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use super::regex::{MARK, Regex};
 use crate::path::Malformed;
 
 /// The longest host name, bytes (RFC 1035).
@@ -18,6 +19,8 @@ pub enum HostPattern {
     Exact(Box<str>),
     /// `*.example.com`, stored as `example.com`: all names below it, at any depth, but not itself.
     Below(Box<str>),
+    /// `regex:..`: all names in which the expression is found, in any letter case.
+    Regex(Regex),
 }
 
 // The reasons to refuse a host. In a request, the client is at fault: 400.
@@ -30,13 +33,18 @@ const CHARACTER: Malformed = Malformed(
 const EMPTY_LABEL: Malformed = Malformed("the host has an empty label between two dots");
 const PORT: Malformed = Malformed("the port is not a number up to 65535");
 const IPV6: Malformed = Malformed("an IPv6 address in brackets is expected");
-const STAR: Malformed =
-    Malformed("`*` stands for whole leading labels only, as in `*.example.com`");
+const STAR: Malformed = Malformed(
+    "`*` stands for whole leading labels only, as in `*.example.com`; else use `regex:..`",
+);
 const PORT_IN_PATTERN: Malformed = Malformed("hosts are matched without port");
 
 impl HostPattern {
-    /// Reads `example.com` or `*.example.com`. A route without `host` has [`HostPattern::Any`].
+    /// Reads `example.com`, `*.example.com` or `regex:..`. A route without `host` has
+    /// [`HostPattern::Any`].
     pub fn parse(text: &str) -> Result<Self, Malformed> {
+        if let Some(text) = text.strip_prefix(MARK) {
+            return Ok(Self::Regex(Regex::parse(text)?.in_any_case()));
+        }
         let (name, below) = match text.strip_prefix("*.") {
             Some(name) => (name, true),
             None => (text, false),
@@ -58,6 +66,17 @@ impl HostPattern {
         Ok(Self::Below(host.into()))
     }
 
+    /// Writes what a group of its expression has taken of a host.
+    pub(super) fn push_group(&self, group: &str, host: &str, out: &mut Vec<u8>) {
+        if let Self::Regex(regex) = self {
+            regex.push_group(group, host.as_bytes(), out);
+        }
+    }
+
+    pub(super) fn has_group(&self, group: &str) -> bool {
+        matches!(self, Self::Regex(regex) if regex.has_group(group))
+    }
+
     /// `host` is as [`host_of`] returns it.
     pub fn matches(&self, host: &str) -> bool {
         match self {
@@ -66,6 +85,7 @@ impl HostPattern {
             Self::Below(name) => host
                 .strip_suffix(&**name)
                 .is_some_and(|front| front.ends_with('.')),
+            Self::Regex(regex) => regex.is_in(host.as_bytes()),
         }
     }
 }
@@ -171,6 +191,7 @@ impl fmt::Display for HostPattern {
             Self::Any => f.write_str("*"),
             Self::Exact(name) => f.write_str(name),
             Self::Below(name) => write!(f, "*.{name}"),
+            Self::Regex(regex) => write!(f, "{MARK}{}", regex.as_str()),
         }
     }
 }

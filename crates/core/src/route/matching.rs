@@ -5,8 +5,9 @@ use std::fmt;
 
 use http::{HeaderMap, HeaderName, Method};
 
-use super::Route;
 use super::regex::{MARK, Regex};
+use super::{Route, RouteQuery};
+use crate::limit::key::any_query_value;
 use crate::path::{Case, Malformed};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -15,7 +16,13 @@ pub struct HeaderMatch {
     pub value: ValueMatch,
 }
 
-/// What a header's trimmed value must be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct QueryMatch {
+    pub name: Box<str>,
+    pub value: ValueMatch,
+}
+
+/// What a header's trimmed value, or a parameter's decoded value, must be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ValueMatch {
     Any,
@@ -86,14 +93,12 @@ impl Route {
     /// exact ones (a value before an expression before any value). Equally specific headers are
     /// ordered by their text, so that the file's order never matters.
     pub(super) fn header_rank(&self) -> impl Ord + use<> {
-        let set = header_set(&self.headers);
-        let exact: usize = set.iter().map(|(_, kind, _)| usize::from(*kind)).sum();
-        let owned = set
-            .iter()
-            .map(|(name, kind, value)| ((*name).to_owned(), *kind, (*value).to_owned()));
+        let set = self.wanted_fields();
+        let exact: usize = set.iter().map(|field| usize::from(field.exactness)).sum();
+        let texts = set.iter().map(|field| format!("{field:?}"));
         (
             Reverse((self.port.is_some(), set.len(), exact)),
-            owned.collect::<Vec<_>>(),
+            texts.collect::<Vec<_>>(),
         )
     }
 
@@ -101,8 +106,23 @@ impl Route {
         self.port.is_none_or(|own| own == port)
     }
 
-    pub(super) fn takes_headers(&self, headers: &HeaderMap) -> bool {
-        self.headers.iter().all(|wanted| wanted.is_in(headers))
+    pub(super) fn takes_fields(&self, query: &RouteQuery<'_>) -> bool {
+        self.headers
+            .iter()
+            .all(|wanted| wanted.is_in(query.headers))
+            && self.query.iter().all(|wanted| wanted.is_in(query.query))
+    }
+
+    /// The headers and query parameters without order and repetition.
+    fn wanted_fields(&self) -> Vec<WantedField<'_>> {
+        let headers = self.headers.iter();
+        let headers = headers.map(|one| one.value.of_field(false, one.name.as_str()));
+        let query = self.query.iter();
+        let query = query.map(|one| one.value.of_field(true, &one.name));
+        let mut fields: Vec<_> = headers.chain(query).collect();
+        fields.sort_unstable();
+        fields.dedup();
+        fields
     }
 
     /// Whether two routes match the same requests equally well. They have the same host, and the
@@ -116,10 +136,24 @@ impl Route {
         let ignores_case = [self.case, other.case].contains(&Case::Insensitive);
         let paths_meet = ignores_case || self.path.has_literals_of(&other.path);
         let same_port = self.port == other.port;
-        same_port
-            && methods_meet
-            && paths_meet
-            && header_set(&self.headers) == header_set(&other.headers)
+        same_port && methods_meet && paths_meet && self.wanted_fields() == other.wanted_fields()
+    }
+}
+
+impl QueryMatch {
+    pub(super) fn is_in(&self, query: Option<&str>) -> bool {
+        let passes = |value: &[u8]| match &self.value {
+            ValueMatch::Any => true,
+            ValueMatch::Regex(regex) => regex.is_in(value),
+            // A space is `+` in a decoded value.
+            ValueMatch::Exactly(wanted) => {
+                let folded = wanted
+                    .bytes()
+                    .map(|byte| if byte == b' ' { b'+' } else { byte });
+                value.iter().copied().eq(folded)
+            }
+        };
+        query.is_some_and(|query| any_query_value(query, &self.name, passes))
     }
 }
 
@@ -138,22 +172,29 @@ impl HeaderMatch {
     }
 }
 
-/// Header matches without order and repetition: the name, the exactness of the value, the value.
-fn header_set(headers: &[HeaderMatch]) -> Vec<(&str, u8, &str)> {
-    let mut set: Vec<_> = headers
-        .iter()
-        .map(|wanted| {
-            let (kind, value) = match &wanted.value {
-                ValueMatch::Any => (0, ""),
-                ValueMatch::Regex(regex) => (1, regex.as_str()),
-                ValueMatch::Exactly(value) => (2, value.as_str()),
-            };
-            (wanted.name.as_str(), kind, value)
-        })
-        .collect();
-    set.sort_unstable();
-    set.dedup();
-    set
+/// A header or a query parameter that a route asks for.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct WantedField<'r> {
+    is_query: bool,
+    name: &'r str,
+    exactness: u8,
+    value: &'r str,
+}
+
+impl ValueMatch {
+    fn of_field<'r>(&'r self, is_query: bool, name: &'r str) -> WantedField<'r> {
+        let (exactness, value) = match self {
+            ValueMatch::Any => (0, ""),
+            ValueMatch::Regex(regex) => (1, regex.as_str()),
+            ValueMatch::Exactly(value) => (2, value.as_str()),
+        };
+        WantedField {
+            is_query,
+            name,
+            exactness,
+            value,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 
 use super::pattern::{Segment, segments};
-use super::{HeaderMatch, HostPattern, PathPattern, Route, RouteQuery, RouteTable};
+use super::{HeaderMatch, PathPattern, QueryMatch, Route, RouteQuery, RouteTable};
 
 #[derive(Clone, Debug)]
 pub struct Near<'t> {
@@ -26,6 +26,7 @@ pub enum Miss<'t> {
     Port,
     NoHeader(&'t HeaderMatch),
     HeaderValue(&'t HeaderMatch),
+    Query(&'t QueryMatch),
     LessSpecific(Precedence),
 }
 
@@ -84,6 +85,8 @@ impl Route {
                 false => Miss::NoHeader(wanted),
             });
         }
+        let wanted = self.query.iter().filter(|one| !one.is_in(query.query));
+        misses.extend(wanted.map(Miss::Query));
         let is_path = |miss: &Miss<'_>| matches!(miss, Miss::Path(_));
         let path_misses = misses.iter().any(is_path);
         let is_near = match misses.len() {
@@ -111,12 +114,7 @@ impl Route {
 
     /// Why this route comes before another route, when both match.
     fn precedes(&self, other: &Route, query: &RouteQuery<'_>) -> Precedence {
-        let host = |route: &Route| match &route.host {
-            HostPattern::Exact(_) => usize::MAX,
-            HostPattern::Below(name) => name.len(),
-            HostPattern::Any => 0,
-        };
-        if host(self) != host(other) {
+        if self.host != other.host {
             Precedence::Host
         } else if !self.path.is_as_specific_as(&other.path) {
             Precedence::Path
@@ -198,6 +196,7 @@ mod tests {
             path: &CanonicalPath::parse(path).unwrap(),
             method: &Method::from_bytes(method.as_bytes()).unwrap(),
             headers: &headers,
+            query: None,
             port: 0,
         };
         let near = config.routes.near(&ask, 5);

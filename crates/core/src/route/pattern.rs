@@ -167,6 +167,22 @@ impl PathPattern {
             .unwrap_or_default()
     }
 
+    /// Writes the value of its `{name}`, or of a group of its expression, in a matching path.
+    pub(super) fn push_param(&self, name: &str, path: &str, out: &mut Vec<u8>) {
+        match &self.regex {
+            Some(regex) => regex.push_path_group(name, path, out),
+            None => out.extend_from_slice(self.param_of(name, path).as_bytes()),
+        }
+    }
+
+    pub(super) fn has_param(&self, name: &str) -> bool {
+        let has_group = self
+            .regex
+            .as_ref()
+            .is_some_and(|regex| regex.has_group(name));
+        has_group || self.params().any(|own| own == name)
+    }
+
     /// The part of a matching path that `/*` stands for, without the slash before it.
     pub fn rest_of<'p>(&self, path: &'p str) -> &'p str {
         let mut rest = path.strip_prefix('/').unwrap_or(path);

@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 
 use regex::bytes;
 
-use crate::path::{Malformed, unescape};
+use crate::path::{Malformed, push_byte, unescape};
 
 pub(super) const MARK: &str = "regex:";
 /// Bytes of an expression, at most.
@@ -101,15 +101,60 @@ impl Regex {
     /// trailing slash, so this tries the path without it and with it.
     pub(super) fn is_in_path(&self, path: &str) -> bool {
         let plain = decoded(path);
-        if self.compiled.is_match(&plain) {
-            return true;
+        self.compiled.is_match(&plain)
+            || with_slash(&plain).is_some_and(|plain| self.compiled.is_match(&plain))
+    }
+
+    /// Writes a group of the expression, as [`Self::is_in_path`] finds it. It is escaped as in a
+    /// canonical path.
+    pub(super) fn push_path_group(&self, group: &str, path: &str, out: &mut Vec<u8>) {
+        let (plain, mut found) = (decoded(path), Vec::new());
+        if !self.push_group(group, &plain, &mut found)
+            && let Some(plain) = with_slash(&plain)
+        {
+            self.push_group(group, &plain, &mut found);
         }
-        if plain.ends_with(b"/") {
+        let mut text = String::with_capacity(found.len());
+        for byte in found {
+            match byte {
+                b'/' => text.push('/'),
+                _ => push_byte(&mut text, byte),
+            }
+        }
+        out.extend_from_slice(text.as_bytes());
+    }
+
+    /// Writes what a group of the expression matches in a text. The group is a name or a number.
+    /// Returns whether the expression is found.
+    pub(super) fn push_group(&self, group: &str, text: &[u8], out: &mut Vec<u8>) -> bool {
+        let Some(found) = self.compiled.captures(text) else {
             return false;
+        };
+        let group = match group.parse() {
+            Ok(number) => found.get(number),
+            Err(_) => found.name(group),
+        };
+        out.extend_from_slice(group.map_or(b"", |group| group.as_bytes()));
+        true
+    }
+
+    /// Returns `to` with the groups of the expression, if it is found in a text.
+    pub(super) fn expand(&self, text: &[u8], to: &str) -> Option<Vec<u8>> {
+        let found = self.compiled.captures(text)?;
+        let mut out = Vec::new();
+        found.expand(to.as_bytes(), &mut out);
+        Some(out)
+    }
+
+    pub(super) fn has_group(&self, group: &str) -> bool {
+        match group.parse::<usize>() {
+            Ok(number) => (1..self.compiled.captures_len()).contains(&number),
+            Err(_) => self
+                .compiled
+                .capture_names()
+                .flatten()
+                .any(|name| name == group),
         }
-        let mut below = plain.into_owned();
-        below.push(b'/');
-        self.compiled.is_match(&below)
     }
 }
 
@@ -124,6 +169,11 @@ fn compiled(text: &str, any_case: bool) -> Result<bytes::Regex, regex::Error> {
             MAX_COMPILED
         })
         .build()
+}
+
+/// A path with a slash at its end, unless it has one.
+fn with_slash(plain: &[u8]) -> Option<Vec<u8>> {
+    (!plain.ends_with(b"/")).then(|| [plain, b"/"].concat())
 }
 
 fn decoded(path: &str) -> Cow<'_, [u8]> {

@@ -37,6 +37,8 @@ pub enum HeaderText {
 pub enum Direction {
     Up,
     Down,
+    /// Behind the body of a response.
+    Trailer,
 }
 
 impl HeaderChange {
@@ -45,7 +47,8 @@ impl HeaderChange {
             *name,
             h::CONTENT_LENGTH | h::TRANSFER_ENCODING | h::TRAILER | h::TE | h::UPGRADE
         );
-        if frames || *name == h::CONNECTION || *name == h::EXPECT {
+        let closes = *name == h::CONNECTION && direction == Direction::Up;
+        if frames || *name == h::CONNECTION && !closes || *name == h::EXPECT {
             return Err("it frames messages, which is the proxy's own affair");
         }
         if matches!(
@@ -61,6 +64,18 @@ impl HeaderChange {
             (Direction::Up, name) if *name == h::VIA => {
                 Err("requests that come back are known by it")
             }
+            // RFC 9110 section 6.5.1.
+            (
+                Direction::Trailer,
+                &(h::AUTHORIZATION
+                | h::CACHE_CONTROL
+                | h::CONTENT_ENCODING
+                | h::CONTENT_RANGE
+                | h::CONTENT_TYPE
+                | h::HOST
+                | h::MAX_FORWARDS
+                | h::SET_COOKIE),
+            ) => Err("clients need it before the body"),
             _ => Ok(()),
         }
     }

@@ -7,7 +7,7 @@
 use smallvec::SmallVec;
 
 use super::trie::{Texts, Trie, TrieNode};
-use super::{HostPattern, Route, RouteMatch, RouteQuery};
+use super::{HostPattern, Regex, Route, RouteMatch, RouteQuery};
 use crate::path::{CanonicalPath, Case, Malformed};
 
 /// Two routes that match the same requests equally well, by their index in the given list.
@@ -22,9 +22,18 @@ pub struct RouteTable {
     routes: Vec<Route>,
     exact: Texts<Trie>,
     below: Texts<Trie>,
+    /// In the order of the file.
+    by_regex: Vec<RegexHost>,
     any: Trie,
     /// The case of the tries' segments: folded, if some route ignores letter case.
     case: Case,
+}
+
+/// The routes of one host that is an expression.
+#[derive(Clone, Debug)]
+struct RegexHost {
+    regex: Regex,
+    trie: Trie,
 }
 
 impl RouteTable {
@@ -42,6 +51,7 @@ impl RouteTable {
             routes,
             exact: Texts::default(),
             below: Texts::default(),
+            by_regex: Vec::new(),
             any: Trie::default(),
         };
         let mut conflicts = Vec::new();
@@ -51,6 +61,7 @@ impl RouteTable {
                 HostPattern::Any => &mut table.any,
                 HostPattern::Exact(host) => table.exact.entry(host.clone()).or_default(),
                 HostPattern::Below(host) => table.below.entry(host.clone()).or_default(),
+                HostPattern::Regex(regex) => trie_of(&mut table.by_regex, regex),
             };
             let folded = folds.then(|| route.path.clone().in_case(Case::Insensitive));
             let path = folded.as_ref().unwrap_or(&route.path);
@@ -70,7 +81,8 @@ impl RouteTable {
             return Err(conflicts);
         }
         let all = table.exact.values_mut().chain(table.below.values_mut());
-        for trie in all.chain([&mut table.any]) {
+        let by_regex = table.by_regex.iter_mut().map(|host| &mut host.trie);
+        for trie in all.chain(by_regex).chain([&mut table.any]) {
             trie.sort_by_key(|index| table.routes[index].header_rank());
         }
         Ok(table)
@@ -87,7 +99,8 @@ impl RouteTable {
     }
 
     /// Finds the most specific route that matches the request: first by host (exact, then below a
-    /// longer name, then below a shorter one, then any), then segment by segment from the left
+    /// longer name, then below a shorter one, then the first expression of the file, then any),
+    /// then segment by segment from the left
     /// (literal, `{param}`, `/*`), then by method, then by headers. Regular expressions come after
     /// paths that end and before `/*`, in the order of the file.
     ///
@@ -178,8 +191,27 @@ impl RouteTable {
         let below = tail
             .match_indices('.')
             .filter_map(|(dot, _)| self.below.get(&tail[dot + 1..]));
-        exact.into_iter().chain(below).chain([&self.any])
+        let by_regex = self.by_regex.iter();
+        let by_regex = by_regex.filter(|one| one.regex.is_in(host.as_bytes()));
+        let by_regex = by_regex.map(|one| &one.trie);
+        exact
+            .into_iter()
+            .chain(below)
+            .chain(by_regex)
+            .chain([&self.any])
     }
+}
+
+fn trie_of<'t>(hosts: &'t mut Vec<RegexHost>, regex: &Regex) -> &'t mut Trie {
+    let known = hosts.iter().position(|one| one.regex == *regex);
+    let index = known.unwrap_or_else(|| {
+        hosts.push(RegexHost {
+            regex: regex.clone(),
+            trie: Trie::default(),
+        });
+        hosts.len() - 1
+    });
+    &mut hosts[index].trie
 }
 
 #[derive(Clone, Copy)]
@@ -252,19 +284,14 @@ impl<'t, 'p> TrieWalk<'t, '_, 'p> {
 
     /// The best matching route of those with the same path; the first of equals.
     fn best(&self, routes: &[u32]) -> Option<&'t Route> {
-        let RouteQuery {
-            method,
-            headers,
-            port,
-            ..
-        } = *self.query;
+        let RouteQuery { method, port, .. } = *self.query;
         let routes = routes
             .iter()
             .map(|index| &self.table.routes[*index as usize]);
         let spelled =
             |route: &&Route| route.case == self.table.case || route.path.matches_text(self.exact);
         let fitting = routes.filter(|route| {
-            route.takes_port(port) && route.takes_headers(headers) && spelled(route)
+            route.takes_port(port) && route.takes_fields(self.query) && spelled(route)
         });
         let ranked = fitting.filter_map(|route| Some((route.method_rank(method)?, route)));
         ranked.min_by_key(|(rank, _)| *rank).map(|(_, route)| route)

@@ -4,18 +4,22 @@
 //! Pure. A value from a client must stay within the one value that it is put into. It must never
 //! end a header line, or become another part of a URL.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use http::header::COOKIE;
+use http::header::{COOKIE, HOST};
+use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Method, Uri};
 
-use super::{PathPattern, Route};
+use super::{HostPattern, PathPattern, Route};
 use crate::path::CanonicalPath;
 
+pub use body::BodyTemplate;
 use connection::TlsVariable;
 pub use connection::{Ports, TlsFacts};
-pub use late::{AttemptVariable, LateText};
+pub use error::TemplateError;
+use late::LateVariable;
+pub use late::{AttemptVariable, LateText, ResponseTime};
 
 /// Bytes of a template's own text, at most.
 pub const MAX_TEXT: usize = 4096;
@@ -52,21 +56,29 @@ pub(super) enum Variable {
     Route,
     RequestId,
     Scheme,
+    /// The port that the client asked for, behind its host.
+    AskedPort,
+    /// `:` if the client asked for a port, as in nginx.
+    IsAskedPort,
     /// The version of HTTP, such as `HTTP/1.1`.
     Protocol,
+    /// `h2` for HTTP/2 with TLS, `h2c` without, as in nginx.
+    Http2,
     PeerPort,
     /// The port of the proxy that the client has connected to.
     Port,
     Tls(TlsVariable),
-    Attempts(AttemptVariable),
+    Late(LateVariable),
     /// All lines of a header, joined.
     Header(HeaderName),
     /// The first value of a query parameter, as it was sent.
     QueryValue(Box<str>),
     /// The first value of a cookie, as it was sent.
     Cookie(Box<str>),
-    /// The value of a `{parameter}` of the route's path.
+    /// The value of a `{parameter}` of the route's path, or of a group of its expression.
     PathParam(Box<str>),
+    /// The value of a group of the expression that the route's host is.
+    HostGroup(Box<str>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,16 +99,18 @@ pub struct TemplateFacts<'r> {
     pub tls: Option<TlsFacts<'r>>,
 }
 
-/// A text that is not a template. The configuration's author is at fault.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TemplateError {
-    Open,
-    Close,
-    Unknown(String),
-    Name(String),
-    Control,
-    TooLong,
-    TooMany,
+impl TemplateFacts<'_> {
+    /// The port in the target of the request, or else in `Host`; 0 without one.
+    fn asked_port(&self) -> u16 {
+        let of_host = || {
+            let host = self.headers.get(HOST)?.to_str().ok()?;
+            host.parse::<Authority>().ok()?.port_u16()
+        };
+        match self.target.authority() {
+            Some(authority) => authority.port_u16().unwrap_or(0),
+            None => of_host().unwrap_or(0),
+        }
+    }
 }
 
 /// The value would have more than [`MAX_VALUE`] bytes. The client is at fault.
@@ -111,7 +125,7 @@ enum UrlPart {
 }
 
 /// Variables without a `:NAME`.
-const WORDS: [(&str, Variable); 27] = [
+const WORDS: [(&str, Variable); 33] = [
     ("client_ip", Variable::ClientIp),
     ("peer_ip", Variable::PeerIp),
     ("host", Variable::Host),
@@ -123,9 +137,13 @@ const WORDS: [(&str, Variable); 27] = [
     ("route", Variable::Route),
     ("request_id", Variable::RequestId),
     ("scheme", Variable::Scheme),
+    ("request_port", Variable::AskedPort),
+    ("is_request_port", Variable::IsAskedPort),
     ("protocol", Variable::Protocol),
+    ("http2", Variable::Http2),
     ("peer_port", Variable::PeerPort),
     ("port", Variable::Port),
+    ("tls_on", Variable::Tls(TlsVariable::On)),
     ("tls_version", Variable::Tls(TlsVariable::Version)),
     ("tls_cipher", Variable::Tls(TlsVariable::Cipher)),
     ("tls_server_name", Variable::Tls(TlsVariable::ServerName)),
@@ -136,25 +154,26 @@ const WORDS: [(&str, Variable); 27] = [
     ("tls_serial", Variable::Tls(TlsVariable::Serial)),
     ("tls_fingerprint", Variable::Tls(TlsVariable::Fingerprint)),
     ("tls_cert", Variable::Tls(TlsVariable::Certificate)),
-    (
-        "upstream_addr",
-        Variable::Attempts(AttemptVariable::Address),
-    ),
-    (
-        "upstream_status",
-        Variable::Attempts(AttemptVariable::Status),
-    ),
-    ("upstream_time", Variable::Attempts(AttemptVariable::Time)),
+    ("upstream_addr", LateVariable::ADDRESS),
+    ("upstream_status", LateVariable::STATUS),
+    ("upstream_time", LateVariable::TIME),
+    ("request_time", Variable::Late(LateVariable::RequestTime)),
+    ("unix_time", Variable::Late(LateVariable::UnixTime)),
 ];
 
 impl Template {
     /// Reads `text {variable} text`; `{{` and `}}` are braces.
     pub fn parse(text: &str) -> Result<Template, TemplateError> {
-        if text.len() > MAX_TEXT {
-            return Err(TemplateError::TooLong);
-        }
         if text.chars().any(char::is_control) {
             return Err(TemplateError::Control);
+        }
+        Template::parse_lines(text)
+    }
+
+    /// Does the same for a text that may have several lines.
+    fn parse_lines(text: &str) -> Result<Template, TemplateError> {
+        if text.len() > MAX_TEXT {
+            return Err(TemplateError::TooLong);
         }
         let mut pieces = Vec::new();
         let mut plain = String::new();
@@ -248,11 +267,21 @@ impl Template {
     }
 
     /// A variable that paths of this pattern do not have, as the configuration writes it.
-    pub fn unknown_to(&self, path: &PathPattern) -> Option<String> {
+    pub fn unknown_to_path(&self, path: &PathPattern) -> Option<String> {
         self.variables().find_map(|variable| match variable {
             Variable::Rest if !path.takes_rest() => Some("rest".to_owned()),
-            Variable::PathParam(wanted) if path.params().all(|name| *name != **wanted) => {
+            Variable::PathParam(wanted) if !path.has_param(wanted) => {
                 Some(format!("path:{wanted}"))
+            }
+            _ => None,
+        })
+    }
+
+    /// A variable that hosts of this pattern do not have.
+    pub fn unknown_to_host(&self, host: &HostPattern) -> Option<String> {
+        self.variables().find_map(|variable| match variable {
+            Variable::HostGroup(wanted) if !host.has_group(wanted) => {
+                Some(format!("host:{wanted}"))
             }
             _ => None,
         })
@@ -301,28 +330,27 @@ impl Variable {
             Self::Route => push(out, &facts.route.name),
             Self::RequestId => push(out, facts.request_id),
             Self::Scheme => push(out, facts.scheme),
+            Self::AskedPort => push_port(out, facts.asked_port()),
+            Self::IsAskedPort if facts.asked_port() == 0 => {}
+            Self::IsAskedPort => out.push(b':'),
             Self::Protocol => push(out, facts.protocol),
+            Self::Http2 if facts.protocol != "HTTP/2.0" => {}
+            Self::Http2 => push(out, facts.tls.map_or("h2c", |_| "h2")),
             Self::PeerPort => push_port(out, facts.ports.peer),
             Self::Port => push_port(out, facts.ports.local),
             Self::Tls(variable) => variable.write(out, facts.tls),
             // They have no value yet.
-            Self::Attempts(_) => {}
-            Self::Header(name) => {
-                // HTTP/2 may send cookies in several lines.
-                let between = if *name == COOKIE { "; " } else { ", " };
-                for (index, line) in facts.headers.get_all(name).iter().enumerate() {
-                    push(out, if index == 0 { "" } else { between });
-                    out.extend_from_slice(line.as_bytes());
-                }
-            }
+            Self::Late(_) => {}
+            Self::Header(name) => push_header(out, facts.headers, name),
             Self::QueryValue(name) => {
                 let query = facts.target.query().unwrap_or_default().as_bytes();
                 out.extend_from_slice(named(query.split(|byte| *byte == b'&'), name));
             }
             Self::Cookie(name) => out.extend_from_slice(cookie(facts.headers, name)),
             Self::PathParam(name) => {
-                push(out, facts.route.path.param_of(name, facts.path.as_str()));
+                facts.route.path.push_param(name, facts.path.as_str(), out);
             }
+            Self::HostGroup(name) => facts.route.host.push_group(name, facts.host, out),
         }
     }
 
@@ -378,6 +406,16 @@ fn push_path(out: &mut Vec<u8>, facts: &TemplateFacts<'_>) {
     }
 }
 
+/// Writes all lines of a header, joined.
+fn push_header(out: &mut Vec<u8>, headers: &HeaderMap, name: &HeaderName) {
+    // HTTP/2 may send cookies in several lines.
+    let between = if *name == COOKIE { "; " } else { ", " };
+    for (index, line) in headers.get_all(name).iter().enumerate() {
+        push(out, if index == 0 { "" } else { between });
+        out.extend_from_slice(line.as_bytes());
+    }
+}
+
 /// The first value of this name in `name=value` pairs.
 fn named<'r>(mut pairs: impl Iterator<Item = &'r [u8]>, name: &str) -> &'r [u8] {
     let value = pairs.find_map(|pair| {
@@ -427,58 +465,28 @@ fn variable(name: &str) -> Result<Variable, TemplateError> {
         && inner
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte));
+    let header = || {
+        let name = HeaderName::from_bytes(inner.as_bytes());
+        name.map_err(|_| TemplateError::Name(inner.to_owned()))
+    };
     match kind {
-        "header" => match HeaderName::from_bytes(inner.as_bytes()) {
-            Ok(header) => Ok(Variable::Header(header)),
-            Err(_) => Err(TemplateError::Name(inner.to_owned())),
-        },
-        "query" | "cookie" | "path" if !is_token => Err(TemplateError::Name(inner.to_owned())),
+        "header" => Ok(Variable::Header(header()?)),
+        "response_header" => Ok(Variable::Late(LateVariable::Header(header()?))),
+        "query" | "cookie" | "path" | "host" | "response_cookie" if !is_token => {
+            Err(TemplateError::Name(inner.to_owned()))
+        }
+        "response_cookie" => Ok(Variable::Late(LateVariable::Cookie(inner.into()))),
         "query" => Ok(Variable::QueryValue(inner.into())),
         "cookie" => Ok(Variable::Cookie(inner.into())),
         "path" => Ok(Variable::PathParam(inner.into())),
+        "host" => Ok(Variable::HostGroup(inner.into())),
         _ => Err(TemplateError::Unknown(name.to_owned())),
     }
 }
 
-impl TemplateError {
-    /// The known variable that looks most like an unknown one.
-    fn near(unknown: &str) -> Option<&'static str> {
-        let plain = |text: &str| text.to_ascii_lowercase().replace(['-', ' ', '.', '$'], "_");
-        let distance = |word: &str| strsim::damerau_levenshtein(word, &plain(unknown));
-        let near = WORDS.iter().map(|(word, _)| (distance(word), *word));
-        near.min()
-            .filter(|(far, _)| *far <= 2)
-            .map(|(_, word)| word)
-    }
-}
-
-impl fmt::Display for TemplateError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Open => f.write_str("a `{` is not closed; write `{{` for a brace"),
-            Self::Close => f.write_str("a `}` closes nothing; write `}}` for a brace"),
-            Self::Unknown(name) => {
-                write!(f, "there is no `{{{name}}}`")?;
-                match Self::near(name) {
-                    Some(near) => write!(f, "; did you mean `{{{near}}}`?"),
-                    None => f.write_str(
-                        "; docs/routes.md lists them: client_ip, peer_ip, host, path, rest, uri, \
-                         query, method, route, request_id, scheme, header:NAME, query:NAME, \
-                         cookie:NAME, path:PARAM and others",
-                    ),
-                }
-            }
-            Self::Name(name) => write!(f, "`{name}` is no name that a request can have"),
-            Self::Control => f.write_str("a header cannot hold control characters"),
-            Self::TooLong => write!(f, "longer than {MAX_TEXT} bytes"),
-            Self::TooMany => write!(f, "more than {MAX_VARIABLES} variables"),
-        }
-    }
-}
-
-impl std::error::Error for TemplateError {}
-
+mod body;
 mod connection;
+mod error;
 mod late;
 
 #[cfg(test)]

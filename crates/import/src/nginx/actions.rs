@@ -11,6 +11,7 @@ use super::variables;
 use crate::draft::{Draft, RouteAction, TargetDraft};
 use crate::patterns;
 use crate::route::Redirect;
+use crate::route::template::BodyTemplate;
 
 /// Directives that serve files, or speak to servers in another protocol than HTTP.
 const UNSUPPORTED: [&str; 11] = [
@@ -106,23 +107,39 @@ pub(super) fn translate_return(one: &Directive, scope: &BlockScope<'_>) -> Targe
         Some(to) if is_redirect => {
             returned_redirect(to, status, scope).unwrap_or_else(|why| one.close(&why))
         }
-        _ if status == 444 => {
-            one.differs("connections are not cut without an answer; it is 403");
-            TargetDraft::respond(403)
-        }
-        Some(body) if body.contains('$') => one.close("an answer's body has no variables"),
+        // No response, as with tidegate.
+        _ if status == 444 => TargetDraft::respond(444),
         _ if !(200..=599).contains(&status) => {
             one.lost("no such status");
             TargetDraft::respond(404)
         }
         body => {
+            let body = body.filter(|_| !matches!(status, 204 | 205 | 304));
             let content_type = scope.last_arg("default_type").map(str::to_owned);
+            let has_variables = body.is_some_and(|text| !variables::is_constant(text));
+            let body = match body.filter(|_| has_variables) {
+                Some(text) => match returned_template(text, scope) {
+                    Ok(template) => Some(template),
+                    Err(why) => return one.close(&why),
+                },
+                None => body.cloned(),
+            };
             TargetDraft::Respond {
                 status,
                 content_type: content_type.filter(|kind| body.is_some() && kind.contains('/')),
-                body: body.filter(|_| !matches!(status, 204 | 205 | 304)).cloned(),
+                body,
+                has_variables,
             }
         }
+    }
+}
+
+fn returned_template(text: &str, scope: &BlockScope<'_>) -> Result<String, String> {
+    let template = variables::translate_value(text, scope)?;
+    match BodyTemplate::parse(&template) {
+        Ok(body) if !body.template().is_late() => Ok(template),
+        Ok(_) => Err("no upstream answers here".to_owned()),
+        Err(why) => Err(why.to_string()),
     }
 }
 

@@ -136,9 +136,12 @@ fn variable_condition(
             if let Some(map) = around.scope.map(name).filter(|map| map.name == "map") {
                 return mapped_condition(map, comparison, around);
             }
-            match (name.strip_prefix("http_"), name.strip_prefix("cookie_")) {
-                (Some(header), _) => header_condition(&header.replace('_', "-"), comparison),
-                (_, Some(cookie)) => cookie_condition(cookie, comparison),
+            match name.split_once('_') {
+                Some(("http", header)) => header_condition(&header.replace('_', "-"), comparison),
+                Some(("cookie", cookie)) => cookie_condition(cookie, comparison),
+                Some(("arg", parameter)) => {
+                    header_condition(&format!("query:{parameter}"), comparison)
+                }
                 _ => untranslatable(format!("no route can ask for ${name}")),
             }
         }
@@ -245,7 +248,8 @@ impl TestedHeader<'_> {
 }
 
 fn header_condition(name: &str, comparison: Comparison<'_>) -> Condition {
-    if http::HeaderName::from_bytes(name.as_bytes()).is_err() {
+    let is_query = name.starts_with("query:");
+    if !is_query && http::HeaderName::from_bytes(name.as_bytes()).is_err() {
         return untranslatable("not a header's name");
     }
     let header = TestedHeader(name);

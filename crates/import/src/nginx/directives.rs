@@ -8,6 +8,7 @@ use ipnet::IpNet;
 
 use super::scope::BlockScope;
 use super::syntax::Directive;
+use super::variables;
 use crate::draft::TargetDraft;
 use crate::values::quote_one_or_list;
 
@@ -23,14 +24,17 @@ const TRANSLATED: &str = "\
     proxy_ssl_certificate_key proxy_ssl_verify proxy_http_version grpc_pass grpc_set_header \
     grpc_connect_timeout grpc_read_timeout grpc_next_upstream grpc_next_upstream_tries \
     grpc_ssl_name grpc_ssl_verify grpc_ssl_trusted_certificate grpc_ssl_certificate \
-    grpc_ssl_certificate_key add_header client_max_body_size client_header_timeout \
+    grpc_ssl_certificate_key add_header add_trailer client_max_body_size client_header_timeout \
     client_body_timeout keepalive_timeout large_client_header_buffers set_real_ip_from \
     real_ip_header real_ip_recursive allow deny auth_basic auth_request auth_jwt \
     access_by_lua_block modsecurity SecRulesEnabled app_protect_enable wallarm_mode max_headers \
     worker_shutdown_timeout default_type fastcgi_pass uwsgi_pass scgi_pass memcached_pass \
     content_by_lua_block stub_status autoindex dav_methods limit_rate limit_rate_after \
-    proxy_limit_rate proxy_redirect proxy_cookie_path error_page proxy_intercept_errors \
-    grpc_intercept_errors";
+    proxy_limit_rate proxy_redirect proxy_cookie_path proxy_method \
+    proxy_pass_request_headers proxy_pass_request_body \
+    proxy_cookie_domain proxy_cookie_flags error_page proxy_intercept_errors \
+    grpc_intercept_errors keepalive_requests keepalive_time underscores_in_headers ssl_crl \
+    proxy_ssl_crl grpc_ssl_crl ssl_reject_handshake proxy_ssl_server_name grpc_ssl_server_name";
 
 /// Directives that tidegate does not need, and the reason.
 const NEEDLESS: &str = "\
@@ -55,10 +59,9 @@ open_log_file_cache | logs are kept open
 limit_req_log_level limit_conn_log_level | the access log has every denial
 http2 | HTTP/2 is spoken by itself
 http2_max_concurrent_streams | `max_streams` of [server]
-keepalive_requests keepalive_disable proxy_socket_keepalive | connections are kept by themselves
+keepalive_disable proxy_socket_keepalive | connections are kept by themselves
 reset_timedout_connection lingering_close | always
 ignore_invalid_headers | headers that are none are refused
-underscores_in_headers | such headers pass
 merge_slashes | limits see one spelling of each path
 port_in_redirect absolute_redirect server_name_in_redirect | redirects are as they are written
 client_body_buffer_size client_body_temp_path proxy_request_buffering | bodies are streamed
@@ -67,9 +70,6 @@ send_timeout proxy_send_timeout grpc_send_timeout | `body_timeout` of [server]
 proxy_buffering proxy_buffers proxy_buffer_size proxy_busy_buffers_size | answers are streamed
 proxy_max_temp_file_size proxy_temp_path proxy_temp_file_write_size | answers are streamed
 proxy_pass_header | upstreams' headers pass
-proxy_pass_request_headers | headers pass
-proxy_pass_request_body | bodies pass
-proxy_ssl_server_name grpc_ssl_server_name | SNI is always sent
 proxy_ssl_session_reuse | sessions are resumed
 proxy_ssl_protocols | TLS 1.2 and 1.3
 proxy_ssl_verify_depth ssl_verify_depth | chains are verified whole
@@ -91,10 +91,6 @@ gzip brotli | tidegate does not compress; let upstreams do it
 gzip_static root alias try_files | tidegate serves no files
 proxy_cache proxy_cache_path | tidegate does not cache
 ssl_stapling ssl_stapling_verify ssl_trusted_certificate | responses of OCSP are not sent
-ssl_reject_handshake | a client that asks for another name gets the first certificate
-ssl_crl | lists of revoked certificates are not read
-proxy_cookie_domain | cookies pass as they are
-proxy_method | methods pass as they are
 proxy_set_body sub_filter | bodies pass as they are
 proxy_ignore_client_abort | a client that disconnects cancels its request
 proxy_bind | connections come from the system's choice of address
@@ -150,7 +146,8 @@ pub(super) fn note_untranslated(block: &Directive) {
         if let Some(why) = find_reason(NEEDLESS, name) {
             one.needless(why);
         } else if let Some(why) = find_reason(LOST, name) {
-            if !is_noted_by_route {
+            let is_constant = name == "set" && variables::is_constant(one.arg(1));
+            if !is_noted_by_route && !is_constant {
                 one.lost(why);
             }
         } else if !has_word(TRANSLATED, name) {

@@ -238,7 +238,7 @@ fn evaluate(condition: &Condition, class: RequestClass<'_>) -> Result<bool, Stri
             name,
             negated,
         } => match class.host {
-            Some(host) if !host.starts_with("*.") => regex.is_in(host.as_bytes()) != *negated,
+            Some(host) if !patterns::is_open_host(host) => regex.is_in(host.as_bytes()) != *negated,
             // The one name has a route of its own.
             _ if name.is_some() => *negated,
             _ => return Err("only some hosts are meant".to_owned()),

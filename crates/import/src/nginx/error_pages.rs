@@ -127,8 +127,12 @@ fn add_source(
         TargetDraft::Respond {
             status: own,
             body,
+            has_variables,
             content_type,
         } => {
+            if has_variables {
+                return Err("the text of a page has no variables".to_owned());
+            }
             if status == PageAnswer::OfPage {
                 answer = Some(own.to_string());
             }

@@ -233,7 +233,8 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
     let fallback = actions::find_fallback(scope);
     let last_scope = fallback.as_ref().map_or(scope, |fallback| &fallback.scope);
     for change in settings::header_changes(last_scope, draft).list {
-        if passes || change.key == "headers_down" && !target.denies() {
+        let is_down = matches!(&*change.key, "headers_down" | "trailers_down");
+        if passes || is_down && !target.denies() {
             entries.add_new(&change.key, change.value);
         }
     }

@@ -168,8 +168,13 @@ fn prefixes_as_regexes(all: &[Location<'_>], beside_regexes: bool) -> Vec<bool> 
             |other: &Location<'_>| other.kind == LocationKind::Prefix && other.is_below(one);
         let before_regexes =
             beside_regexes && one.kind == LocationKind::FirmPrefix && !all.iter().any(is_longer);
+        // `/foo` and `/foo/` would be the same path.
+        let is_twin = |other: &Location<'_>| {
+            other.kind.is_prefix() && other.path.strip_suffix('/') == Some(one.path)
+        };
+        let has_twin = !one.path.is_empty() && all.iter().any(is_twin);
         one.kind.is_prefix()
-            && (ends_in_segment || before_regexes || one.path.contains(['{', '}', '*']))
+            && (ends_in_segment || has_twin || before_regexes || one.path.contains(['{', '}', '*']))
     };
     let mut found: Vec<bool> = all.iter().map(needs_regex).collect();
     // A longer prefix must come before such a prefix.

@@ -3,6 +3,7 @@
 use ipnet::IpNet;
 
 use super::syntax::Directive;
+use crate::patterns;
 
 /// A block and the blocks around it.
 #[derive(Clone, Debug)]
@@ -97,6 +98,39 @@ impl<'d> BlockScope<'d> {
         let names = self.inherited("server_name");
         let name = names.first().map_or("", |one| one.arg(0));
         name.strip_prefix('.').unwrap_or(name)
+    }
+
+    /// Returns the text that `set` gives a variable here; `None` if a condition decides it.
+    pub(super) fn constant(&self, name: &str) -> Option<&'d str> {
+        let sets =
+            |one: &&Directive| one.name == "set" && one.arg(0).strip_prefix('$') == Some(name);
+        let conditions = self.all().filter(|one| one.name == "if");
+        if conditions.flat_map(Directive::inner).any(|one| sets(&one)) {
+            return None;
+        }
+        let mut levels = self.levels.iter();
+        let one = levels.find_map(|level| level.inner().iter().rfind(sets))?;
+        Some(one.arg(1))
+    }
+
+    /// Returns the variable for a group of a regular expression: one of the location's, by name or
+    /// number, or a named one of the server's names.
+    pub(super) fn group(&self, name: &str) -> Option<String> {
+        let location = self.levels.iter().find(|level| level.name == "location");
+        let is_regex = |one: &&&Directive| one.args.len() == 2 && one.arg(0).starts_with('~');
+        if let Some(one) = location.filter(is_regex)
+            && patterns::has_group(one.arg(1), name)
+        {
+            return Some(format!("{{path:{name}}}"));
+        }
+        let names = self.inherited("server_name");
+        let mut names = names.iter().flat_map(|one| &one.args);
+        let has_group = |host: &String| {
+            let regex = host.strip_prefix('~');
+            regex.is_some_and(|regex| patterns::has_group(regex, name))
+        };
+        let is_number = name.parse::<usize>().is_ok();
+        (!is_number && names.any(has_group)).then(|| format!("{{host:{name}}}"))
     }
 
     /// Returns the `map` or `geo` that computes a variable.

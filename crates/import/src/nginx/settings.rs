@@ -3,9 +3,10 @@
 use super::scope::BlockScope;
 use super::syntax::Directive;
 use super::variables;
-use crate::draft::Draft;
+use crate::draft::{CertificateDraft, Draft};
 use crate::patterns;
 use crate::route::Direction;
+use crate::route::template::Template;
 use crate::values::{self, TomlEntries, quote, quote_one_or_list};
 
 /// nginx's own limit of a request's body.
@@ -32,6 +33,7 @@ pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
         let count = one.arg(0).parse::<u64>().ok();
         Some(count.filter(|most| (1..=1000).contains(most))?.to_string())
     };
+    let requests: Translate = |one| Some(connection_requests(one)?.to_string());
     let no_time = "not such a time here";
     for (theirs, ours, translate, why) in [
         ("client_header_timeout", "header_timeout", time, no_time),
@@ -50,18 +52,47 @@ pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
             "1 to 1000 are possible",
         ),
         ("worker_shutdown_timeout", "drain_timeout", time, no_time),
+        (
+            "keepalive_requests",
+            "connection_requests",
+            requests,
+            "a number above 0 is possible",
+        ),
+        ("keepalive_time", "connection_age", time, no_time),
     ] {
         let Some(one) = scope.last(theirs).or_else(|| of_server(scope, theirs)) else {
             continue;
         };
         match translate(one) {
-            Some(value) => draft.server.add(ours, value),
+            Some(value) => draft.server.add_new(ours, value),
+            // Connections are closed after one request.
+            None if theirs == "keepalive_timeout"
+                && values::parse_nginx_ms(one.arg(0)) == Some(0) =>
+            {
+                draft.server.replace("connection_requests", "1".to_owned());
+            }
             None => one.lost(why),
         }
+    }
+    // nginx removes headers with underscores unless a directive says otherwise.
+    let word_of = |name: &str| {
+        let one = scope.last(name).or_else(|| of_server(scope, name));
+        one.map_or("", |one| one.arg(0))
+    };
+    if word_of("underscores_in_headers") != "on" && word_of("ignore_invalid_headers") != "off" {
+        draft
+            .server
+            .add("underscores_in_headers", "false".to_owned());
     }
     let bytes = max_body(scope).unwrap_or(DEFAULT_BODY);
     draft.server.add("max_body", body_text(bytes));
     read_real_ip(scope, draft);
+}
+
+/// Returns the requests that one connection may have.
+pub(super) fn connection_requests(one: &Directive) -> Option<u64> {
+    let requests = one.arg(0).parse::<u64>().ok();
+    requests.filter(|requests| (1..=1_000_000_000).contains(requests))
 }
 
 /// Returns the directive of the first server that has it.
@@ -156,8 +187,47 @@ pub(super) fn read_real_ip(scope: &BlockScope<'_>, draft: &mut Draft) {
     }
 }
 
+pub(super) fn read_tls(scope: &BlockScope<'_>, draft: &mut Draft) {
+    let tls = &mut draft.tls;
+    let keys = scope.inherited("ssl_certificate_key");
+    for (cert, key) in scope.inherited("ssl_certificate").into_iter().zip(keys) {
+        tls.certificates.push(CertificateDraft {
+            cert: cert.arg(0).to_owned(),
+            key: key.arg(0).to_owned(),
+            place: cert.place.clone(),
+        });
+    }
+    if let Some(one) = scope.last("ssl_protocols") {
+        if one.has_arg("TLSv1") || one.has_arg("TLSv1.1") {
+            one.differs("TLS 1.2 is the oldest that is spoken");
+        } else if !one.has_arg("TLSv1.2") {
+            tls.entries.add_new("min_version", quote("1.3"));
+        }
+    }
+    let verify = scope.last_arg("ssl_verify_client").unwrap_or("off");
+    if let (Some(ca), true) = (scope.last_arg("ssl_client_certificate"), verify != "off") {
+        tls.entries.add_new("client_ca", quote(ca));
+        let word = ["optional", "required"][usize::from(verify == "on")];
+        tls.entries.add_new("client_auth", quote(word));
+        if let Some(crl) = scope.last_arg("ssl_crl") {
+            tls.entries.add_new("client_crl", quote(crl));
+        }
+    }
+    let is_hsts = |one: &&Directive| one.arg(0).eq_ignore_ascii_case("strict-transport-security");
+    if let Some(one) = scope.inherited("add_header").into_iter().find(is_hsts) {
+        let mut parts = one.arg(1).split(';');
+        let age = parts.find_map(|part| part.trim().strip_prefix("max-age="));
+        if !tls.set_hsts(age.and_then(|age| age.parse().ok())) {
+            one.lost("`hsts` of [tls] is whole days");
+        }
+        if one.arg(1).contains(';') {
+            one.differs("`hsts` says how long, and nothing of subdomains and lists");
+        }
+    }
+}
+
 /// Headers of requests that tidegate sets by itself, or does not need.
-const AUTOMATIC: [&str; 8] = [
+const AUTOMATIC: [&str; 7] = [
     "host",
     "x-real-ip",
     "x-forwarded-for",
@@ -165,7 +235,6 @@ const AUTOMATIC: [&str; 8] = [
     "x-forwarded-host",
     "forwarded",
     "upgrade",
-    "connection",
 ];
 
 pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlEntries {
@@ -216,7 +285,32 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
     let mut entries = TomlEntries::default();
     entries.add_table("headers_up", &up);
     entries.add_table("headers_down", &down);
+    entries.add_table("trailers_down", &trailers(scope));
     entries
+}
+
+/// Translates `add_trailer X-Time $msec;`.
+fn trailers(scope: &BlockScope<'_>) -> Vec<String> {
+    let mut found: Vec<(String, Vec<String>)> = Vec::new();
+    for one in scope.inherited("add_trailer") {
+        let name = changed_header(one, Direction::Trailer);
+        let value = header_value(one, scope).filter(|value| !value.is_empty());
+        let (Some(name), Some(value)) = (name, value) else {
+            continue;
+        };
+        if one.has_arg("always") {
+            one.differs("responses from status 400 on have no added trailers");
+        }
+        match found.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, values)) => values.push(value),
+            None => found.push((name, vec![value])),
+        }
+    }
+    let lines = found.into_iter().map(|(name, values)| {
+        let name = quote(&format!("+{name}"));
+        format!("{name} = {}", quote_one_or_list(&values))
+    });
+    lines.collect()
 }
 
 fn toml_key(name: &str) -> String {
@@ -235,21 +329,29 @@ fn changed_header(one: &Directive, direction: Direction) -> Option<String> {
 }
 
 fn header_value(one: &Directive, scope: &BlockScope<'_>) -> Option<String> {
-    let name = scope.server_name();
-    let text = one.arg(1).replace("${server_name}", "$server_name");
-    let value = text
-        .split("$server_name")
-        .map(variables::translate_template);
-    value
-        .collect::<Result<Vec<String>, String>>()
-        .map(|parts| parts.join(&name.replace('{', "{{").replace('}', "}}")))
+    variables::translate_value(one.arg(1), scope)
         .map_err(|why| one.lost(why))
         .ok()
+}
+
+/// Translates `proxy_set_header Connection close`. tidegate sets all other values by itself, and no
+/// client decides by its own `Connection` how long a connection to an upstream lives.
+fn closed_connection(one: &Directive, scope: &BlockScope<'_>) -> Option<String> {
+    let value = variables::translate_value(one.arg(1), scope).ok()?;
+    let template = Template::parse(&value).ok()?;
+    let may_close = match template.fixed() {
+        Some(text) => text.eq_ignore_ascii_case("close"),
+        None => !template.is_late() && !value.contains("{header:connection}"),
+    };
+    may_close.then(|| format!("connection = {}", quote(&value)))
 }
 
 /// Translates `proxy_set_header X-User $http_x_user;`.
 fn request_header(one: &Directive, scope: &BlockScope<'_>, draft: &mut Draft) -> Option<String> {
     let lower = one.arg(0).to_ascii_lowercase();
+    if lower == "connection" {
+        return closed_connection(one, scope);
+    }
     if AUTOMATIC.contains(&lower.as_str()) {
         return None;
     }
@@ -263,6 +365,10 @@ fn request_header(one: &Directive, scope: &BlockScope<'_>, draft: &mut Draft) ->
     }
     let name = changed_header(one, Direction::Up)?;
     let value = header_value(one, scope)?;
+    if Template::parse(&value).is_ok_and(|value| value.is_late()) {
+        one.lost("a request cannot tell what its upstream will answer");
+        return None;
+    }
     let value = match value.is_empty() {
         true => "false".to_owned(),
         false => quote(&value),

@@ -1,18 +1,22 @@
 //! `proxy_pass` and `grpc_pass`: the upstream that a location sends requests to, and its settings.
 
+use super::rewrites;
 use super::scope::{BlockScope, LocationPath};
-use super::settings::parse_timeout;
+use super::settings::{connection_requests, parse_timeout};
 use super::syntax::Directive;
 use super::variables;
 use crate::draft::{Draft, RouteAction, ServerDraft, TargetDraft, UpstreamDraft};
 use crate::files;
 use crate::path::Case;
+use crate::route::template::Template;
 use crate::route::{Replacement, host_of};
 use crate::values::{self, TomlEntries, inline_table, quote, quote_list};
 
 pub(super) struct ProxyPass<'p> {
     scope: &'p BlockScope<'p>,
     one: &'p Directive,
+    /// The URL, with the variables that have one value.
+    url: String,
     /// The prefix of the directives that belong to it.
     prefix: &'static str,
     plain_scheme: &'static str,
@@ -34,20 +38,10 @@ struct AnswerPaths<'p> {
 }
 
 impl AnswerPaths<'_> {
-    /// Whether `proxy_redirect` or `proxy_cookie_path` gives answers the client's beginning back.
-    /// Notes what else they do.
-    fn are_in(&self, directives: &[&Directive]) -> bool {
-        let mut found = false;
-        for one in directives {
-            let puts_back = |from| one.arg(0).ends_with(self.to) && one.arg(1).ends_with(from);
-            match one.arg(0) {
-                "default" => found = true,
-                "off" => {}
-                _ if self.from.is_some_and(puts_back) => found = true,
-                _ => one.lost("only the path that `proxy_pass` replaced is put back"),
-            }
-        }
-        found
+    /// Whether a `proxy_redirect` or `proxy_cookie_path` gives answers the client's beginning back.
+    fn are_in(&self, one: &Directive) -> bool {
+        let puts_back = |from| one.arg(0).ends_with(self.to) && one.arg(1).ends_with(from);
+        one.arg(0) == "default" || self.from.is_some_and(puts_back)
     }
 }
 
@@ -56,9 +50,11 @@ impl<'p> ProxyPass<'p> {
         let speaks_http2 = matches!(scope.last_arg("proxy_http_version"), Some("2" | "2.0"));
         let proxy_scheme = if speaks_http2 { "h2c" } else { "http" };
         let pass = |name, prefix, plain_scheme| {
+            let one = scope.first(name)?;
             Some(ProxyPass {
                 scope,
-                one: scope.first(name)?,
+                one,
+                url: variables::expand_constants(one.arg(0), scope),
                 prefix,
                 plain_scheme,
             })
@@ -77,9 +73,26 @@ impl<'p> ProxyPass<'p> {
         draft: &mut Draft,
     ) -> Result<RouteAction, String> {
         let url = self.parse_url()?;
-        let entries = self.replace_path(url.path, path)?;
+        let mut entries = self.replace_path(url.path, path)?;
+        if let Some(one) = self.last("method") {
+            entries.add("method_up", quote(&self.method(one)?));
+        }
+        for part in ["headers", "body"] {
+            if self.last_arg(&format!("pass_request_{part}")) == Some("off") {
+                entries.add(&format!("pass_{part}"), "false");
+            }
+        }
         let target = TargetDraft::Upstream(self.add_upstream(&url, draft));
         Ok(RouteAction { target, entries })
+    }
+
+    fn method(&self, one: &Directive) -> Result<String, String> {
+        let method = variables::translate_value(one.arg(0), self.scope)?;
+        match Template::parse(&method) {
+            Ok(template) if template.is_late() => Err("no upstream has answered yet".to_owned()),
+            _ if method == "HEAD" => Err("responses to HEAD have no body".to_owned()),
+            _ => Ok(method),
+        }
     }
 
     /// Returns the path that it asks for in place of `asked`, in a location with this path.
@@ -90,8 +103,8 @@ impl<'p> ProxyPass<'p> {
         })
     }
 
-    fn parse_url(&self) -> Result<PassUrl<'p>, String> {
-        let whole = self.one.arg(0);
+    fn parse_url(&self) -> Result<PassUrl<'_>, String> {
+        let whole = self.url.as_str();
         let (scheme, rest) = match whole.split_once("://") {
             Some(("http" | "grpc", rest)) => (self.plain_scheme, rest),
             Some(("https" | "grpcs", rest)) => ("https", rest),
@@ -109,7 +122,11 @@ impl<'p> ProxyPass<'p> {
             return Err("where requests go depends on a variable".to_owned());
         }
         let path = match path {
-            "" | "$request_uri" | "$uri$is_args$args" => None,
+            "" | "${request_uri}" | "${uri}${is_args}${args}" => None,
+            "${uri}" | "${document_uri}" => {
+                self.one.differs("requests keep their query");
+                None
+            }
             path if path.contains('$') => {
                 return Err("the path that is asked for depends on a variable".to_owned());
             }
@@ -130,15 +147,20 @@ impl<'p> ProxyPass<'p> {
                 let path = path.trim_end_matches('/');
                 entries.add("strip_prefix", quote(path));
             }
-            for name in ["proxy_redirect", "proxy_cookie_path"] {
-                AnswerPaths::default().are_in(&self.scope.inherited(name));
-            }
+            entries.add_table(
+                "rewrite_down",
+                &rewrites::read_rewrites(self.scope, |_| false),
+            );
             return Ok(entries);
         };
         let path = location
             .path
             .ok_or("the path of a regular expression cannot be replaced")?;
         if new_path == path && !location.is_stripped {
+            entries.add_table(
+                "rewrite_down",
+                &rewrites::read_rewrites(self.scope, |_| false),
+            );
             return Ok(entries);
         }
         if location.is_stripped || Replacement::new(path, new_path, Case::Sensitive).is_err() {
@@ -157,17 +179,20 @@ impl<'p> ProxyPass<'p> {
             to: new_path,
         };
         let redirects = self.scope.inherited("proxy_redirect");
-        if redirects.is_empty() || changes.are_in(&redirects) {
+        if redirects.is_empty() || redirects.iter().any(|one| changes.are_in(one)) {
             fields.push("location = true".to_owned());
         }
-        if changes.are_in(&self.scope.inherited("proxy_cookie_path")) {
+        let cookies = self.scope.inherited("proxy_cookie_path");
+        if cookies.iter().any(|one| changes.are_in(one)) {
             fields.push("cookies = true".to_owned());
         }
         entries.add_table("replace_prefix", &fields);
+        let rules = rewrites::read_rewrites(self.scope, |one| changes.are_in(one));
+        entries.add_table("rewrite_down", &rules);
         Ok(entries)
     }
 
-    fn add_upstream(&self, url: &PassUrl<'p>, draft: &mut Draft) -> String {
+    fn add_upstream(&self, url: &PassUrl<'_>, draft: &mut Draft) -> String {
         let groups = self.scope.http.named("upstream");
         let group = groups.filter(|one| one.arg(0) == url.host).last();
         let socket = url.host.strip_prefix("unix:").unwrap_or(url.host);
@@ -207,7 +232,7 @@ impl<'p> ProxyPass<'p> {
 
     /// Returns the host that the upstream gets; `None` for the client's. nginx sends the host of
     /// `proxy_pass` unless a header sets another.
-    fn sent_host(&self, url: &PassUrl<'p>, is_group: bool) -> Option<&'p str> {
+    fn sent_host<'u>(&'u self, url: &PassUrl<'u>, is_group: bool) -> Option<&'u str> {
         let sets = self.scope.inherited(&format!("{}_set_header", self.prefix));
         let set = sets
             .iter()
@@ -303,7 +328,8 @@ impl<'p> ProxyPass<'p> {
         let mut add = |key: &str, value: &str| fields.push(format!("{key} = {}", quote(value)));
         let name = self.last_arg("ssl_name");
         if let Some(name) = name.filter(|name| !name.contains('$')).or(group) {
-            add("name", name);
+            // nginx leaves the port out as well.
+            add("name", name.split(':').next().unwrap_or(name));
         }
         if let Some(one) = self.last("ssl_trusted_certificate") {
             match files::is_readable(one.arg(0)) {
@@ -311,6 +337,14 @@ impl<'p> ProxyPass<'p> {
                 false => {
                     let why = "no such file here; `tls = { ca = .. }` of the upstream names it";
                     one.lost(why);
+                }
+            }
+        }
+        if let Some(one) = self.last("ssl_crl") {
+            match files::is_readable(one.arg(0)) {
+                true => add("crl", one.arg(0)),
+                false => {
+                    one.lost("no such file here; `tls = { crl = .. }` of the upstream names it");
                 }
             }
         }
@@ -329,6 +363,9 @@ impl<'p> ProxyPass<'p> {
                 }
                 _ => {}
             }
+        }
+        if self.last_arg("ssl_server_name") == Some("off") {
+            fields.push("sni = false".to_owned());
         }
         entries.add_table("tls", &fields);
     }
@@ -375,9 +412,15 @@ impl<'p> ProxyPass<'p> {
                         entries.replace("idle_timeout", values::time_text(ms));
                     }
                 }
-                "zone" | "keepalive_requests" | "keepalive_time" => {
-                    one.needless("connections are kept by themselves");
-                }
+                "keepalive_requests" => match connection_requests(one) {
+                    Some(requests) => entries.replace("connection_requests", requests.to_string()),
+                    None => one.lost("no such number"),
+                },
+                "keepalive_time" => match parse_timeout(one.arg(0)) {
+                    Some(ms) => entries.replace("connection_age", values::time_text(ms)),
+                    None => one.lost("a day is the longest time"),
+                },
+                "zone" => one.needless("all workers share what they know of servers"),
                 _ => one.lost("tidegate has nothing like it"),
             }
         }

@@ -44,20 +44,59 @@ pub(super) fn split_variables(text: &str) -> Vec<ValuePart<'_>> {
     parts
 }
 
+/// Replaces the variables that have one value in a scope: the server's name, and what `set` says.
+pub(super) fn expand_constants(text: &str, scope: &BlockScope<'_>) -> String {
+    let parts = split_variables(text).into_iter().map(|part| match part {
+        ValuePart::Text(text) => text.to_owned(),
+        ValuePart::Variable("server_name") => scope.server_name().to_owned(),
+        ValuePart::Variable(name) => {
+            match scope.constant(name).filter(|value| is_constant(value)) {
+                Some(value) => value.to_owned(),
+                None => format!("${{{name}}}"),
+            }
+        }
+    });
+    parts.collect()
+}
+
+pub(super) fn is_constant(text: &str) -> bool {
+    let parts = split_variables(text);
+    parts.iter().all(|part| matches!(part, ValuePart::Text(_)))
+}
+
 /// Translates a value with variables to a template. Fails with a reason if `proxy.toml` has not one
 /// of the variables.
 pub(super) fn translate_template(text: &str) -> Result<String, String> {
+    translate_parts(text, translate_variable)
+}
+
+/// Does the same in a scope, which has a server's name, and groups of regular expressions.
+pub(super) fn translate_value(text: &str, scope: &BlockScope<'_>) -> Result<String, String> {
+    let text = expand_constants(text, scope);
+    translate_parts(&text, |name| {
+        scope.group(name).or_else(|| translate_variable(name))
+    })
+}
+
+fn translate_parts(
+    text: &str,
+    translate: impl Fn(&str) -> Option<String>,
+) -> Result<String, String> {
     let mut out = String::new();
     for part in split_variables(text) {
         match part {
-            ValuePart::Text(text) => out.push_str(&text.replace('{', "{{").replace('}', "}}")),
-            ValuePart::Variable(name) => match translate_variable(name) {
+            ValuePart::Text(text) => out.push_str(&escape_text(text)),
+            ValuePart::Variable(name) => match translate(name) {
                 Some(ours) => out.push_str(&ours),
                 None => return Err(format!("there is no ${name} here")),
             },
         }
     }
     Ok(out)
+}
+
+fn escape_text(text: &str) -> String {
+    text.replace('{', "{{").replace('}', "}}")
 }
 
 fn translate_variable(name: &str) -> Option<String> {
@@ -71,9 +110,18 @@ fn translate_variable(name: &str) -> Option<String> {
         "args" | "query_string" => "{query}",
         "request_method" => "{method}",
         "request_id" => "{request_id}",
+        "request_port" => "{request_port}",
+        "is_request_port" => "{is_request_port}",
+        "request_time" => "{request_time}",
+        "msec" => "{unix_time}",
         "server_protocol" => "{protocol}",
-        "remote_port" => "{peer_port}",
+        "proxy_protocol_addr" => "{peer_ip}",
+        "remote_port" | "realip_remote_port" | "proxy_protocol_port" => "{peer_port}",
+        "content_type" => "{header:content-type}",
+        "content_length" => "{header:content-length}",
         "server_port" => "{port}",
+        "http2" => "{http2}",
+        "https" => "{tls_on}",
         "ssl_protocol" => "{tls_version}",
         "ssl_cipher" => "{tls_cipher}",
         "ssl_server_name" => "{tls_server_name}",
@@ -87,9 +135,26 @@ fn translate_variable(name: &str) -> Option<String> {
         "upstream_status" => "{upstream_status}",
         "upstream_header_time" | "upstream_response_time" => "{upstream_time}",
         "is_args" => "",
-        _ => return Some(format!("{{{}}}", translate_field(name)?)),
+        _ => {
+            let field = translate_response_field(name).or_else(|| translate_field(name))?;
+            return Some(format!("{{{field}}}"));
+        }
     };
     Some(ours.to_owned())
+}
+
+/// Translates the variable of one header or cookie of the response.
+fn translate_response_field(name: &str) -> Option<String> {
+    let headers = ["upstream_http_", "sent_http_"];
+    if let Some(field) = headers.iter().find_map(|kind| name.strip_prefix(kind)) {
+        return Some(format!("response_header:{}", header_name(field)));
+    }
+    let cookie = name.strip_prefix("upstream_cookie_")?;
+    Some(format!("response_cookie:{cookie}"))
+}
+
+fn header_name(field: &str) -> String {
+    field.replace('_', "-")
 }
 
 /// Translates the variable of one header, cookie or query parameter: `$http_x_key` to
@@ -97,7 +162,7 @@ fn translate_variable(name: &str) -> Option<String> {
 fn translate_field(name: &str) -> Option<String> {
     let (kind, field) = name.split_once('_')?;
     match kind {
-        "http" => Some(format!("header:{}", field.replace('_', "-"))),
+        "http" => Some(format!("header:{}", header_name(field))),
         "arg" => Some(format!("query:{field}")),
         "cookie" => Some(format!("cookie:{field}")),
         _ => None,

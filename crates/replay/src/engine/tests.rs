@@ -157,6 +157,7 @@ impl Model {
             path: &path,
             method: &Method::GET,
             headers: &headers,
+            query: None,
             port: 0,
         };
         let found = self.config.routes.find(&ask).unwrap();

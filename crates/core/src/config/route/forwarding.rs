@@ -1,13 +1,17 @@
 //! Changes of paths and headers on their way, and answers in place of an upstream.
 
-use http::{HeaderValue, StatusCode};
+use bytes::Bytes;
+use http::header::CONNECTION;
+use http::{HeaderValue, Method, StatusCode};
 use toml::Spanned;
 use toml::de::DeValue;
 
 use crate::config::*;
 use crate::path::Case;
+use crate::route::template::{BodyTemplate, Template};
 use crate::route::{
-    Action, Bandwidth, Direction, HeaderChange, HeaderText, Redirect, Replacement, Respond, Target,
+    Action, Bandwidth, CookieFlags, Direction, HeaderChange, HeaderText, Redirect, Replacement,
+    Respond, RespondBody, ResponseRewrites, Target, TextRewrite, method_of,
 };
 
 /// Changes of one kind of head, at most.
@@ -15,6 +19,24 @@ const MAX_CHANGES: usize = 64;
 /// Bytes of an answer's body, at most.
 const MAX_BODY: usize = 1 << 20;
 pub(in crate::config) const REDIRECT_STATUSES: [u16; 5] = [301, 302, 303, 307, 308];
+
+/// Settings that need an upstream.
+pub(super) const UPSTREAM_KEYS: [&str; 14] = [
+    "upstream",
+    "strip_prefix",
+    "add_prefix",
+    "replace_prefix",
+    "body_limit",
+    "bandwidth",
+    "bandwidth_after",
+    "method_up",
+    "pass_headers",
+    "pass_body",
+    "headers_up",
+    "rewrite_down",
+    "timeout",
+    "usage",
+];
 
 fn header_text(
     section: &Section<'_>,
@@ -28,10 +50,15 @@ fn header_text(
 }
 
 /// Reads the actions of one header. A key that begins with `+` adds values.
-fn actions(section: &Section<'_>, key: &str, value: &Spanned<DeValue<'_>>) -> Vec<Action> {
+fn actions(
+    section: &Section<'_>,
+    key: &str,
+    value: &Spanned<DeValue<'_>>,
+    direction: Direction,
+) -> Vec<Action> {
     let adds = key.starts_with('+');
     match value.get_ref() {
-        DeValue::Boolean(false) if !adds => vec![Action::Remove],
+        DeValue::Boolean(false) if !adds && direction != Direction::Trailer => vec![Action::Remove],
         DeValue::String(_) => {
             let text = header_text(section, key, value);
             let action = if adds { Action::Add } else { Action::Set };
@@ -42,7 +69,10 @@ fn actions(section: &Section<'_>, key: &str, value: &Spanned<DeValue<'_>>) -> Ve
             texts.map(Action::Add).collect()
         }
         _ => {
-            let wanted = "a value, `false` to remove it, or with `+` a list of values";
+            let wanted = match direction {
+                Direction::Trailer => "a value, or with `+` a list of values",
+                _ => "a value, `false` to remove it, or with `+` a list of values",
+            };
             section.wrong_type(key, value, wanted);
             Vec::new()
         }
@@ -75,11 +105,18 @@ pub(super) fn header_changes(
             .report_to(section.reader);
             continue;
         }
-        let actions = actions(&section, &written, value);
+        let actions = actions(&section, &written, value, direction);
         let Some(action) = actions.first() else {
             continue;
         };
         let adds = matches!(action, Action::Add(_));
+        if name.value == CONNECTION && !may_close(action) {
+            Diagnostic::new(Code::BadHttp, "`connection` can only be `close`")
+                .at(&name.span, "")
+                .help("write `connection = \"close\"`, or leave it out")
+                .report_to(section.reader);
+            continue;
+        }
         let is_same = |one: &&Located<HeaderChange>| {
             one.value.name == name.value && matches!(one.value.action, Action::Add(_)) == adds
         };
@@ -103,6 +140,15 @@ pub(super) fn header_changes(
     found
 }
 
+/// Whether a change of `Connection` may close the upstream's connection after the response.
+fn may_close(action: &Action) -> bool {
+    match action {
+        Action::Set(HeaderText::Fixed(value)) => value == "close",
+        Action::Set(HeaderText::Made(_)) => true,
+        Action::Add(_) | Action::Remove => false,
+    }
+}
+
 pub(super) fn answer(section: &mut Section<'_>) -> Option<Target> {
     if section.has("respond") && section.has("redirect") {
         contradiction("a route gives one answer")
@@ -118,10 +164,20 @@ fn respond(outer: &mut Section<'_>) -> Option<Target> {
     let is_given = outer.has("respond");
     let mut section = outer.section("respond");
     let status = section.optional_integer("status", 200..=599);
-    let body = section.text("body");
+    let has_variables = section.optional_boolean("variables").unwrap_or(false);
+    let body = match has_variables {
+        true => {
+            let form = TextForm::new(Code::BadTemplate, "a body with variables");
+            let template = section.parse("body", form, BodyTemplate::parse);
+            template.map(RespondBody::Made)
+        }
+        false => section
+            .text("body")
+            .map(|text| RespondBody::Fixed(text.into())),
+    };
     let form = TextForm::new(Code::BadHttp, "a media type");
     let content_type = section.parse("content_type", form, media_type);
-    if matches!(status, Some(204 | 205 | 304)) && body.is_some() {
+    if matches!(status, Some(204 | 205 | 304 | Respond::CLOSED)) && body.is_some() {
         let message = format!(
             "an answer of status {} has no body",
             status.unwrap_or_default()
@@ -131,16 +187,20 @@ fn respond(outer: &mut Section<'_>) -> Option<Target> {
             .at(&section.value_span("status"), "")
             .report_to(section.reader);
     }
-    if body.as_ref().is_some_and(|body| body.len() > MAX_BODY) {
+    if matches!(&body, Some(RespondBody::Fixed(bytes)) if bytes.len() > MAX_BODY) {
         section.out_of_range("body", "1 MiB at most");
     }
     section.finish();
     let plain = HeaderValue::from_static("text/plain; charset=utf-8");
-    let plain = body.as_ref().map(|_| plain);
+    let content_type = content_type.or(body.is_some().then_some(plain));
+    let body = body.unwrap_or(RespondBody::Fixed(Bytes::new()));
     let target = Respond {
         status: status_code(status).unwrap_or(StatusCode::OK),
-        body: body.unwrap_or_default().into(),
-        content_type: content_type.or(plain),
+        body: match (body, &content_type) {
+            (RespondBody::Made(made), Some(kind)) => RespondBody::Made(made.of_type(kind)),
+            (body, _) => body,
+        },
+        content_type,
     };
     is_given.then(|| Target::Respond(Box::new(target)))
 }
@@ -193,6 +253,73 @@ pub(super) fn bandwidth(section: &mut Section<'_>) -> Option<Bandwidth> {
             .report_to(section.reader);
     }
     Some(bandwidth?.sent_before(after.unwrap_or(0)))
+}
+
+/// Reads `method_up = "POST"`.
+pub(super) fn method(section: &mut Section<'_>) -> Option<Template> {
+    let form = TextForm::new(Code::BadTemplate, "a method");
+    section.parse("method_up", form, |text| -> Result<Template, String> {
+        let template = Template::parse(text).map_err(|error| error.to_string())?;
+        match template.fixed().map(method_of) {
+            Some(Err(why)) => Err(why.to_string()),
+            Some(Ok(Method::HEAD | Method::CONNECT | Method::TRACE)) => {
+                Err("a method whose responses may have a body".to_owned())
+            }
+            _ => Ok(template),
+        }
+    })
+}
+
+/// Reads `rewrite_down`: tables of old and new texts, and of the flags of cookies.
+pub(super) fn response_rewrites(outer: &mut Section<'_>) -> Option<ResponseRewrites> {
+    let mut section = outer.section("rewrite_down");
+    let rewrites = ResponseRewrites {
+        locations: text_rewrites(&mut section, "location", TextRewrite::of_beginning),
+        cookie_domains: text_rewrites(&mut section, "cookie_domain", TextRewrite::of_domain),
+        cookie_paths: text_rewrites(&mut section, "cookie_path", TextRewrite::of_beginning),
+        cookie_flags: cookie_flags(&mut section),
+    };
+    section.finish();
+    (!rewrites.is_empty()).then_some(rewrites)
+}
+
+/// Reads `{ "http://10.0.1.10/" = "/" }`, in the file's order.
+fn text_rewrites(
+    outer: &mut Section<'_>,
+    key: &'static str,
+    new_rule: impl Fn(&str, &str) -> Result<TextRewrite, String>,
+) -> Vec<TextRewrite> {
+    outer.declare(key, || ValueKind::Map(Box::new(ValueKind::Text)));
+    let section = outer.section(key);
+    let form = TextForm::new(Code::BadTemplate, "a new text");
+    let entries = section.entries().into_iter();
+    let rewrites = entries.filter_map(|(from, value)| {
+        if !value.get_ref().is_str() {
+            section.wrong_type(&from.value, value, "a text");
+            return None;
+        }
+        let to = section.interpolated(value)?;
+        let rule = |to: &str| new_rule(&from.value, to);
+        Some(section.parse_text(&from.value, to, form, rule)?.value)
+    });
+    rewrites.collect()
+}
+
+/// Reads `{ session = ["secure", "samesite=lax"] }`.
+fn cookie_flags(outer: &mut Section<'_>) -> Vec<CookieFlags> {
+    const KEY: &str = "cookie_flags";
+    outer.declare(KEY, || ValueKind::Map(Box::new(ValueKind::Texts)));
+    let section = outer.section(KEY);
+    let form = TextForm::new(Code::BadTemplate, "flags of a cookie");
+    let entries = section.entries().into_iter();
+    let found = entries.filter_map(|(name, value)| {
+        let words = section.texts_in(&name.value, value)?;
+        let words: Vec<String> = words.into_iter().map(|word| word.value).collect();
+        let rule = |name: &str| CookieFlags::parse(name, &words);
+        let written = name.value.clone();
+        Some(section.parse_text(&written, name, form, rule)?.value)
+    });
+    found.collect()
 }
 
 /// Reads `{ from = "/a/", to = "/b/", location = true, cookies = true }`.

@@ -25,7 +25,12 @@ fn https_is_verified_and_offers_http_2_unless_told_otherwise() {
         "http2 = false\ntls = { name = \"api.test\" }\n",
     );
     assert_eq!(told.tls.name.as_deref(), Some("api.test"));
-    assert!(!told.http2 && !told.tls.unverified);
+    assert!(!told.http2 && !told.tls.unverified && !told.tls.hides_name);
+    assert!(
+        read("\"https://a.test\"", "tls = { sni = false }\n")
+            .tls
+            .hides_name
+    );
     read("\"h2c://a.test\", \"https://[::1]\"", "");
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::{check, codes, fine};
-use crate::route::{Action, HeaderChange, HeaderText, Route, Target};
+use crate::route::{Action, HeaderChange, HeaderText, RespondBody, Route, Target};
 
 /// One route at `path`, with these settings.
 fn with(path: &str, settings: &str) -> String {
@@ -199,7 +199,10 @@ fn a_route_answers_by_itself() {
             let media = answer
                 .content_type
                 .map(|media| media.to_str().unwrap().to_owned());
-            let body = String::from_utf8(answer.body.to_vec()).unwrap();
+            let body = match answer.body {
+                RespondBody::Fixed(body) => String::from_utf8(body.to_vec()).unwrap(),
+                RespondBody::Made(_) => "made".to_owned(),
+            };
             (answer.status.as_u16(), body, media)
         }
         other => panic!("{other:?}"),
@@ -212,7 +215,39 @@ fn a_route_answers_by_itself() {
     );
     let json = "respond = { body = \"{}\", content_type = \"application/json\" }";
     assert_eq!(respond(json).2.as_deref(), Some("application/json"));
+    assert_eq!(
+        respond("respond = { body = \"{host}\\n\", variables = true }").1,
+        "made"
+    );
     for (settings, code) in [
+        ("respond = { body = \"{user}\", variables = true }", "T125"),
+        (
+            "respond = { body = \"{host:a}\", variables = true }",
+            "T123",
+        ),
+        (
+            "respond = { body = \"{path:id}\", variables = true }",
+            "T123",
+        ),
+        (
+            "respond = { body = \"{upstream_addr}\", variables = true }",
+            "T124",
+        ),
+        (
+            "respond = { body = \"a\", variables = true, status = 204 }",
+            "T124",
+        ),
+        ("method_up = \"post\"", "T125"),
+        ("method_up = \"HEAD\"", "T125"),
+        ("method_up = \"{path:id}\"", "T123"),
+        ("trailers_down = { x-a = \"{path:id}\" }", "T123"),
+        ("trailers_down = { set-cookie = \"a\" }", "T116"),
+        ("trailers_down = { x-a = false }", "T103"),
+        ("respond = {}\nmethod_up = \"PUT\"", "T124"),
+        ("respond = {}\npass_headers = false", "T124"),
+        ("respond = {}\npass_body = true", "T124"),
+        ("headers_up = { connection = \"keep-alive\" }", "T116"),
+        ("headers_up = { connection = false }", "T116"),
         ("respond = 404", "T103"),
         ("respond = { status = 101 }", "T105"),
         ("respond = { status = 600 }", "T105"),

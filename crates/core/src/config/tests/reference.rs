@@ -21,6 +21,21 @@ static PAIR: LazyLock<(String, String)> = LazyLock::new(|| {
     (pair.cert.pem(), pair.signing_key.serialize_pem())
 });
 
+/// A list that revokes nothing.
+static REVOKED: LazyLock<String> = LazyLock::new(|| {
+    let params = rcgen::CertificateRevocationListParams {
+        this_update: rcgen::date_time_ymd(2020, 1, 1),
+        next_update: rcgen::date_time_ymd(2999, 1, 1),
+        crl_number: rcgen::SerialNumber::from(1),
+        issuing_distribution_point: None,
+        revoked_certs: Vec::new(),
+        key_identifier_method: rcgen::KeyIdMethod::Sha256,
+    };
+    let key = rcgen::KeyPair::generate().unwrap();
+    let issuer = rcgen::Issuer::new(rcgen::CertificateParams::default(), key);
+    params.signed_by(&issuer).unwrap().pem().unwrap()
+});
+
 /// A file that an example names, by what its name says that it holds.
 pub(super) fn file(path: &Path, _: u64) -> std::io::Result<Vec<u8>> {
     let named = |end: &str| path.extension().is_some_and(|ending| ending == end);
@@ -30,6 +45,7 @@ pub(super) fn file(path: &Path, _: u64) -> std::io::Result<Vec<u8>> {
         Some("allow" | "deny") => b"10.0.0.0/8",
         Some("otlp-headers") => b"authorization: Bearer x",
         _ if named("pem") => PAIR.0.as_bytes(),
+        _ if named("crl") => REVOKED.as_bytes(),
         _ if named("key") => PAIR.1.as_bytes(),
         _ => b"0123456789abcdef",
     };
@@ -160,6 +176,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
         ("decide", "tls"),
         ("limit.NAME", "calendar"),
         ("limit.NAME", "ban"),
+        ("route", "rewrite_down"),
     ];
     let parts = ["servers", "health", "eject", "retries", "tls"];
     let inner = inner
@@ -229,11 +246,13 @@ const EXCLUDED: &[&str] = &[
     "sentinel_username",
     "sentinel_password_file",
     "ca",
+    "crl",
     "cert",
     "name",
     "strip_prefix",
     "add_prefix",
     "replace_prefix",
+    "method_up",
     "respond",
     "redirect",
     "replaces",

@@ -170,6 +170,7 @@ fn alone(known: &Setting, value: &str) -> String {
     let header = match known.section.as_str() {
         "" => String::new(),
         list @ ("route" | "bypass" | "descriptor" | "tls.certificates") => format!("[[{list}]]"),
+        "route.rewrite_down" => "[[route]]\n[route.rewrite_down]".to_owned(),
         "upstream.NAME.servers" => "[[upstream.a.servers]]".to_owned(),
         section => format!("[{}]", section.replace("NAME", "a")),
     };

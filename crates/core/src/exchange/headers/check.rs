@@ -4,7 +4,8 @@
 use std::borrow::Cow;
 
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING};
-use http::{HeaderValue, Method, Request, StatusCode, Uri, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version};
+use smallvec::SmallVec;
 
 use crate::route::host_of;
 
@@ -197,6 +198,16 @@ fn port<'a>(authority: &'a str, usual: &'a str) -> &'a str {
     match authority.rsplit_once(':') {
         Some((_, port)) if !port.is_empty() && !port.ends_with(']') => port,
         _ => usual,
+    }
+}
+
+/// Removes headers whose names have `_` where ours may have `-`. Many servers take both for one
+/// header, and could choose the client's value.
+pub(crate) fn remove_odd_names(headers: &mut HeaderMap, is_removed: impl Fn(&HeaderName) -> bool) {
+    let is_odd = |name: &&HeaderName| name.as_str().contains('_') && is_removed(name);
+    let odd: SmallVec<[HeaderName; 4]> = headers.keys().filter(is_odd).cloned().collect();
+    for name in odd {
+        headers.remove(name);
     }
 }
 

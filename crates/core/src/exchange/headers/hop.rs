@@ -3,8 +3,8 @@
 
 use http::StatusCode;
 use http::header::{
-    CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
-    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName,
+    HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use smallvec::SmallVec;
 
@@ -66,10 +66,11 @@ impl HopFields {
             StatusCode::SWITCHING_PROTOCOLS | StatusCode::UPGRADE_REQUIRED
         );
         let mut seen = HopFields::default();
-        for name in headers.keys() {
+        for (name, value) in headers {
             match *name {
                 CONNECTION => seen.connection = true,
-                UPGRADE if upgrades => {}
+                // Servers may offer a protocol in any response.
+                UPGRADE if upgrades || may_tunnel(value) => seen.upgrade = true,
                 UPGRADE | TE | TRANSFER_ENCODING | PROXY_AUTHENTICATE => {
                     seen.names.push(name.clone());
                 }
@@ -120,6 +121,32 @@ pub(super) fn join_cookies(headers: &mut HeaderMap) {
     if let Ok(joined) = HeaderValue::try_from(joined) {
         headers.insert(COOKIE, joined);
     }
+}
+
+/// Whether the protocols of an `Upgrade` may be tunnelled. HTTP may not, because its requests would
+/// not be counted.
+pub(super) fn may_tunnel(protocols: &HeaderValue) -> bool {
+    let may = |protocol: &str| {
+        let name = protocol.trim().split('/').next().unwrap_or_default();
+        let refused = ["h2", "h2c", "http", "tls", ""];
+        !refused.iter().any(|one| name.eq_ignore_ascii_case(one))
+    };
+    protocols.to_str().is_ok_and(|all| all.split(',').all(may))
+}
+
+/// Removes the client's headers. Those that frame the request, name its client or its host, or tell
+/// the proxies that it passed stay.
+pub fn keep_forwarding(headers: &mut HeaderMap) {
+    let stays = |name: &HeaderName| {
+        matches!(
+            *name,
+            HOST | CONTENT_LENGTH | TRANSFER_ENCODING | FORWARDED | VIA
+        ) || is_forged(name)
+    };
+    let kept = headers.iter().filter(|(name, _)| stays(name));
+    *headers = kept
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
 }
 
 fn asks_trailers(te: &HeaderValue) -> bool {

@@ -1,12 +1,12 @@
 //! The prefix that a route strips from a path, or puts before it.
 
-use http::header::{HeaderMap, HeaderValue, LOCATION, SET_COOKIE};
+use http::header::{HeaderMap, LOCATION, SET_COOKIE};
 use http::uri::{PathAndQuery, Uri};
 use http::{HeaderName, Request};
 
 use super::{Peer, RequestFault, append};
 use crate::path::CanonicalPath;
-use crate::route::{Prefix, Replacement};
+use crate::route::{Prefix, Replacement, rewrite_cookie, rewrite_lines};
 
 const X_FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 
@@ -72,58 +72,44 @@ pub fn restore(
     headers: &mut HeaderMap,
     replacement: &Replacement,
     client_host: &str,
-    is_upstream: impl FnOnce(&str) -> bool,
+    is_upstream: impl Fn(&str) -> bool,
 ) {
-    if replacement.location
-        && let Some(location) = headers.get(LOCATION)
-        && let Ok(text) = location.to_str()
-    {
-        let (origin, path) = match text.split_once("://") {
-            Some((_, rest)) => {
-                let path = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-                text.split_at(text.len() - rest.len() + path)
-            }
-            None => ("", text),
-        };
-        let host = origin.split_once("://").map_or("", |(_, host)| host);
-        let is_of_client = host == client_host || origin.is_empty();
-        let restored = match is_of_client || is_upstream(host) {
-            true if path.is_empty() && !origin.is_empty() => replacement.undo("/"),
-            true => replacement.undo(path),
-            false => None,
-        };
-        let kept = if is_of_client { origin } else { "" };
-        let value = restored.map(|path| HeaderValue::try_from(format!("{kept}{path}")));
-        if let Some(Ok(value)) = value {
-            headers.insert(LOCATION, value);
-        }
+    if replacement.location {
+        rewrite_lines(headers, &LOCATION, |location| {
+            restore_location(replacement, location, client_host, &is_upstream)
+        });
     }
     if replacement.cookies {
-        let cookies = headers.iter_mut().filter(|(name, _)| *name == SET_COOKIE);
-        for (_, value) in cookies {
-            let restored = value
-                .to_str()
-                .ok()
-                .and_then(|text| restore_cookie(replacement, text));
-            if let Some(Ok(restored)) = restored.map(HeaderValue::try_from) {
-                *value = restored;
-            }
-        }
+        let path = |path: &[u8]| Some(replacement.undo(str::from_utf8(path).ok()?)?.into_bytes());
+        rewrite_lines(headers, &SET_COOKIE, |line| {
+            rewrite_cookie(line, "path", path)
+        });
     }
 }
 
-/// Replaces the value of `Path` of a cookie.
-fn restore_cookie(replacement: &Replacement, text: &str) -> Option<String> {
-    let parts: Vec<&str> = text.split(';').collect();
-    let is_path = |part: &&str| {
-        let name = part.split_once('=').map_or("", |(name, _)| name);
-        name.trim().eq_ignore_ascii_case("path")
+fn restore_location(
+    replacement: &Replacement,
+    location: &[u8],
+    client_host: &str,
+    is_upstream: impl FnOnce(&str) -> bool,
+) -> Option<Vec<u8>> {
+    let text = str::from_utf8(location).ok()?;
+    let (origin, path) = match text.split_once("://") {
+        Some((_, rest)) => {
+            let path = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+            text.split_at(text.len() - rest.len() + path)
+        }
+        None => ("", text),
     };
-    let at = 1 + parts.iter().skip(1).position(is_path)?;
-    let (name, path) = parts[at].split_once('=')?;
-    let part = format!("{name}={}", replacement.undo(path.trim())?);
-    let (before, after) = (&parts[..at], &parts[at + 1..]);
-    Some([before, &[&part], after].concat().join(";"))
+    let host = origin.split_once("://").map_or("", |(_, host)| host);
+    let is_of_client = host == client_host || origin.is_empty();
+    let restored = match is_of_client || is_upstream(host) {
+        true if path.is_empty() && !origin.is_empty() => replacement.undo("/"),
+        true => replacement.undo(path),
+        false => None,
+    };
+    let kept = if is_of_client { origin } else { "" };
+    Some(format!("{kept}{}", restored?).into_bytes())
 }
 
 #[cfg(test)]

@@ -341,6 +341,24 @@ fn query<'r>(query: Option<&'r str>, name: &str) -> Carried<'r> {
     }
 }
 
+/// Whether some value of a query parameter passes a test. A name without `=` has an empty value.
+///
+/// Values are decoded, and a space in them is `+`. Values behind `;` count too, because some
+/// upstreams split there.
+pub fn any_query_value(query: &str, name: &str, passes: impl Fn(&[u8]) -> bool) -> bool {
+    let has = |pair: &[u8]| match pair.contains(&b'=') {
+        true => named_value(pair, name).is_some_and(|value| passes(value.as_bytes())),
+        false => decoded(pair.trim_ascii()).eq(name.bytes().map(fold)) && passes(b""),
+    };
+    let query = query.as_bytes();
+    let mut pairs = query.split(|byte| *byte == b'&');
+    pairs.any(has)
+        || query.contains(&b';') && {
+            let mut pairs = query.split(|byte| matches!(byte, b'&' | b';'));
+            pairs.any(has)
+        }
+}
+
 /// The values of a cookie, without quotes, over all `Cookie` lines (RFC 6265, section 5.4).
 fn cookie<'r>(headers: &'r HeaderMap, name: &str) -> Carried<'r> {
     let lines = headers.get_all(header::COOKIE).iter();

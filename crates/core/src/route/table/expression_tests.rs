@@ -48,3 +48,43 @@ fn the_same_expression_twice_is_a_conflict() {
     let pairs: Vec<_> = conflicts.iter().map(|c| (c.first, c.second)).collect();
     assert_eq!(pairs, [(0, 3)]);
 }
+
+#[test]
+fn a_host_by_expression_comes_after_names_and_before_every_host() {
+    let table = table(&[
+        "/*",
+        r"^(www|api)\d+\.EXAMPLE\.com$@/*",
+        "^www@/*",
+        "www1.example.com/*",
+        "*.below.example/*",
+    ]);
+    finds(&table, "GET www1.example.com/a", "www1.example.com/*");
+    let by_number = r"^(www|api)\d+\.EXAMPLE\.com$@/*";
+    finds(&table, "GET www2.example.com/a", by_number);
+    finds(&table, "GET api7.example.com/a", by_number);
+    finds(&table, "GET www.test/a", "^www@/*");
+    finds(&table, "GET www.below.example/a", "*.below.example/*");
+    finds(&table, "GET api.example.com/a", "/*");
+}
+
+#[test]
+fn a_query_counts_however_it_is_written() {
+    let table = table(&[
+        "/a ?debug",
+        "/a ?v=2",
+        "/a ?v=regex:^[0-9]+$",
+        "/a ?v=2 ?debug",
+        "/a",
+    ]);
+    for query in [
+        "?v=2", "?x=1&v=2", "?v=1&v=2", "?%76=%32", "?x=1;v=2", "?v=\"2\"",
+    ] {
+        finds(&table, &format!("GET h/a {query}"), "/a ?v=2");
+    }
+    finds(&table, "GET h/a ?v=31", "/a ?v=regex:^[0-9]+$");
+    finds(&table, "GET h/a ?debug", "/a ?debug");
+    finds(&table, "GET h/a ?debug=0&v=2", "/a ?v=2 ?debug");
+    finds(&table, "GET h/a ?v=b", "/a");
+    finds(&table, "GET h/a ?V=2", "/a");
+    finds(&table, "GET h/a", "/a");
+}

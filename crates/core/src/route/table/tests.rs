@@ -7,42 +7,21 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::route::pattern::Segment;
-use crate::route::{CostSource, HeaderMatch, PathPattern, StatusSet, Target, ValueMatch};
+use crate::route::{HeaderMatch, PathPattern, QueryMatch, ValueMatch};
 
 /// A route from `[METHOD,..] [host]/path [+header[=value]]..`, named by its text.
 pub(super) fn route(text: &str) -> Route {
-    let mut route = Route {
-        number: 0,
-        name: text.into(),
-        host: HostPattern::Any,
-        path: PathPattern::parse("/").unwrap(),
-        case: Case::Sensitive,
-        methods: Vec::new(),
-        headers: Vec::new(),
-        port: None,
-        target: Target::Upstream(0),
-        affinity: None,
-        limits: Vec::new(),
-        cost: CostSource::Fixed(1),
-        settle: None,
-        refund: StatusSet::default(),
-        strip_prefix: None,
-        add_prefix: None,
-        replace_prefix: None,
-        access: Default::default(),
-        body_limit: None,
-        bandwidth: None,
-        error_pages: Vec::new(),
-        headers_up: Vec::new(),
-        headers_down: Vec::new(),
-        timeout: None,
-        usage: None,
-        reads_body: None,
-        body_read: 0,
-    };
+    let mut route = Route::of_path(text, PathPattern::parse("/").unwrap());
     for word in text.split(' ') {
         if word == "(i)" {
             route.case = Case::Insensitive;
+        } else if let Some(parameter) = word.strip_prefix('?') {
+            let (name, value) = match parameter.split_once('=') {
+                Some((name, value)) => (name, ValueMatch::parse(value.to_owned()).unwrap()),
+                None => (parameter, ValueMatch::Any),
+            };
+            let name = name.into();
+            route.query.push(QueryMatch { name, value });
         } else if let Some(header) = word.strip_prefix('+') {
             let (name, value) = match header.split_once('=') {
                 Some((name, value)) => (name, ValueMatch::parse(value.to_owned()).unwrap()),
@@ -50,6 +29,9 @@ pub(super) fn route(text: &str) -> Route {
             };
             let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
             route.headers.push(HeaderMatch { name, value });
+        } else if let Some((host, path)) = word.split_once('@') {
+            route.host = HostPattern::parse(&format!("regex:{host}")).unwrap();
+            route.path = PathPattern::parse(path).unwrap();
         } else if let Some((host, _)) = word.split_once("regex:") {
             route.path = PathPattern::parse(&word[host.len()..]).unwrap();
             if !host.is_empty() {
@@ -94,8 +76,12 @@ fn ask<T>(request: &str, look: impl FnOnce(&RouteQuery<'_>) -> T) -> T {
     let (host, path) = words.next().unwrap().split_once('/').unwrap();
     let path = format!("/{path}");
     let mut headers = HeaderMap::new();
-    let mut port = 0;
+    let (mut port, mut query) = (0, None);
     for word in words {
+        if let Some(text) = word.strip_prefix('?') {
+            query = Some(text);
+            continue;
+        }
         if let Some(text) = word.strip_prefix(':') {
             port = text.parse().unwrap();
             continue;
@@ -110,6 +96,7 @@ fn ask<T>(request: &str, look: impl FnOnce(&RouteQuery<'_>) -> T) -> T {
         path: &path,
         method: &method,
         headers: &headers,
+        query,
         port,
     })
 }

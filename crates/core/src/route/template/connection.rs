@@ -36,6 +36,8 @@ pub struct TlsFacts<'r> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::route) enum TlsVariable {
+    /// `on`, as in nginx.
+    On,
     Version,
     Cipher,
     ServerName,
@@ -58,6 +60,7 @@ impl TlsVariable {
         let certificate = facts.certificate;
         let field = |field: fn(&Certificate) -> &str| certificate.map(field).unwrap_or_default();
         match self {
+            Self::On => push(out, "on"),
             Self::Version => push(out, facts.version),
             // rustls names the suites of TLS 1.3 so.
             Self::Cipher => match facts.cipher.strip_prefix("TLS13_") {

@@ -4,40 +4,12 @@ use http::{HeaderName, HeaderValue, Request};
 use proptest::prelude::*;
 
 use super::*;
-use crate::path::{CanonicalPath, Case};
-use crate::route::{CostSource, HostPattern, PathPattern, Redirect, Route, StatusSet, Target};
+use crate::path::CanonicalPath;
+use crate::route::{PathPattern, Redirect, Route};
 
 /// A route of this path.
 fn route(path: &str) -> Route {
-    Route {
-        number: 0,
-        name: "the route".into(),
-        host: HostPattern::Any,
-        path: PathPattern::parse(path).unwrap(),
-        case: Case::Sensitive,
-        methods: Vec::new(),
-        headers: Vec::new(),
-        port: None,
-        target: Target::Upstream(0),
-        affinity: None,
-        limits: Vec::new(),
-        cost: CostSource::Fixed(1),
-        settle: None,
-        refund: StatusSet::default(),
-        timeout: None,
-        usage: None,
-        reads_body: None,
-        body_read: 0,
-        strip_prefix: None,
-        add_prefix: None,
-        replace_prefix: None,
-        access: Default::default(),
-        body_limit: None,
-        bandwidth: None,
-        error_pages: Vec::new(),
-        headers_up: Vec::new(),
-        headers_down: Vec::new(),
-    }
+    Route::of_path("the route", PathPattern::parse(path).unwrap())
 }
 
 /// What `look` makes of a request for `target` with these headers, at a route of `path`.
@@ -83,6 +55,7 @@ fn filled(text: &str) -> String {
         ("x-a", b"2, 3"),
         ("cookie", b"b=5; a=\"6\""),
         ("cookie", b"a=7"),
+        ("host", b"a.example:8443"),
     ];
     let template = Template::parse(text).unwrap();
     facts(
@@ -101,6 +74,7 @@ fn every_variable_has_its_value() {
             "{scheme}://{host}{uri}",
             "https://a.example/u/9/x/y/?q=%0d%0a&p=1&p=2",
         ),
+        ("{host}{is_request_port}{request_port}", "a.example:8443"),
         ("{method} {path}", "GET /u/9/x/y/"),
         ("{rest}|{path:id}", "x/y/|9"),
         (
@@ -117,6 +91,19 @@ fn every_variable_has_its_value() {
         ("{{{host}}}", "{a.example}"),
     ] {
         assert_eq!(filled(text), value, "{text}");
+    }
+}
+
+#[test]
+fn a_group_of_a_path_is_found_as_routes_find_it() {
+    for (path, target, value) in [
+        ("regex:^/(?P<x>a b)/", "/a%20b", "a%20b"),
+        ("regex:^/(?P<x>[^/]+)/", "/a%22%e9", "a%22%E9"),
+        ("regex:^/(?P<x>.+)$", "/b/c:d", "b/c:d"),
+    ] {
+        let template = Template::parse("{path:x}").unwrap();
+        let filled = facts(path, target, &[], |facts| template.fill(facts).unwrap());
+        assert_eq!(String::from_utf8(filled).unwrap(), value, "{target}");
     }
 }
 

@@ -1,9 +1,29 @@
-//! Values of response headers that tell the attempts to send the request: filled in two steps.
+//! Values of response headers that tell something of the response: filled in two steps.
 
-use super::{MAX_VALUE, Template, TemplateFacts, TemplatePiece, TooLong, Variable};
+use std::time::Duration;
 
-/// A variable that has a value only when the response is there. Several attempts are separated by
-/// `, `, as in nginx.
+use http::header::SET_COOKIE;
+use http::{HeaderMap, HeaderName};
+
+use super::{
+    MAX_VALUE, Template, TemplateFacts, TemplatePiece, TooLong, Variable, push, push_header,
+};
+
+/// A variable that has a value only when the response is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::route) enum LateVariable {
+    Attempts(AttemptVariable),
+    /// Seconds since the head of the request, such as `0.012`.
+    RequestTime,
+    /// Seconds since the Unix epoch, such as `1795843695.012`.
+    UnixTime,
+    /// All lines of a header of the response, joined.
+    Header(HeaderName),
+    /// The value of a cookie that the response sets.
+    Cookie(Box<str>),
+}
+
+/// What is told of the attempts to send the request. Several are separated by `, `, as in nginx.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptVariable {
     /// The server's address.
@@ -11,6 +31,15 @@ pub enum AttemptVariable {
     Status,
     /// Seconds until the head of the response, such as `0.012`.
     Time,
+}
+
+/// The time at which a value is filled in.
+#[derive(Clone, Copy, Debug)]
+pub struct ResponseTime {
+    /// The time since the head of the request.
+    pub took: Duration,
+    /// Since the Unix epoch.
+    pub unix: Duration,
 }
 
 /// A value with all variables of the request filled in.
@@ -22,13 +51,22 @@ pub struct LateText {
 #[derive(Clone, Debug)]
 enum LatePiece {
     Bytes(Vec<u8>),
-    Attempts(AttemptVariable),
+    Late(LateVariable),
+}
+
+impl LateVariable {
+    pub(super) const ADDRESS: Variable =
+        Variable::Late(LateVariable::Attempts(AttemptVariable::Address));
+    pub(super) const STATUS: Variable =
+        Variable::Late(LateVariable::Attempts(AttemptVariable::Status));
+    pub(super) const TIME: Variable = Variable::Late(LateVariable::Attempts(AttemptVariable::Time));
 }
 
 impl Template {
-    pub fn tells_attempts(&self) -> bool {
+    /// Whether a variable has a value only when the response is there.
+    pub fn is_late(&self) -> bool {
         self.variables()
-            .any(|variable| matches!(variable, Variable::Attempts(_)))
+            .any(|variable| matches!(variable, Variable::Late(_)))
     }
 
     /// Fills in the variables of the request.
@@ -39,8 +77,8 @@ impl Template {
             let mut bytes = Vec::new();
             match piece {
                 TemplatePiece::Text(text) => bytes.extend_from_slice(text.as_bytes()),
-                TemplatePiece::Variable(Variable::Attempts(variable)) => {
-                    pieces.push(LatePiece::Attempts(*variable));
+                TemplatePiece::Variable(Variable::Late(variable)) => {
+                    pieces.push(LatePiece::Late(variable.clone()));
                     continue;
                 }
                 TemplatePiece::Variable(variable) => variable.write(&mut bytes, facts),
@@ -56,16 +94,77 @@ impl Template {
 }
 
 impl LateText {
-    pub fn fill(&self, value_of: impl Fn(AttemptVariable) -> String) -> Vec<u8> {
+    pub fn tells_attempts(&self) -> bool {
+        let tells = |piece: &LatePiece| matches!(piece, LatePiece::Late(LateVariable::Attempts(_)));
+        self.pieces.iter().any(tells)
+    }
+
+    /// Fills in the variables of the response with these headers. `attempts` tells the attempts.
+    pub fn fill(
+        &self,
+        headers: &HeaderMap,
+        time: impl Fn() -> ResponseTime,
+        attempts: impl Fn(AttemptVariable) -> String,
+    ) -> Vec<u8> {
         let mut value = Vec::new();
         for piece in &self.pieces {
             match piece {
                 LatePiece::Bytes(bytes) => value.extend_from_slice(bytes),
-                LatePiece::Attempts(variable) => {
-                    value.extend_from_slice(value_of(*variable).as_bytes());
+                LatePiece::Late(LateVariable::Attempts(variable)) => {
+                    value.extend_from_slice(attempts(*variable).as_bytes());
+                }
+                LatePiece::Late(LateVariable::RequestTime) => push_seconds(&mut value, time().took),
+                LatePiece::Late(LateVariable::UnixTime) => push_seconds(&mut value, time().unix),
+                LatePiece::Late(LateVariable::Header(name)) => {
+                    push_header(&mut value, headers, name);
+                }
+                LatePiece::Late(LateVariable::Cookie(name)) => {
+                    value.extend_from_slice(set_cookie(headers, name));
                 }
             }
         }
         value
+    }
+}
+
+fn push_seconds(out: &mut Vec<u8>, time: Duration) {
+    push(
+        out,
+        &format!("{}.{:03}", time.as_secs(), time.subsec_millis()),
+    );
+}
+
+/// The value of the first cookie of this name that a response sets.
+fn set_cookie<'r>(headers: &'r HeaderMap, name: &str) -> &'r [u8] {
+    let mut lines = headers.get_all(SET_COOKIE).iter();
+    let value = lines.find_map(|line| {
+        let pair = line.as_bytes().split(|byte| *byte == b';').next()?;
+        let at = pair.iter().position(|byte| *byte == b'=')?;
+        let (found, value) = pair.split_at(at);
+        (without_spaces(found) == name.as_bytes()).then(|| without_spaces(&value[1..]))
+    });
+    value.unwrap_or_default()
+}
+
+fn without_spaces(text: &[u8]) -> &[u8] {
+    let begin = text.iter().take_while(|byte| **byte == b' ').count();
+    let text = &text[begin..];
+    let end = text.iter().rev().take_while(|byte| **byte == b' ').count();
+    &text[..text.len() - end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_response_says_cookies() {
+        let mut headers = HeaderMap::new();
+        for line in ["b=1; Path=/a=2", " a = x y ;HttpOnly", "a=z"] {
+            headers.append(SET_COOKIE, line.parse().unwrap());
+        }
+        assert_eq!(set_cookie(&headers, "a"), b"x y");
+        assert_eq!(set_cookie(&headers, "b"), b"1");
+        assert_eq!(set_cookie(&headers, "Path"), b"");
     }
 }

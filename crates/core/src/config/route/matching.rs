@@ -1,0 +1,64 @@
+//! `headers` and `query` of a route: what a request must have.
+
+use toml::Spanned;
+use toml::de::DeValue;
+
+use crate::config::*;
+use crate::route::{HeaderMatch, QueryMatch, ValueMatch};
+
+pub(super) fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
+    section.declare("headers", || {
+        ValueKind::Map(Box::new(ValueKind::BooleanOrText))
+    });
+    let section = section.section("headers");
+    let mut matches: Vec<HeaderMatch> = Vec::new();
+    for (key, value) in section.entries() {
+        let written = key.value.clone();
+        let name = section.parse_text(&written, key, TextForm::HEADER_NAME, header_name);
+        let Some(name) = name else { continue };
+        if matches.iter().any(|one| one.name == name.value) {
+            section.report_duplicate(format!("`{}` is named twice", name.value), &name.span);
+        }
+        let wanted = value_match(&section, name.value.as_str(), value, "a header's value");
+        matches.extend(wanted.map(|value| HeaderMatch {
+            name: name.value,
+            value,
+        }));
+    }
+    matches
+}
+
+pub(super) fn parameters(section: &mut Section<'_>) -> Vec<QueryMatch> {
+    section.declare("query", || {
+        ValueKind::Map(Box::new(ValueKind::BooleanOrText))
+    });
+    let section = section.section("query");
+    let entries = section.entries().into_iter();
+    let matches = entries.filter_map(|(key, value)| {
+        let value = value_match(&section, &key.value, value, "a parameter's value")?;
+        let name = key.value.into_boxed_str();
+        Some(QueryMatch { name, value })
+    });
+    matches.collect()
+}
+
+fn value_match(
+    section: &Section<'_>,
+    name: &str,
+    value: &Spanned<DeValue<'_>>,
+    what: &'static str,
+) -> Option<ValueMatch> {
+    match value.get_ref() {
+        DeValue::Boolean(true) => Some(ValueMatch::Any),
+        DeValue::String(_) => {
+            let form = TextForm::new(Code::BadPattern, what);
+            let text = section.interpolated(value)?;
+            let wanted = |text: &str| ValueMatch::parse(text.to_owned());
+            Some(section.parse_text(name, text, form, wanted)?.value)
+        }
+        _ => {
+            section.wrong_type(name, value, "a value, or `true` for any");
+            None
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! How much a connection was used, and whether it may get another request.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::config::ConnectionBounds;
+
+/// Times are those of the worker's sweep.
+#[derive(Debug)]
+pub(crate) struct ConnectionUse {
+    requests: AtomicU32,
+    most: u32,
+    ends: Duration,
+}
+
+impl ConnectionUse {
+    pub(crate) fn new(bounds: ConnectionBounds, now: Duration) -> ConnectionUse {
+        let age = bounds.age.unwrap_or(Duration::MAX);
+        ConnectionUse {
+            requests: AtomicU32::new(0),
+            most: bounds.requests.unwrap_or(u32::MAX),
+            ends: now.saturating_add(age),
+        }
+    }
+
+    pub(crate) fn count_request(&self) {
+        // Only the tasks of one worker write.
+        let requests = self.requests.load(Ordering::Relaxed);
+        self.requests
+            .store(requests.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// Whether a bound is reached: no request may follow those that were counted.
+    pub(crate) fn is_over(&self, now: Duration) -> bool {
+        self.requests.load(Ordering::Relaxed) >= self.most || now >= self.ends
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_ends_after_its_requests_or_its_time() {
+        let at = Duration::from_secs;
+        let bounds = |requests, age: Option<u64>| ConnectionBounds {
+            requests,
+            age: age.map(at),
+        };
+        let by_requests = ConnectionUse::new(bounds(Some(2), None), at(5));
+        by_requests.count_request();
+        assert!(!by_requests.is_over(at(1 << 40)));
+        by_requests.count_request();
+        assert!(by_requests.is_over(at(5)));
+        let by_age = ConnectionUse::new(bounds(None, Some(10)), at(5));
+        by_age.count_request();
+        assert!(!by_age.is_over(at(14)));
+        assert!(by_age.is_over(at(15)));
+    }
+}
