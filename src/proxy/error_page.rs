@@ -17,7 +17,7 @@ use super::body::Body;
 use super::headers;
 use super::{Proxy, ProxyExchange};
 use crate::body::RequestBody;
-use crate::route::{ErrorPage, PageServer, PageSource, Respond, Target};
+use crate::route::{ErrorPage, PageServer, PageSource, Respond, RespondBody, Target};
 use crate::telemetry::access::Outcome;
 use crate::upstream::{Outgoing, SendOptions};
 
@@ -90,9 +90,14 @@ impl Proxy {
         // Tokens are counted in the upstream's own body.
         let is_upstreams = !body.is_made_here();
         let may_replace = !body.is_metered();
+        // Requests without a route have no variables.
+        let changes = x.changes.as_deref();
+        let has_text = |page: &ErrorPage| {
+            page.made_text().is_none() || changes.is_some_and(|all| all.has_page(page))
+        };
         let fits = |page: &&Arc<ErrorPage>| {
             let is_meant = !is_upstreams || page.replaces_upstream && may_replace;
-            is_meant && page.statuses.contains(status)
+            is_meant && has_text(page) && page.statuses.contains(status)
         };
         pages.iter().find(fits).map(|page| &**page)
     }
@@ -107,10 +112,18 @@ impl Proxy {
         let changes = x.changes.as_deref();
         match &page.source {
             PageSource::Body(body) => {
+                let text = match &body.text {
+                    RespondBody::Fixed(bytes) => bytes.clone(),
+                    RespondBody::Made(_) => {
+                        let made =
+                            changes.and_then(|all| all.page_text(page, x.response.headers()));
+                        made.unwrap_or_default().into()
+                    }
+                };
                 put_page(x.response, page.status(error, None), changes, |headers| {
                     headers.insert(CONTENT_TYPE, body.content_type.clone());
                 });
-                *x.response.body_mut() = Body::made(body.bytes.clone());
+                *x.response.body_mut() = Body::made(text);
             }
             PageSource::Redirect(place) => {
                 put_page(x.response, page.status(error, None), changes, |headers| {

@@ -74,6 +74,37 @@ fn a_page_replaces_an_error_and_keeps_its_headers() {
 }
 
 #[test]
+fn a_page_with_variables_tells_the_request_and_the_attempts() {
+    let upstream = Upstream::saying(BROKEN);
+    let directory = tempfile::tempdir().unwrap();
+    let page = "<p>{header:x-tag}, {request_id}, {response_header:x-kept}\n</p>";
+    std::fs::write(directory.path().join("made.html"), page).unwrap();
+    let lines = format!(
+        "[headers]\nrequest_id = \"x-request-id\"\n\
+         [error_page.down]\nstatus = [\"502\"]\nvariables = true\n\
+         body = \"{{upstream_addr}} {{upstream_status}} {{header:x-tag}}\"\n\
+         [error_page.broken]\nstatus = [\"500\"]\nvariables = true\nupstream_errors = true\n\
+         file = \"made.html\"\n\
+         [error_page.missing]\nstatus = [\"404\"]\nvariables = true\nbody = \"{{host}}\"\n\
+         [[route]]\npath = \"/down/*\"\nupstream = \"{NOTHING}\"\n\
+         [[route]]\npath = \"/broken\"\nupstream = \"{}\"\n",
+        upstream.url()
+    );
+    let proxy = Tidegate::start_in(directory, &lines, &[]);
+    const TAG: &str = "X-Tag: <b>\r\n";
+    let down = proxy.get_with("/down/a", TAG);
+    assert_eq!(down.status, 502);
+    assert_eq!(down.text(), "127.0.0.1:1 502 <b>");
+    let broken = proxy.get_with("/broken", TAG);
+    let id = broken.header("x-request-id").unwrap_or_default();
+    assert_eq!(broken.text(), format!("<p>&lt;b&gt;, {id}, yes\n</p>"));
+    // It has no route, so the page has no variables.
+    let missing = proxy.get("/missing");
+    assert_eq!(missing.status, 404);
+    assert!(missing.text().contains("\"status\":404"), "{missing:?}");
+}
+
+#[test]
 fn errors_of_upstreams_are_replaced_where_the_page_says_so() {
     let upstream = Upstream::saying(BROKEN);
     let proxy = start(&format!(

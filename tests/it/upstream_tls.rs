@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
-use tokio_rustls::rustls::{ServerConnection, StreamOwned};
+use tokio_rustls::rustls::{HandshakeKind, ServerConnection, StreamOwned};
 
 use crate::admin::Looked;
 use crate::backend::{Backend, Call, secure};
@@ -149,6 +149,46 @@ fn a_server_that_wants_a_certificate_gets_ours() {
         );
         without.get("/").assert_problem(502);
         logged(&without, "upstream_tls_refused");
+    }
+}
+
+/// An upstream behind TLS that tells in each response whether the session of an earlier connection was
+/// resumed, and then closes the connection. Its thread ends with the listener's process.
+fn telling_resumption(certificates: &Certificates) -> String {
+    let offers = secure(certificates, "good", &BOTH[1..], false);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let session = ServerConnection::new(offers.clone()).unwrap();
+            let mut secured = StreamOwned::new(session, stream);
+            let mut head = [0; 4096];
+            if secured.read(&mut head).is_ok_and(|read| read > 0) {
+                let kind = secured.conn.handshake_kind();
+                let word = match kind == Some(HandshakeKind::Resumed) {
+                    true => "resumed",
+                    false => "whole",
+                };
+                let length = word.len();
+                let head = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length";
+                let _ = write!(secured, "{head}: {length}\r\n\r\n{word}");
+                secured.conn.send_close_notify();
+                let _ = secured.flush();
+            }
+        }
+    });
+    format!("https://localhost:{port}")
+}
+
+#[test]
+fn sessions_are_resumed_unless_the_file_says_otherwise() {
+    let certificates = Certificates::new();
+    let url = telling_resumption(&certificates);
+    for (more, second) in [("", "resumed"), (", resume = false", "whole")] {
+        let tls = format!("tls = {{ ca = $ca.pem{more} }}\n[server]\nworkers = 1");
+        let proxy = proxy(&url, &certificates, &tls);
+        said(&proxy.get("/"), "whole");
+        said(&proxy.get("/"), second);
     }
 }
 

@@ -18,6 +18,7 @@ fi
 need=()
 command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || need+=(nginx)
 perl -MIO::Socket::SSL -e 1 2>/dev/null || need+=(libio-socket-ssl-perl)
+perl -MProtocol::WebSocket -e 1 2>/dev/null || need+=(libprotocol-websocket-perl)
 perl -MCryptX -e 1 2>/dev/null || need+=(libcryptx-perl)
 if [ ${#need[@]} -gt 0 ]; then
   echo "installing: ${need[*]}" >&2

@@ -36,7 +36,7 @@ PROXIES = ("proxy_pass", "grpc_pass")
 HANDLES = (*PROXIES, "fastcgi_pass", "uwsgi_pass", "scgi_pass", "memcached_pass", "stub_status",
            "internal", "dav_methods", "empty_gif", "mp4", "flv")
 # Variables that only the proxy in front knows.
-OF_CONNECTION = r"\$\{?(ssl_|proxy_protocol|server_protocol|scheme|https|http2|remote_|realip_)"
+OF_PROXY = r"\$\{?(upstream_|ssl_|proxy_protocol|server_protocol|scheme|https|http2|remote_|realip_)"
 # The proxy does these, so the server behind it must not do them again.
 FRONT = ("limit_req", "limit_conn", "limit_rate", "allow", "deny", "auth_basic", "auth_request",
          "satisfy", "limit_except", "if", "rewrite", "add_header", "add_trailer", "error_page",
@@ -86,6 +86,15 @@ def is_of_proxy(one):
     return one.name in FRONT or re.match("proxy_(?!cache_path)|grpc_", one.name)
 
 
+def with_answering_location(server):
+    """The same server with a text of its own `return`, which answers for all paths, in a location."""
+    if server.named("rewrite", "if") or not is_file(server):
+        return server
+    names = ("return", "location")
+    rest = [one for one in server.block if one.name not in names]
+    return Directive(server.words, [*rest, Directive(["location", "/"], server.named("return"))])
+
+
 def behind(server, socket):
     """The same server for what the proxy does not do itself, at a socket."""
     twin = copy.deepcopy(server)
@@ -103,6 +112,15 @@ def with_outer(server, outer):
     names = {one.name for one in server.block}
     moved = [one for one in outer if one.name in FRONT and one.name not in names]
     return Directive(server.words, [*moved, *server.block])
+
+
+def with_old_http2(server):
+    """The same server with HTTP/2 as a parameter of `listen`, as nginx before 1.25.1 has it."""
+    if not any(one.args() == ["on"] for one in server.named("http2")):
+        return server
+    listens = [Directive([*one.words, "http2"]) for one in server.named("listen")]
+    rest = [one for one in server.block if one.name not in ("http2", "listen")]
+    return Directive(server.words, [*listens, *rest])
 
 
 def pass_files(server, socket):
@@ -137,7 +155,7 @@ def is_file(location):
         args = answer[0].args()
         is_text = args[0].isdigit() and args[0] not in ("301", "302", "303", "307", "308")
         text = " ".join(args[1:])
-        return is_text and "$" in text and not re.search(OF_CONNECTION, text)
+        return is_text and "$" in text and not re.search(OF_PROXY, text)
     if any(one.args()[-1].startswith("@") for one in location.named("try_files")):
         return False
     rewrites = [one for one in location.named("rewrite") if "break" not in one.words[3:]]
@@ -158,9 +176,11 @@ def split(main, folder):
                       for server in group for address in addresses(server))
         asked = is_main or proxies(group) or not is_asked_by_proxy(group, http)
         if any_proxies and not asked:
-            origins += [with_outer(server, rest) for server in group]
+            origins += [with_old_http2(with_outer(server, rest)) for server in group]
             continue
         socket = folder / f"behind-{number}.sock"
+        group = [with_answering_location(server) if server.named("return") else server
+                 for server in group]
         twins = [behind(server, socket) for server in group]
         passes = [pass_files(server, socket) for server in group]
         if any(passes):
@@ -205,6 +225,11 @@ def unverified(text):
     return "".join(tables)
 
 
+def unkept(text):
+    """The same file with one request for each connection to an upstream."""
+    return re.sub(r"(?m)^(\[upstream\..*\])$", r"\1\nconnection_requests = 1", text)
+
+
 def imported(front, number, folder, log):
     """The proxy.toml of some servers; fails as nginx does with a file that it refuses."""
     source, target = folder / f"front-{number}.conf", folder / f"front-{number}.toml"
@@ -219,6 +244,8 @@ def imported(front, number, folder, log):
     # The note of the import says that nginx verifies no certificate here. This is how to do the same.
     if "proxy_ssl_verify on" not in conf.written(front):
         text = unverified(text)
+    if not re.search(r"(?m)^ *keepalive\b", conf.written(front)):
+        text = unkept(text)
     # So does the note about the PROXY protocol, which tidegate reads from trusted peers only.
     wants = re.search(r"(?m)^ *listen .*\bproxy_protocol\b", conf.written(front))
     if wants and not re.search("(?m)^proxy_protocol", text):

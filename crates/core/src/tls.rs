@@ -8,8 +8,8 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::crypto::{
     CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
@@ -68,6 +68,9 @@ impl TlsClient {
         };
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
         config.enable_sni = !settings.hides_name;
+        if settings.never_resumes {
+            config.resumption = Resumption::disabled();
+        }
         let name = settings.name.clone().map(ServerName::try_from).transpose();
         Ok(TlsClient {
             connector: TlsConnector::from(Arc::new(config)),

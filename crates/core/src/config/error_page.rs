@@ -4,7 +4,10 @@ use http::uri::PathAndQuery;
 use http::{HeaderValue, StatusCode};
 
 use super::*;
-use crate::route::{ErrorPage, PageBody, PageServer, PageSource, PageStatus, Redirect, StatusSet};
+use crate::route::template::BodyTemplate;
+use crate::route::{
+    ErrorPage, PageBody, PageServer, PageSource, PageStatus, Redirect, RespondBody, StatusSet,
+};
 
 /// Bytes of a page, at most.
 const MAX_PAGE: usize = 1 << 20;
@@ -138,6 +141,7 @@ fn check_sources(section: &Section<'_>) {
     }
     for (key, sources) in [
         ("content_type", &["file", "body"][..]),
+        ("variables", &["file", "body"]),
         ("path", &["upstream"]),
     ] {
         if section.has(key) && !sources.iter().any(|source| section.has(source)) {
@@ -160,7 +164,7 @@ fn check_answer(section: &Section<'_>, status: PageStatus, source: Option<&Defin
             let redirects = route::REDIRECT_STATUSES.contains(&status.as_u16());
             (!redirects).then_some("a redirect has 301, 302, 303, 307 or 308")
         }
-        DefinedSource::Ready(PageSource::Body(body)) if body.bytes.is_empty() => None,
+        DefinedSource::Ready(PageSource::Body(body)) if body.text.is_empty() => None,
         _ => has_no_body.then_some("a response with this status has no body"),
     };
     if let Some(why) = why {
@@ -173,15 +177,9 @@ fn check_answer(section: &Section<'_>, status: PageStatus, source: Option<&Defin
 fn source(section: &mut Section<'_>) -> Option<DefinedSource> {
     let media_form = TextForm::new(Code::BadHttp, "a media type");
     let media_type = section.parse("content_type", media_form, route::media_type);
-    let file = page_file(section);
-    let body = section.text("body");
-    if body.as_ref().is_some_and(|body| body.len() > MAX_PAGE) {
-        section.out_of_range("body", "1 MiB at most");
-    }
-    let body = body.map(|body| PageBody {
-        bytes: body.into(),
-        content_type: HeaderValue::from_static(PLAIN),
-    });
+    let has_variables = section.optional_boolean("variables").unwrap_or(false);
+    let file = page_file(section, has_variables);
+    let body = page_body(section, has_variables);
     let place_form = TextForm::new(Code::BadTemplate, "a place to send clients to");
     let redirect = section.parse("redirect", place_form, place);
     let target_form = TextForm::new(Code::BadPattern, "a path");
@@ -190,24 +188,64 @@ fn source(section: &mut Section<'_>) -> Option<DefinedSource> {
         return Some(DefinedSource::Upstream { name, target });
     }
     let source = match file.or(body) {
-        Some(body) => PageSource::Body(PageBody {
-            content_type: media_type.unwrap_or(body.content_type),
-            ..body
-        }),
+        Some(PageBody { text, content_type }) => {
+            let content_type = media_type.unwrap_or(content_type);
+            let text = text.of_type(&content_type);
+            PageSource::Body(PageBody { text, content_type })
+        }
         None => PageSource::Redirect(redirect?),
     };
     Some(DefinedSource::Ready(source))
 }
 
-fn page_file(section: &mut Section<'_>) -> Option<PageBody> {
+fn page_body(section: &mut Section<'_>, has_variables: bool) -> Option<PageBody> {
+    let text = match has_variables {
+        true => {
+            let form = TextForm::new(Code::BadTemplate, "a page with variables");
+            RespondBody::Made(section.parse("body", form, made_text)?)
+        }
+        false => RespondBody::Fixed(section.text("body")?.into()),
+    };
+    if matches!(&text, RespondBody::Fixed(bytes) if bytes.len() > MAX_PAGE) {
+        section.out_of_range("body", "1 MiB at most");
+    }
+    let content_type = HeaderValue::from_static(PLAIN);
+    Some(PageBody { text, content_type })
+}
+
+/// Several routes have the page, so it cannot tell parts of a route's path or host.
+fn made_text(text: &str) -> Result<BodyTemplate, String> {
+    let body = BodyTemplate::parse(text).map_err(|error| error.to_string())?;
+    match body.variable_of_pattern() {
+        Some(name) => Err(format!("a page cannot tell `{{{name}}}`")),
+        None => Ok(body),
+    }
+}
+
+fn file_text(section: &Section<'_>, bytes: &[u8]) -> Option<BodyTemplate> {
+    let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned());
+    let report = |why| {
+        Diagnostic::new(Code::BadTemplate, "the file is not a page with variables")
+            .at(&section.value_span("file"), "")
+            .help(why)
+            .report_to(section.reader);
+    };
+    text.and_then(made_text).map_err(report).ok()
+}
+
+fn page_file(section: &mut Section<'_>, has_variables: bool) -> Option<PageBody> {
     let path = section.text("file")?;
     let bytes = section.bytes_file("file", &path, MAX_PAGE)?;
+    let text = match has_variables {
+        true => RespondBody::Made(file_text(section, &bytes)?),
+        false => RespondBody::Fixed(bytes.into()),
+    };
     let ending = path.rsplit_once('.').map_or("", |(_, ending)| ending);
     let known = MEDIA_TYPES
         .iter()
         .find(|(known, _)| ending.eq_ignore_ascii_case(known));
     Some(PageBody {
-        bytes: bytes.into(),
+        text,
         content_type: HeaderValue::from_static(known.map_or(PLAIN, |(_, media_type)| media_type)),
     })
 }

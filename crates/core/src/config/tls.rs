@@ -318,6 +318,8 @@ pub struct ClientTls {
     pub unverified: bool,
     /// Whether the handshake leaves the name out (no SNI).
     pub hides_name: bool,
+    /// Whether each connection has a handshake of its own.
+    pub never_resumes: bool,
 }
 
 impl fmt::Debug for ClientTls {
@@ -329,6 +331,7 @@ impl fmt::Debug for ClientTls {
             .field("name", &self.name)
             .field("unverified", &self.unverified)
             .field("hides_name", &self.hides_name)
+            .field("never_resumes", &self.never_resumes)
             .finish()
     }
 }
@@ -368,6 +371,7 @@ pub(super) fn read_client_keys(section: &mut Section<'_>, file_stem: &str) -> Cl
         crl: None,
         unverified: false,
         hides_name: false,
+        never_resumes: false,
     }
 }
 

@@ -304,6 +304,7 @@ fn tls(upstream: &mut Section<'_>, servers: &[UpstreamServer]) -> ClientTls {
     tls.crl = (section.revocation_lists("crl")).map(|file| file.content);
     tls.unverified = !section.boolean("verify");
     tls.hides_name = !section.boolean("sni");
+    tls.never_resumes = !section.boolean("resume");
     let verify = section.key_span("verify");
     section.finish();
     if tls != ClientTls::default() {

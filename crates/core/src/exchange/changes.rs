@@ -27,7 +27,8 @@ use crate::route::template::{
     AttemptVariable, BodyTemplate, LateText, ResponseTime, TemplateFacts, TooLong,
 };
 use crate::route::{
-    Action, HeaderChange, HeaderText, Redirect, RedirectFailure, RespondBody, Route, Target,
+    Action, ErrorPage, HeaderChange, HeaderText, Redirect, RedirectFailure, RespondBody, Route,
+    Target,
 };
 use crate::telemetry::spans::{AttemptLog, RecordedAttempt};
 
@@ -60,12 +61,7 @@ impl FilledValue {
         match self {
             FilledValue::Ready(value) => Some(value.clone()),
             FilledValue::Late(text) => {
-                let tell = |variable| {
-                    let attempts = facts.attempts.as_ref();
-                    let told = attempts.map(|log| log.look(|all| told(variable, all)));
-                    told.unwrap_or_default()
-                };
-                let text = text.fill(headers, || facts.time(), tell);
+                let text = facts.fill(text, headers);
                 Some(HeaderValue::try_from(text).ok()?).filter(|value| !value.is_empty())
             }
         }
@@ -113,6 +109,15 @@ struct LateFacts {
 }
 
 impl LateFacts {
+    fn fill(&self, text: &LateText, headers: &HeaderMap) -> Vec<u8> {
+        let tell = |variable| {
+            let attempts = self.attempts.as_ref();
+            let told = attempts.map(|log| log.look(|all| told(variable, all)));
+            told.unwrap_or_default()
+        };
+        text.fill(headers, || self.time(), tell)
+    }
+
     fn time(&self) -> ResponseTime {
         let now = clock::now();
         let began = self.began.unwrap_or(now);
@@ -121,6 +126,13 @@ impl LateFacts {
             unix: Duration::from_micros(clock::unix_us()),
         }
     }
+}
+
+/// An error page with variables, and its text for one request.
+#[derive(Debug)]
+struct FilledPage<'t> {
+    page: &'t ErrorPage,
+    text: LateText,
 }
 
 /// The header changes of one request and of its response.
@@ -133,7 +145,9 @@ pub struct Changes<'t> {
     /// The method for the upstream.
     method: Option<Method>,
     /// The body of the route's own response, if it has variables.
-    body: Option<Bytes>,
+    body: Option<LateText>,
+    /// Those of the route's error pages that have variables.
+    pages: Vec<FilledPage<'t>>,
     /// The request's id, and its header.
     id: Option<(&'t HeaderName, HeaderValue)>,
     late: LateFacts,
@@ -159,6 +173,10 @@ impl<'t> Changes<'t> {
         let has_changes = redirect.is_some()
             || body.is_some()
             || route.method_up.is_some()
+            || route
+                .error_pages
+                .iter()
+                .any(|page| page.made_text().is_some())
             || !route.headers_up.is_empty()
             || !route.headers_down.is_empty()
             || !route.trailers_down.is_empty();
@@ -201,6 +219,7 @@ impl<'t> Changes<'t> {
             location: redirect.map(|to| location(to, &facts)).transpose()?,
             method: method(route, &facts)?,
             body: body.map(|body| made_body(body, &facts)).transpose()?,
+            pages: filled_pages(route, &facts),
             id,
             late: LateFacts {
                 began: Some(record.began),
@@ -239,7 +258,8 @@ impl<'t> Changes<'t> {
             Some(FilledValue::Late(text)) => text.tells_attempts(),
             _ => false,
         };
-        if !self.down.iter().chain(&self.trailers).any(tells) {
+        let of_pages = self.pages.iter().any(|one| one.text.tells_attempts());
+        if !of_pages && !self.down.iter().chain(&self.trailers).any(tells) {
             return of_trace;
         }
         let attempts = of_trace.unwrap_or_else(|| AttemptLog::new(None));
@@ -282,6 +302,21 @@ impl<'t> Changes<'t> {
         }))
     }
 
+    /// The text of an error page with variables. `headers` are those of the error.
+    pub fn page_text(&self, page: &ErrorPage, headers: &HeaderMap) -> Option<Vec<u8>> {
+        let filled = self.filled_page(page)?;
+        Some(self.late.fill(&filled.text, headers))
+    }
+
+    pub fn has_page(&self, page: &ErrorPage) -> bool {
+        self.filled_page(page).is_some()
+    }
+
+    fn filled_page(&self, page: &ErrorPage) -> Option<&FilledPage<'t>> {
+        let mut pages = self.pages.iter();
+        pages.find(|one| std::ptr::eq(one.page, page))
+    }
+
     pub fn apply_to_response(&self, headers: &mut HeaderMap) {
         apply(&self.down, headers, &self.late);
     }
@@ -312,8 +347,11 @@ pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Re
             *response.body_mut() = match &answer.body {
                 RespondBody::Fixed(bytes) => bytes.clone(),
                 RespondBody::Made(_) => {
-                    let body = changes.and_then(|changes| changes.body.clone());
-                    body.unwrap_or_default()
+                    let body = changes.and_then(|changes| {
+                        let text = changes.body.as_ref()?;
+                        Some(changes.late.fill(text, &HeaderMap::new()))
+                    });
+                    body.unwrap_or_default().into()
                 }
             };
             *response.status_mut() = answer.status;
@@ -415,10 +453,18 @@ fn method(route: &Route, facts: &TemplateFacts<'_>) -> Result<Option<Method>, Re
     Ok(method.filter(|one| ![Method::HEAD, Method::CONNECT, Method::TRACE].contains(one)))
 }
 
-fn made_body(body: &BodyTemplate, facts: &TemplateFacts<'_>) -> Result<Bytes, Rejection> {
+fn made_body(body: &BodyTemplate, facts: &TemplateFacts<'_>) -> Result<LateText, Rejection> {
     let too_large = Rejection::HeadError(HeadError::TooLarge);
-    let body = body.fill(facts).map_err(|TooLong| too_large)?;
-    Ok(body.into())
+    body.fill(facts).map_err(|TooLong| too_large)
+}
+
+/// Leaves out a page that is too long: most requests need none.
+fn filled_pages<'t>(route: &'t Route, facts: &TemplateFacts<'_>) -> Vec<FilledPage<'t>> {
+    let filled = route.error_pages.iter().filter_map(|page| {
+        let text = page.made_text()?.fill(facts).ok()?;
+        Some(FilledPage { page, text })
+    });
+    filled.collect()
 }
 
 fn location(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValue, Rejection> {

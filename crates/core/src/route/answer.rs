@@ -52,6 +52,15 @@ pub enum RespondBody {
 }
 
 impl RespondBody {
+    /// Escapes the values of variables as the media type of the body wants.
+    #[must_use]
+    pub fn of_type(self, media_type: &HeaderValue) -> RespondBody {
+        match self {
+            RespondBody::Made(made) => RespondBody::Made(made.of_type(media_type)),
+            fixed @ RespondBody::Fixed(_) => fixed,
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         matches!(self, RespondBody::Fixed(bytes) if bytes.is_empty())
     }

@@ -1,10 +1,10 @@
 //! Pages in place of error responses.
 
-use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderValue, StatusCode};
 
-use super::StatusSet;
+use super::template::BodyTemplate;
+use super::{RespondBody, StatusSet};
 
 /// One `[error_page.NAME]`.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub enum PageSource {
 
 #[derive(Clone, Debug)]
 pub struct PageBody {
-    pub bytes: Bytes,
+    pub text: RespondBody,
     pub content_type: HeaderValue,
 }
 
@@ -52,6 +52,17 @@ pub enum PageStatus {
 }
 
 impl ErrorPage {
+    /// The text of a page with variables.
+    pub fn made_text(&self) -> Option<&BodyTemplate> {
+        match &self.source {
+            PageSource::Body(PageBody {
+                text: RespondBody::Made(text),
+                ..
+            }) => Some(text),
+            _ => None,
+        }
+    }
+
     /// The status in place of `error`. `by_server` is that of the server's page.
     pub fn status(&self, error: StatusCode, by_server: Option<StatusCode>) -> StatusCode {
         match (self.status, &self.source) {
@@ -65,12 +76,14 @@ impl ErrorPage {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     #[test]
     fn a_page_keeps_the_status_of_the_error_unless_it_has_its_own() {
         let body = || PageBody {
-            bytes: Bytes::new(),
+            text: RespondBody::Fixed(Bytes::new()),
             content_type: HeaderValue::from_static("text/html"),
         };
         let page = |source, status| ErrorPage {

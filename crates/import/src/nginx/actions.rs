@@ -28,6 +28,14 @@ const UNSUPPORTED: [&str; 11] = [
     "dav_methods",
 ];
 
+/// For which request a location answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswersTo {
+    Client,
+    /// A request that nginx makes for an error page. The upstream has answered before.
+    ErrorPage,
+}
+
 pub(super) fn find_action(
     scope: &BlockScope<'_>,
     path: &LocationPath<'_>,
@@ -35,7 +43,7 @@ pub(super) fn find_action(
 ) -> RouteAction {
     match scope.first("internal") {
         Some(_) => TargetDraft::respond(404).into(),
-        None => find_inner_action(scope, path, draft),
+        None => find_inner_action(scope, path, AnswersTo::Client, draft),
     }
 }
 
@@ -43,11 +51,12 @@ pub(super) fn find_action(
 pub(super) fn find_inner_action(
     scope: &BlockScope<'_>,
     path: &LocationPath<'_>,
+    answers_to: AnswersTo,
     draft: &mut Draft,
 ) -> RouteAction {
     // nginx answers and rewrites before it checks access, and before it limits.
     if let Some(one) = scope.first("return") {
-        return translate_return(one, scope).into();
+        return translate_return(one, scope, answers_to).into();
     }
     let mut path = *path;
     for one in scope.named("rewrite") {
@@ -97,7 +106,11 @@ pub(super) fn find_fallback<'d>(scope: &BlockScope<'d>) -> Option<FileFallback<'
 }
 
 /// Translates `return 301 https://$host$request_uri;`.
-pub(super) fn translate_return(one: &Directive, scope: &BlockScope<'_>) -> TargetDraft {
+pub(super) fn translate_return(
+    one: &Directive,
+    scope: &BlockScope<'_>,
+    answers_to: AnswersTo,
+) -> TargetDraft {
     let (status, rest) = match one.arg(0).parse::<u16>() {
         Ok(status) => (status, one.args.get(1)),
         Err(_) => (302, one.args.first()),
@@ -118,7 +131,7 @@ pub(super) fn translate_return(one: &Directive, scope: &BlockScope<'_>) -> Targe
             let content_type = scope.last_arg("default_type").map(str::to_owned);
             let has_variables = body.is_some_and(|text| !variables::is_constant(text));
             let body = match body.filter(|_| has_variables) {
-                Some(text) => match returned_template(text, scope) {
+                Some(text) => match returned_template(text, scope, answers_to) {
                     Ok(template) => Some(template),
                     Err(why) => return one.close(&why),
                 },
@@ -134,11 +147,17 @@ pub(super) fn translate_return(one: &Directive, scope: &BlockScope<'_>) -> Targe
     }
 }
 
-fn returned_template(text: &str, scope: &BlockScope<'_>) -> Result<String, String> {
+fn returned_template(
+    text: &str,
+    scope: &BlockScope<'_>,
+    answers_to: AnswersTo,
+) -> Result<String, String> {
     let template = variables::translate_value(text, scope)?;
     match BodyTemplate::parse(&template) {
-        Ok(body) if !body.template().is_late() => Ok(template),
-        Ok(_) => Err("no upstream answers here".to_owned()),
+        Ok(body) if answers_to == AnswersTo::Client && body.template().is_late() => {
+            Err("no upstream answers here".to_owned())
+        }
+        Ok(_) => Ok(template),
         Err(why) => Err(why.to_string()),
     }
 }

@@ -21,8 +21,9 @@ const TRANSLATED: &str = "\
     ssl_protocols ssl_client_certificate ssl_verify_client proxy_pass proxy_set_header \
     proxy_hide_header proxy_connect_timeout proxy_read_timeout proxy_next_upstream \
     proxy_next_upstream_tries proxy_ssl_name proxy_ssl_trusted_certificate proxy_ssl_certificate \
-    proxy_ssl_certificate_key proxy_ssl_verify proxy_http_version grpc_pass grpc_set_header \
-    grpc_connect_timeout grpc_read_timeout grpc_next_upstream grpc_next_upstream_tries \
+    proxy_ssl_certificate_key proxy_ssl_verify proxy_ssl_session_reuse grpc_ssl_session_reuse \
+    proxy_http_version grpc_pass grpc_set_header grpc_connect_timeout \
+    grpc_read_timeout grpc_next_upstream grpc_next_upstream_tries \
     grpc_ssl_name grpc_ssl_verify grpc_ssl_trusted_certificate grpc_ssl_certificate \
     grpc_ssl_certificate_key add_header add_trailer client_max_body_size client_header_timeout \
     client_body_timeout keepalive_timeout large_client_header_buffers set_real_ip_from \
@@ -70,7 +71,6 @@ send_timeout proxy_send_timeout grpc_send_timeout | `body_timeout` of [server]
 proxy_buffering proxy_buffers proxy_buffer_size proxy_busy_buffers_size | answers are streamed
 proxy_max_temp_file_size proxy_temp_path proxy_temp_file_write_size | answers are streamed
 proxy_pass_header | upstreams' headers pass
-proxy_ssl_session_reuse | sessions are resumed
 proxy_ssl_protocols | TLS 1.2 and 1.3
 proxy_ssl_verify_depth ssl_verify_depth | chains are verified whole
 ssl_session_cache ssl_session_timeout ssl_session_tickets | sessions are resumed by tickets

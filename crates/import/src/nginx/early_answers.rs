@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::actions;
+use super::actions::{self, AnswersTo};
 use super::conditions::{self, Condition, ConditionScope, HeaderTest};
 use super::directives;
 use super::scope::BlockScope;
@@ -128,7 +128,7 @@ fn conditional_action(
 ) -> Option<RouteAction> {
     let inner = &around.scope.enter(one);
     if let Some(answer) = inner.first("return") {
-        let target = actions::translate_return(answer, inner);
+        let target = actions::translate_return(answer, inner, AnswersTo::Client);
         let mut action = RouteAction::from(target);
         if !matches!(action.target, TargetDraft::Closed(_)) {
             action.entries = settings::header_changes(inner, draft);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::actions;
+use super::actions::{self, AnswersTo};
 use super::precedence::{LocationKind, parse_location};
 use super::scope::{BlockScope, LocationPath};
 use super::syntax::Directive;
@@ -118,7 +118,7 @@ fn add_source(
         }
         return Ok(());
     }
-    let action = actions::find_inner_action(&inner, &location, draft);
+    let action = actions::find_inner_action(&inner, &location, AnswersTo::ErrorPage, draft);
     let mut answer = match status {
         PageAnswer::Fixed(status) => Some(status.to_string()),
         PageAnswer::Same | PageAnswer::OfPage => None,
@@ -130,13 +130,13 @@ fn add_source(
             has_variables,
             content_type,
         } => {
-            if has_variables {
-                return Err("the text of a page has no variables".to_owned());
-            }
             if status == PageAnswer::OfPage {
                 answer = Some(own.to_string());
             }
             entries.add("body", quote(&body.unwrap_or_default()));
+            if has_variables {
+                entries.add("variables", "true");
+            }
             if let Some(content_type) = content_type {
                 entries.add("content_type", quote(&content_type));
             }

@@ -294,8 +294,8 @@ fn trailers(scope: &BlockScope<'_>) -> Vec<String> {
     let mut found: Vec<(String, Vec<String>)> = Vec::new();
     for one in scope.inherited("add_trailer") {
         let name = changed_header(one, Direction::Trailer);
-        let value = header_value(one, scope).filter(|value| !value.is_empty());
-        let (Some(name), Some(value)) = (name, value) else {
+        // Without a value it adds nothing, but a response has the form that can have trailers.
+        let (Some(name), Some(value)) = (name, header_value(one, scope)) else {
             continue;
         };
         if one.has_arg("always") {

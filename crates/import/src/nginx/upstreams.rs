@@ -344,7 +344,7 @@ impl<'p> ProxyPass<'p> {
             match files::is_readable(one.arg(0)) {
                 true => add("crl", one.arg(0)),
                 false => {
-                    one.lost("no such file here; `tls = { crl = .. }` of the upstream names it");
+                    one.lost("no such file here; `tls = { crl = .. }` of the upstream names it")
                 }
             }
         }
@@ -364,8 +364,10 @@ impl<'p> ProxyPass<'p> {
                 _ => {}
             }
         }
-        if self.last_arg("ssl_server_name") == Some("off") {
-            fields.push("sni = false".to_owned());
+        for (theirs, ours) in [("ssl_server_name", "sni"), ("ssl_session_reuse", "resume")] {
+            if self.last_arg(theirs) == Some("off") {
+                fields.push(format!("{ours} = false"));
+            }
         }
         entries.add_table("tls", &fields);
     }

@@ -196,9 +196,9 @@ fn respond(outer: &mut Section<'_>) -> Option<Target> {
     let body = body.unwrap_or(RespondBody::Fixed(Bytes::new()));
     let target = Respond {
         status: status_code(status).unwrap_or(StatusCode::OK),
-        body: match (body, &content_type) {
-            (RespondBody::Made(made), Some(kind)) => RespondBody::Made(made.of_type(kind)),
-            (body, _) => body,
+        body: match &content_type {
+            Some(media_type) => body.of_type(media_type),
+            None => body,
         },
         content_type,
     };

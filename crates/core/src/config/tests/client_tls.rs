@@ -31,6 +31,11 @@ fn https_is_verified_and_offers_http_2_unless_told_otherwise() {
             .tls
             .hides_name
     );
+    assert!(
+        read("\"https://a.test\"", "tls = { resume = false }\n")
+            .tls
+            .never_resumes
+    );
     read("\"h2c://a.test\", \"https://[::1]\"", "");
 }
 

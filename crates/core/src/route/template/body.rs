@@ -2,14 +2,14 @@
 
 use http::HeaderValue;
 
-use super::{MAX_VALUE, Template, TemplateError, TemplateFacts, TemplatePiece, TooLong};
+use super::late::Escape;
+use super::{LateText, Template, TemplateError, TemplateFacts, TooLong, Variable};
 
-/// The body of a route's own response.
+/// The body of a response of the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BodyTemplate {
     template: Template,
-    /// Whether values are escaped, so that no client can put a script into the page of another one.
-    escapes_html: bool,
+    escape: Escape,
 }
 
 impl BodyTemplate {
@@ -20,7 +20,7 @@ impl BodyTemplate {
         }
         Ok(BodyTemplate {
             template: Template::parse_lines(text)?,
-            escapes_html: false,
+            escape: Escape::None,
         })
     }
 
@@ -30,7 +30,10 @@ impl BodyTemplate {
         let media_type = media_type.as_bytes().to_ascii_lowercase();
         let has = |word: &[u8]| media_type.windows(word.len()).any(|part| part == word);
         BodyTemplate {
-            escapes_html: has(b"html") || has(b"xml"),
+            escape: match has(b"html") || has(b"xml") {
+                true => Escape::Html,
+                false => Escape::None,
+            },
             ..self
         }
     }
@@ -39,38 +42,20 @@ impl BodyTemplate {
         &self.template
     }
 
-    pub fn fill(&self, facts: &TemplateFacts<'_>) -> Result<Vec<u8>, TooLong> {
-        let mut body = Vec::new();
-        let mut value = Vec::new();
-        for piece in &self.template.pieces {
-            match piece {
-                TemplatePiece::Text(text) => body.extend_from_slice(text.as_bytes()),
-                TemplatePiece::Variable(variable) => {
-                    value.clear();
-                    variable.write(&mut value, facts);
-                    match self.escapes_html {
-                        true => push_escaped(&mut body, &value),
-                        false => body.extend_from_slice(&value),
-                    }
-                }
-            }
-            if body.len() > MAX_VALUE {
-                return Err(TooLong);
-            }
-        }
-        Ok(body)
+    /// A variable that only the patterns of a route have, as the configuration writes it.
+    pub fn variable_of_pattern(&self) -> Option<String> {
+        self.template
+            .variables()
+            .find_map(|variable| match variable {
+                Variable::Rest => Some("rest".to_owned()),
+                Variable::PathParam(name) => Some(format!("path:{name}")),
+                Variable::HostGroup(name) => Some(format!("host:{name}")),
+                _ => None,
+            })
     }
-}
 
-fn push_escaped(out: &mut Vec<u8>, value: &[u8]) {
-    for byte in value {
-        match byte {
-            b'<' => out.extend_from_slice(b"&lt;"),
-            b'>' => out.extend_from_slice(b"&gt;"),
-            b'&' => out.extend_from_slice(b"&amp;"),
-            b'"' => out.extend_from_slice(b"&quot;"),
-            b'\'' => out.extend_from_slice(b"&#39;"),
-            byte => out.push(*byte),
-        }
+    /// Fills in the variables of the request. Those of the response are left.
+    pub fn fill(&self, facts: &TemplateFacts<'_>) -> Result<LateText, TooLong> {
+        self.template.fill_escaped(facts, self.escape)
     }
 }

@@ -46,6 +46,14 @@ pub struct ResponseTime {
 #[derive(Clone, Debug)]
 pub struct LateText {
     pieces: Vec<LatePiece>,
+    escape: Escape,
+}
+
+/// How values are written, so that no client can put a script into the page of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Escape {
+    None,
+    Html,
 }
 
 #[derive(Clone, Debug)]
@@ -71,8 +79,17 @@ impl Template {
 
     /// Fills in the variables of the request.
     pub fn fill_late(&self, facts: &TemplateFacts<'_>) -> Result<LateText, TooLong> {
+        self.fill_escaped(facts, Escape::None)
+    }
+
+    pub(super) fn fill_escaped(
+        &self,
+        facts: &TemplateFacts<'_>,
+        escape: Escape,
+    ) -> Result<LateText, TooLong> {
         let mut pieces = Vec::with_capacity(self.pieces.len());
         let mut length = 0;
+        let mut value = Vec::new();
         for piece in &self.pieces {
             let mut bytes = Vec::new();
             match piece {
@@ -81,7 +98,11 @@ impl Template {
                     pieces.push(LatePiece::Late(variable.clone()));
                     continue;
                 }
-                TemplatePiece::Variable(variable) => variable.write(&mut bytes, facts),
+                TemplatePiece::Variable(variable) => {
+                    value.clear();
+                    variable.write(&mut value, facts);
+                    escape.push(&mut bytes, &value);
+                }
             }
             length += bytes.len();
             if length > MAX_VALUE {
@@ -89,7 +110,7 @@ impl Template {
             }
             pieces.push(LatePiece::Bytes(bytes));
         }
-        Ok(LateText { pieces })
+        Ok(LateText { pieces, escape })
     }
 }
 
@@ -106,24 +127,42 @@ impl LateText {
         time: impl Fn() -> ResponseTime,
         attempts: impl Fn(AttemptVariable) -> String,
     ) -> Vec<u8> {
+        let mut text = Vec::new();
         let mut value = Vec::new();
         for piece in &self.pieces {
-            match piece {
-                LatePiece::Bytes(bytes) => value.extend_from_slice(bytes),
-                LatePiece::Late(LateVariable::Attempts(variable)) => {
-                    value.extend_from_slice(attempts(*variable).as_bytes());
+            let variable = match piece {
+                LatePiece::Bytes(bytes) => {
+                    text.extend_from_slice(bytes);
+                    continue;
                 }
-                LatePiece::Late(LateVariable::RequestTime) => push_seconds(&mut value, time().took),
-                LatePiece::Late(LateVariable::UnixTime) => push_seconds(&mut value, time().unix),
-                LatePiece::Late(LateVariable::Header(name)) => {
-                    push_header(&mut value, headers, name);
-                }
-                LatePiece::Late(LateVariable::Cookie(name)) => {
-                    value.extend_from_slice(set_cookie(headers, name));
-                }
+                LatePiece::Late(variable) => variable,
+            };
+            value.clear();
+            match variable {
+                LateVariable::Attempts(variable) => push(&mut value, &attempts(*variable)),
+                LateVariable::RequestTime => push_seconds(&mut value, time().took),
+                LateVariable::UnixTime => push_seconds(&mut value, time().unix),
+                LateVariable::Header(name) => push_header(&mut value, headers, name),
+                LateVariable::Cookie(name) => value.extend_from_slice(set_cookie(headers, name)),
+            }
+            self.escape.push(&mut text, &value);
+        }
+        text
+    }
+}
+
+impl Escape {
+    pub(super) fn push(self, out: &mut Vec<u8>, value: &[u8]) {
+        for byte in value {
+            match (self, byte) {
+                (Escape::Html, b'<') => out.extend_from_slice(b"&lt;"),
+                (Escape::Html, b'>') => out.extend_from_slice(b"&gt;"),
+                (Escape::Html, b'&') => out.extend_from_slice(b"&amp;"),
+                (Escape::Html, b'"') => out.extend_from_slice(b"&quot;"),
+                (Escape::Html, b'\'') => out.extend_from_slice(b"&#39;"),
+                _ => out.push(*byte),
             }
         }
-        value
     }
 }
 
