@@ -128,6 +128,7 @@ pub(super) enum ValueKind {
     /// The same, with statuses such as `503` and `5xx` as well.
     WordsOrStatuses(Vec<&'static str>),
     FalseOrText,
+    FalseOrTexts,
     BooleanOrText,
     BooleanOrWord(Vec<&'static str>),
     BooleanOrDuration,

@@ -185,6 +185,7 @@ impl SchemaWriter {
             ValueKind::Words(words) => one_or_more(word(words)),
             ValueKind::WordsOrStatuses(words) => one_or_more(word_or_status(words)),
             ValueKind::FalseOrText => also_false(text()),
+            ValueKind::FalseOrTexts => also_false(one_or_more(text())),
             ValueKind::BooleanOrText => also(text(), "boolean"),
             ValueKind::BooleanOrWord(words) => also(word(words), "boolean"),
             ValueKind::BooleanOrDuration => also(duration(), "boolean"),

@@ -85,7 +85,7 @@ pub(super) fn header_changes(
     key: &'static str,
     direction: Direction,
 ) -> Vec<Located<HeaderChange>> {
-    section.declare(key, || ValueKind::Map(Box::new(ValueKind::BooleanOrText)));
+    section.declare(key, || ValueKind::Map(Box::new(ValueKind::FalseOrTexts)));
     let section = section.section(key);
     let mut found: Vec<Located<HeaderChange>> = Vec::new();
     for (key, value) in section.entries() {

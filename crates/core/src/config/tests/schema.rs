@@ -331,12 +331,14 @@ fn mistakes_do_not_fit_it() {
         "[limit.a]\nrate = \"1/s\"\nkey = \"ip and path\"",
         "[limit.\"A b\"]\nrate = \"1/s\"",
         "[server]\nidle_timeout = \"10\"",
+        "[[route]]\npath = \"/*\"\nheaders_down = { x-a = true }",
         "[store]\nurl = \"memory:\"\nurls = [\"memory:\"]",
     ] {
         assert_ne!(faults_of(text, &schema()), [""; 0], "{text}");
     }
     for text in [
         "[limit.a]\nconcurrent = 5",
+        "[[route]]\npath = \"/*\"\nheaders_up = { a = \"b\", c = false, \"+d\" = [\"e\", \"f\"] }",
         "x-note = 1\n[limit.a]\nrate = \"1/s\"\nx-owner = { team = \"a\" }",
         "[limit.a]\nrate = \"1/s\"\non_error = \"${ON_ERROR:-deny}\"",
         "[upstream.a]\nservers = [\"http://a\", { url = \"http://b\", weight = 2 }]\nretries = 2",
