@@ -293,6 +293,12 @@ impl Proxy {
         self.stages.mark_id(response.headers_mut(), &record);
         self.stages.mark_connection(response, downstream);
         self.count(response, &mut record);
+        record.note_headers(response.headers());
+        if record.has_named_lines()
+            && let Some(tunnel) = response.extensions_mut().get_mut::<Tunnel>()
+        {
+            return tunnel.log(Box::new(record));
+        }
         let body = response.body();
         if record.is_wanted() || record.logs_truncation() && body.may_be_cut() {
             response.body_mut().log(Box::new(record));
@@ -327,6 +333,9 @@ struct AbandonedCall<'e, 'c> {
 impl Drop for AbandonedCall<'_, '_> {
     fn drop(&mut self) {
         let x = &mut *self.exchange;
+        if !self.is_answered {
+            x.record.write_abandoned();
+        }
         // Only a charged call to a model server is recorded.
         let is_charged = x.admission.granted().is_some() && x.admission.reserve.is_some();
         if self.is_answered || !is_charged {

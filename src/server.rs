@@ -50,7 +50,7 @@ use crate::key_callback::KeyCallbacks;
 use crate::otlp::Exports;
 use crate::proxy::limiter::StoreHandle;
 use crate::proxy::{BodyMemory, HeldRequests, StatusAnswers};
-use crate::telemetry::access::AccessLog;
+use crate::telemetry::access::{AccessLog, AccessLogError, AccessLogSettings};
 use crate::telemetry::panics::{lock, spawn_enduring, spawn_thread};
 use crate::upstream::{self, Vitals};
 use acceptors::Acceptors;
@@ -110,7 +110,7 @@ impl ServerState {
             key_callback: key_callbacks.follow(config.key_callback.as_ref())?,
             key_callbacks,
             billing: Arc::default(),
-            access: Arc::new(open_access_log(&config.log)?),
+            access: Arc::new(open_access_log(config)?),
             counts: Arc::new(StoreHandle::replacing(config, handles.predecessor)?),
             vitals: Arc::default(),
             status_answers: StatusAnswers::default(),
@@ -133,13 +133,9 @@ impl ServerState {
     /// Makes the state for another configuration, with all parts of this one that can stay. Must be
     /// called on a runtime.
     fn renewed(&self, config: &Config) -> io::Result<ServerState> {
-        let log = &config.log;
-        let access = match self
-            .access
-            .is_still(&log.access, format_of(log), log.sample_allowed)
-        {
+        let access = match self.access.is_still(&access_log_settings(config)) {
             true => Arc::clone(&self.access),
-            false => Arc::new(open_access_log(log)?),
+            false => Arc::new(open_access_log(config)?),
         };
         let counts = self.counts.renewed(&config.store)?;
         let tls = ServerTls::renewed(self.tls.as_ref(), config.tls.as_deref())?;
@@ -448,12 +444,30 @@ fn decide_tls(config: &Config) -> Option<&TlsSettings> {
     config.decide.as_ref()?.tls.as_deref()
 }
 
-fn open_access_log(log: &LogSettings) -> io::Result<AccessLog> {
-    let opened = AccessLog::open(&log.access, format_of(log), log.sample_allowed);
-    opened.map_err(|error| match &log.access {
-        LogTarget::File(path) => SettingError::file("log.access", "open", path, &error),
-        _ => error,
+fn open_access_log(config: &Config) -> io::Result<AccessLog> {
+    let opened = AccessLog::open(access_log_settings(config));
+    opened.map_err(|AccessLogError { target, error }| {
+        let setting = match target == config.log.access {
+            true => "log.access",
+            false => "access_log",
+        };
+        match &target {
+            LogTarget::File(path) => SettingError::file(setting, "open", path, &error),
+            _ => error,
+        }
     })
+}
+
+fn access_log_settings(config: &Config) -> AccessLogSettings {
+    let log = &config.log;
+    AccessLogSettings {
+        target: log.access.clone(),
+        format: format_of(log),
+        sample_allowed: log.sample_allowed,
+        named: (config.access_logs.iter())
+            .map(|named| named.target.clone())
+            .collect(),
+    }
 }
 
 /// By default text on a terminal, and JSON for programs.

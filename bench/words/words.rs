@@ -19,7 +19,7 @@ use tidegate::proxy::problem::{Detail, Problem, QUOTA_EXCEEDED, render};
 use tidegate::route::{PathPattern, Route, RouteQuery, RouteTable, host_of};
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
-use tidegate::telemetry::access::{AccessEntry, AccessLog, Outcome};
+use tidegate::telemetry::access::{AccessEntry, AccessLog, AccessLogSettings, Outcome};
 
 /// One of them; `say` does it once.
 pub(super) struct Word {
@@ -316,7 +316,13 @@ fn denial_body() -> Word {
 
 fn log_line() -> Word {
     let target = LogTarget::File("/dev/null".into());
-    let log = AccessLog::open(&target, LogFormat::Json, 1.0).unwrap();
+    let settings = AccessLogSettings {
+        target,
+        format: LogFormat::Json,
+        sample_allowed: 1.0,
+        named: Vec::new(),
+    };
+    let log = AccessLog::open(settings).unwrap();
     let buffer = Arc::new(log).buffer();
     word("line of the access log", move || {
         buffer.record(black_box(&AccessEntry {

@@ -130,10 +130,14 @@ fn counted(count: usize, what: &str) -> String {
 
 /// A mistake for each setting whose file this user could not write. Makes none of the files.
 fn find_unwritable(config: &Config) -> Vec<Diagnostic> {
-    let access_log = match &config.log.access {
-        LogTarget::File(path) => Some(path.as_path()),
-        _ => None,
-    };
+    fn file_of(target: &LogTarget) -> Option<&Path> {
+        match target {
+            LogTarget::File(path) => Some(path),
+            _ => None,
+        }
+    }
+    let named = config.access_logs.iter();
+    let named = named.map(|log| ("access_log", file_of(&log.target), append_error as ErrorOf));
     let control = match &config.server.control {
         Control::At(path) => Some(path.as_path()),
         _ => None,
@@ -142,17 +146,20 @@ fn find_unwritable(config: &Config) -> Vec<Diagnostic> {
     let pid_file = config.server.pid_file.as_deref();
     type ErrorOf = fn(&Path) -> Option<String>;
     let files: [(&str, Option<&Path>, ErrorOf); 4] = [
-        ("log.access", access_log, append_error),
+        ("log.access", file_of(&config.log.access), append_error),
         ("log.decisions", decisions, append_error),
         ("server.pid_file", pid_file, replace_error),
         ("server.control", control, replace_error),
     ];
-    let mistakes = files.into_iter().filter_map(|(setting, path, error)| {
-        let (path, why) = (path?, error(path?)?);
-        let message = format!("`{setting}`: cannot write {}: {why}", path.display());
-        let help = "name a file that the proxy's user may write, in a folder that is there";
-        Some(Diagnostic::new(Code::SecretFile, message).help(help))
-    });
+    let mistakes = files
+        .into_iter()
+        .chain(named)
+        .filter_map(|(setting, path, error)| {
+            let (path, why) = (path?, error(path?)?);
+            let message = format!("`{setting}`: cannot write {}: {why}", path.display());
+            let help = "name a file that the proxy's user may write, in a folder that is there";
+            Some(Diagnostic::new(Code::SecretFile, message).help(help))
+        });
     mistakes.collect()
 }
 

@@ -269,6 +269,13 @@ impl Body {
         Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
     }
 
+    /// Notes bytes that the client was sent.
+    pub(crate) fn note_sent(&mut self, bytes: usize) {
+        if let Some(record) = &mut self.record {
+            record.add_sent(bytes);
+        }
+    }
+
     /// Writes `record` when this body is dropped.
     pub(crate) fn log(&mut self, mut record: Box<AccessRecord>) {
         record.expect_bytes(http_body::Body::size_hint(self).exact());

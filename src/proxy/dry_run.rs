@@ -13,7 +13,7 @@ use super::Arrival;
 use super::forward::prepare;
 use super::hold::longest_wait_us;
 use super::limiter::StoreHandle;
-use crate::config::{Config, LogFormat, LogTarget, Secret, StoreKind};
+use crate::config::{Config, Secret, StoreKind};
 use crate::limit::key::Facts;
 use crate::limit::{Charge, Decided, Decision, KeyHash, Retry, Role};
 use crate::route::{RouteMatch, Target, is_preflight};
@@ -107,7 +107,7 @@ impl DryRun {
         config.store.max_keys = 64;
         let mut counts = StoreHandle::open_store(&config.store, None)?.open();
         counts.bans_keys = false;
-        let log = Arc::new(AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0)?);
+        let log = Arc::new(AccessLog::off());
         Ok(DryRun {
             stages: Stages::new(config, counts, &log.buffer(), None),
         })

@@ -49,6 +49,7 @@ impl Proxy {
             Some(changes) => changes.keep_attempts(attempts),
             None => attempts,
         };
+        let attempts = x.record.keep_attempts(attempts);
         let changes = x.changes.as_deref();
         // Only a route that gives paths back needs the host.
         let client_host = (route.replace_prefix.as_ref())
@@ -67,11 +68,8 @@ impl Proxy {
                 attempts,
             },
         };
-        let body = self
-            .upstreams
-            .send(upstream, outgoing, response)
-            .await
-            .map_err(|error| Rejection::Upstream(NoAnswer::from(error)))?;
+        let sent = self.upstreams.send(upstream, outgoing, response).await;
+        let body = sent.map_err(|error| Rejection::Upstream(NoAnswer::from(error)))?;
         headers::to_downstream(response);
         if let Some(replacement) = &route.replace_prefix {
             self.restore(replacement, upstream, client_host.as_deref(), response);

@@ -5,16 +5,19 @@
 //! bytes that were sent ahead are never read as a request.
 
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
 use tokio::time::timeout;
 
+use crate::telemetry::panics::lock;
 use crate::upstream::body::UpstreamBody;
 use crate::upstream::{ServerPermit, TolerantStream};
+use tidegate_core::exchange::access_record::AccessRecord;
 use tidegate_core::exchange::limiter::HeldSlots;
 
 /// How long one direction stays open after the other has ended.
@@ -25,6 +28,54 @@ const HALF_CLOSED: Duration = Duration::from_secs(60);
 pub struct Tunnel {
     upstream: Arc<Mutex<Option<(TolerantStream, ServerPermit)>>>,
     slots: Vec<Arc<HeldSlots>>,
+    /// `None` if no log has the bytes of the tunnel.
+    record: Option<Arc<TunnelRecord>>,
+}
+
+/// The record of the request that the tunnel began with. It is written when the tunnel ends.
+#[derive(Debug)]
+struct TunnelRecord(Mutex<Box<AccessRecord>>);
+
+impl Drop for TunnelRecord {
+    fn drop(&mut self) {
+        lock(&self.0).write();
+    }
+}
+
+impl TunnelRecord {
+    fn note_passed(&self, bytes: usize) {
+        let mut record = lock(&self.0);
+        record.add_bytes(bytes);
+        record.add_sent(bytes);
+    }
+}
+
+/// The client's end of a tunnel, whose bytes are counted for a log.
+struct CountedWrites<W> {
+    to: W,
+    record: Option<Arc<TunnelRecord>>,
+}
+
+impl<W: AsyncWrite + Unpin> AsyncWrite for CountedWrites<W> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.to).poll_write(context, bytes))?;
+        if let Some(record) = &self.record {
+            record.note_passed(written);
+        }
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.to).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.to).poll_shutdown(context)
+    }
 }
 
 impl Tunnel {
@@ -33,6 +84,19 @@ impl Tunnel {
         Tunnel {
             upstream: Arc::new(Mutex::new(body.take_tunnel())),
             slots: Vec::new(),
+            record: None,
+        }
+    }
+
+    /// Writes `record` when the tunnel ends.
+    pub(super) fn log(&mut self, record: Box<AccessRecord>) {
+        self.record = Some(Arc::new(TunnelRecord(Mutex::new(record))));
+    }
+
+    /// Notes the bytes of the head that the client was sent.
+    pub(crate) fn note_sent(&self, bytes: usize) {
+        if let Some(record) = &self.record {
+            lock(&record.0).add_sent(bytes);
         }
     }
 
@@ -47,7 +111,9 @@ impl Tunnel {
         let Some((upstream, _permit)) = upstream.unwrap_or_default() else {
             return;
         };
-        let (client_reads, client_writes) = split(client);
+        let (client_reads, to) = split(client);
+        let record = self.record;
+        let client_writes = CountedWrites { to, record };
         let (upstream_reads, upstream_writes) = split(upstream);
         let mut up = pin!(pass(client_reads, upstream_writes));
         let mut down = pin!(pass(upstream_reads, client_writes));

@@ -27,12 +27,12 @@ use super::http2::{self, PREFACE};
 use super::listen::ListenerKind;
 use super::tls::ServerTls;
 use super::worker::{ActiveConfig, ClientConnection, Worker};
-use crate::client::proxy_header::{ProxyHeader, parse};
+use crate::client::proxy_header::{ProxyHeader, RelayedAddresses, parse};
 use crate::clock::Alarm;
 use crate::config::ProxyProtocol;
 use crate::connection_use::ConnectionUse;
 use crate::proxy::Arrival;
-use crate::route::template::Ports;
+use crate::route::template::{Ports, Relay};
 use crate::wire::{Accepted, PrefixedStream, Stream};
 use tidegate_core::failpoint;
 
@@ -91,7 +91,8 @@ async fn open_connection(
             read_proxy_header(&mut stream, ip, &config, &worker.drain, &alarm).await?
         }
     };
-    let client_ip = header.client.map_or(ip, |client| client.ip());
+    let relayed = header.relayed;
+    let client_ip = relayed.map_or(ip, |relayed| relayed.client.ip());
     if client_ip != ip && !worker.permit(&mut open, client_ip) {
         return None;
     }
@@ -105,9 +106,8 @@ async fn open_connection(
             shaken.1
         }
     };
-    let peer = header.client.map_or(ports.peer, |client| client.port());
-    let ports = Ports { peer, ..ports };
-    let arrival = Arrival { ports, ..arrival };
+    let sender = SocketAddr::new(ip, ports.peer);
+    let arrival = with_addresses(arrival, ports, sender, relayed);
     let phase = Phase::new(alarm, settings);
     // gRPC needs it. A client without TLS at an address with TLS is only refused.
     let is_http2_allowed = settings.http2 && !arrival.misplaced || kind == ListenerKind::Decide;
@@ -139,6 +139,23 @@ async fn open_connection(
             Either::Right(http2::serve(opened, Arc::new(client), idle))
         }
     })
+}
+
+/// Adds the ports of the connection, and what its PROXY header tells.
+fn with_addresses(
+    arrival: Arrival,
+    ports: Ports,
+    sender: SocketAddr,
+    relayed: Option<RelayedAddresses>,
+) -> Arrival {
+    Arrival {
+        ports: Ports {
+            peer: relayed.map_or(ports.peer, |relayed| relayed.client.port()),
+            ..ports
+        },
+        relay: relayed.map(|RelayedAddresses { server, .. }| Relay { server, sender }),
+        ..arrival
+    }
 }
 
 async fn shake_hands(
@@ -243,8 +260,7 @@ fn poll_bytes<T>(
 /// The PROXY header of a connection, or its absence.
 #[derive(Debug, Default)]
 struct ReceivedProxyHeader {
-    /// The address of the client.
-    client: Option<SocketAddr>,
+    relayed: Option<RelayedAddresses>,
     /// Bytes that were read and are not a header.
     ahead: Vec<u8>,
 }
@@ -300,12 +316,17 @@ async fn parse_proxy_header(
         }
         bytes.extend_from_slice(&buf[..length]);
         match parse(&bytes) {
-            ProxyHeader::Header(header_length, client) => {
+            ProxyHeader::Header(header_length, relayed) => {
                 let rest = &mut buf[..header_length - known];
                 stream.read_exact(rest).await.ok()?;
                 return Some(ReceivedProxyHeader {
-                    client: client
-                        .map(|client| SocketAddr::new(client.ip().to_canonical(), client.port())),
+                    relayed: relayed.map(|relayed| RelayedAddresses {
+                        client: SocketAddr::new(
+                            relayed.client.ip().to_canonical(),
+                            relayed.client.port(),
+                        ),
+                        ..relayed
+                    }),
                     ahead: Vec::new(),
                 });
             }
@@ -315,7 +336,7 @@ async fn parse_proxy_header(
             ProxyHeader::Other if mode == ProxyProtocol::Optional => {
                 bytes.truncate(known);
                 return Some(ReceivedProxyHeader {
-                    client: None,
+                    relayed: None,
                     ahead: bytes,
                 });
             }

@@ -168,7 +168,7 @@ impl Http1Server<'_> {
         if takes_trailers || answer.body().has_own_trailers() {
             self.trailers = write::announced_trailers(answer.headers());
         }
-        let may_follow = self.write_answer(terms).await?;
+        let may_follow = self.write_answer(terms, tunnel.as_ref()).await?;
         if let Some(tunnel) = tunnel {
             self.phase.begin_tunnel();
             return Ok(AfterAnswer::Tunnel(tunnel));
@@ -207,7 +207,12 @@ impl Http1Server<'_> {
         .await
     }
 
-    async fn write_answer(&mut self, terms: AnswerTerms) -> Result<bool, ConnectionLost> {
+    /// Writes the answer, and tells it or its tunnel how many bytes it has.
+    async fn write_answer(
+        &mut self,
+        terms: AnswerTerms,
+        tunnel: Option<&Tunnel>,
+    ) -> Result<bool, ConnectionLost> {
         let answer = &mut self.answer;
         let length = write::length_of(answer.body());
         let now = self.client.worker.sweep.elapsed();
@@ -217,6 +222,11 @@ impl Http1Server<'_> {
             .extend_from_slice(self.intake.take_unsent_continue());
         let start = write::put_head(&mut self.outflow.flat, answer, length, now, terms);
         let start = start.map_err(|_| ConnectionLost)?;
+        let head_bytes = self.outflow.flat.len();
+        match tunnel {
+            Some(tunnel) => tunnel.note_sent(head_bytes),
+            None => answer.body_mut().note_sent(head_bytes),
+        }
         // The next request uses the memory of this answer's header map, and the other way round.
         std::mem::swap(self.request.headers_mut(), answer.headers_mut());
         head::reset(&mut self.request);
@@ -277,7 +287,9 @@ impl Http1Server<'_> {
                     Poll::Ready(None) => has_ended = true,
                     Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                         Ok(data) => {
+                            let before = self.outflow.put_bytes();
                             self.framing.put(&mut self.outflow, data);
+                            content.note_sent(self.outflow.put_bytes() - before);
                             has_ended = self.framing.has_ended() || content.is_end_stream();
                         }
                         Err(frame) => {
@@ -288,10 +300,11 @@ impl Http1Server<'_> {
                 }
             }
             if has_ended {
-                let trailers = trailers.as_ref();
+                let (trailers, before) = (trailers.as_ref(), self.outflow.put_bytes());
                 let ended = self
                     .framing
                     .end(&mut self.outflow, trailers, &self.trailers);
+                content.note_sent(self.outflow.put_bytes() - before);
                 if ended.is_err() {
                     self.truncate();
                     break;

@@ -271,7 +271,8 @@ impl Upstream {
         let retries = &self.settings().retries;
         let wants_retry = terms.is_repeatable && retries.on.status.contains(status);
         let retry = wants_retry.then(|| (Arc::clone(&permit.server), connection.take_retry_copy()));
-        let mut body = UpstreamBody::new(ResponseLease { connection, permit }, status);
+        let attempts = terms.options.attempts.as_ref();
+        let mut body = UpstreamBody::new(ResponseLease { connection, permit }, status, attempts);
         if judged_by.is_none() {
             body.judge_at_end(&self.cells);
         }

@@ -13,12 +13,13 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
 use super::connect::TolerantStream;
-use super::connection::ResponseLease;
+use super::connection::{ResponseLease, UpstreamConnection};
 use super::error::UpstreamError;
 use super::permit::ServerPermit;
 use crate::clock::Alarm;
 use crate::telemetry::metrics::grpc::is_in_body;
 use crate::telemetry::metrics::{GrpcStatus, UpstreamCells};
+use crate::telemetry::spans::{AttemptBytes, AttemptLog};
 
 /// The body of a response, with its connection. Read to its end, it returns the connection to the
 /// pool. Dropped before, it closes the connection, which cancels the work upstream.
@@ -30,6 +31,24 @@ pub struct UpstreamBody {
     /// Rings when the whole exchange has taken too long.
     whole: Option<Arc<Alarm>>,
     grpc: Option<Arc<UpstreamCells>>,
+    /// `None` if nothing tells its bytes.
+    counted: Option<Box<CountedBytes>>,
+}
+
+/// Where the bytes of a response are told, and those of its body so far.
+#[derive(Debug)]
+struct CountedBytes {
+    attempts: Arc<AttemptLog>,
+    body: u64,
+}
+
+impl CountedBytes {
+    fn note(&self, connection: &UpstreamConnection) {
+        self.attempts.note_bytes(AttemptBytes {
+            body: self.body,
+            ..connection.bytes()
+        });
+    }
 }
 
 #[derive(Debug)]
@@ -42,7 +61,18 @@ enum BodyState {
 
 impl UpstreamBody {
     /// `lease` has received the head of a response.
-    pub(super) fn new(lease: ResponseLease, status: StatusCode) -> UpstreamBody {
+    pub(super) fn new(
+        lease: ResponseLease,
+        status: StatusCode,
+        attempts: Option<&Arc<AttemptLog>>,
+    ) -> UpstreamBody {
+        let counted = attempts.map(|attempts| {
+            let attempts = Arc::clone(attempts);
+            Box::new(CountedBytes { attempts, body: 0 })
+        });
+        if let Some(counted) = &counted {
+            counted.note(&lease.connection);
+        }
         let lease = lease.begin_body();
         let has_ended = lease.connection.is_end_stream();
         let is_tunnel = status == StatusCode::SWITCHING_PROTOCOLS;
@@ -54,6 +84,7 @@ impl UpstreamBody {
             waiting: false,
             whole: None,
             grpc: None,
+            counted,
         };
         if has_ended && !is_tunnel {
             body.end(None);
@@ -175,7 +206,8 @@ impl Body for UpstreamBody {
             self.state = BodyState::Cut;
             return Poll::Ready(Some(Err(UpstreamError::TimedOut)));
         }
-        let BodyState::Reading(lease) = &mut self.state else {
+        let this = &mut *self;
+        let BodyState::Reading(lease) = &mut this.state else {
             return Poll::Ready(None);
         };
         let Poll::Ready(polled) = lease.connection.poll_frame(context) else {
@@ -183,6 +215,12 @@ impl Body for UpstreamBody {
             let error = self.cut(UpstreamError::TimedOut);
             return Poll::Ready(Some(Err(error)));
         };
+        if let Some(counted) = &mut this.counted {
+            if let Some(Ok(frame)) = &polled {
+                counted.body += frame.data_ref().map_or(0, |data| data.len() as u64);
+            }
+            counted.note(&lease.connection);
+        }
         let has_ended = lease.connection.is_end_stream();
         if std::mem::take(&mut self.waiting)
             && let BodyState::Reading(lease) = &self.state

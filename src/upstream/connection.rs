@@ -25,6 +25,7 @@ use super::permit::ServerPermit;
 use crate::body::RequestBody;
 use crate::connection_use::ConnectionUse;
 use crate::telemetry::panics::lock;
+use crate::telemetry::spans::AttemptBytes;
 use crate::wire::Stream;
 
 #[derive(Debug)]
@@ -96,6 +97,15 @@ impl UpstreamConnection {
             UpstreamConnection::Http1(connection) => connection.poll_frame(context),
             UpstreamConnection::EarlyResponse(early) => early.poll_frame(context),
             UpstreamConnection::Http2(stream) => stream.poll_frame(context),
+        }
+    }
+
+    /// Bytes of the current exchange, as far as the protocol tells them.
+    pub(super) fn bytes(&self) -> AttemptBytes {
+        match self {
+            UpstreamConnection::Http1(connection) => connection.bytes(),
+            UpstreamConnection::EarlyResponse(early) => early.bytes(),
+            UpstreamConnection::Http2(_) => AttemptBytes::default(),
         }
     }
 
@@ -333,6 +343,12 @@ impl ServerPermit {
 }
 
 impl EarlyResponse {
+    fn bytes(&self) -> AttemptBytes {
+        let state = lock(&self.shared.0);
+        let connection = state.connection.as_ref();
+        connection.map_or_else(AttemptBytes::default, |connection| connection.bytes())
+    }
+
     fn new(connection: Box<Http1>) -> Box<EarlyResponse> {
         let deadline = connection.deadline.for_body();
         let shared = Arc::new(EarlyResponseShared(Mutex::new(EarlyResponseState {

@@ -32,6 +32,7 @@ use super::error::{ExchangeError, HeadFault, UpstreamError};
 use crate::body::RequestBody;
 use crate::connection_use::ConnectionUse;
 use crate::http1::content::{Content, ContentRead};
+use crate::telemetry::spans::AttemptBytes;
 use crate::wire::{MAX_PIECES, Stream};
 use head::{MAX_HEAD_BYTES, ParsedHead, ResponseContext};
 use outbox::{Http1Upload, Outbox, UploadFraming};
@@ -70,6 +71,9 @@ pub(super) struct Http1 {
     pub(super) is_deaf: bool,
     pub(super) deadline: Deadline,
     pub(super) usage: ConnectionUse,
+    /// Bytes of the current exchange.
+    sent: u64,
+    received: u64,
 }
 
 impl Http1 {
@@ -91,6 +95,8 @@ impl Http1 {
             is_deaf: false,
             deadline,
             usage,
+            sent: 0,
+            received: 0,
         })
     }
 
@@ -113,6 +119,15 @@ impl Http1 {
         self.outbox.flow.shrink();
         self.return_buffer();
         Some(self)
+    }
+
+    /// Bytes that were sent and received in the current exchange.
+    pub(super) fn bytes(&self) -> AttemptBytes {
+        AttemptBytes {
+            sent: Some(self.sent),
+            received: Some(self.received),
+            body: 0,
+        }
     }
 
     fn return_buffer(&mut self) {
@@ -162,6 +177,7 @@ impl Http1 {
         // The last response is usually gone by now, and its memory is still in the cache.
         let _ = self.read.try_reclaim(READ_BYTES);
         (self.seen, self.is_sending) = (0, true);
+        (self.sent, self.received) = (0, 0);
         self.upload = match framing {
             UploadFraming::Nothing => None,
             framing => Some(Http1Upload {
@@ -266,6 +282,7 @@ impl Http1 {
             Ok(0) => self.note_write_error(io::ErrorKind::WriteZero.into())?,
             Ok(count) => {
                 self.outbox.is_touched = true;
+                self.sent += count as u64;
                 flow.advance(count);
                 if self.upload.is_some() && flow.is_empty() {
                     flow.clear();
@@ -344,6 +361,7 @@ impl Http1 {
             self.return_buffer();
         }
         let count = ready!(polled)?;
+        self.received += count as u64;
         if self.is_lent {
             return Poll::Ready(Ok(count));
         }

@@ -4,7 +4,7 @@ const LIMIT =
   '"a key of `[limit.NAME]` (algorithm, ban, calendar, candidate, concurrent, cost, counts, delay, delay_queue, ' +
   'enforce, exempt, exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, status, tiers, values)" was expected';
 const ROUTE =
-  '"a key of `[[route]]` (access, add_prefix, bandwidth, bandwidth_after, body_limit, body_read, case, cost, error_pages, ' +
+  '"a key of `[[route]]` (access, access_logs, add_prefix, bandwidth, bandwidth_after, body_limit, body_read, case, cost, error_pages, ' +
   'headers, headers_down, headers_up, host, limits, method_up, methods, name, pass_body, pass_headers, path, port, query, redirect, refund, replace_prefix, respond, rewrite_down, settle, ' +
   'strip_prefix, timeout, trailers_down, upstream, usage)" was expected';
 const SERVER =
@@ -14,7 +14,7 @@ const SERVER =
   'underscores_in_headers, waiting, workers)" was ' +
   'expected';
 const TOP =
-  '"a key of the top (access, admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
+  '"a key of the top (access, access_log, admin, admin_hosts, admin_token_file, api_key, auth, bypass, case, client_ip, ' +
   'decide, deny, descriptor, error_page, headers, ledger, limit, listen, log, prices, proxy_protocol, route, server, ' +
   'status, store, tier, tls, tracing, trusted_proxies, upstream, usage)" was expected';
 const RATE =

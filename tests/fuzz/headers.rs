@@ -257,6 +257,7 @@ fn check_templates(stage: &Stage, request: &Request<()>) {
         scheme: "https",
         protocol: "HTTP/1.1",
         ports: Default::default(),
+        relay: None,
         tls: None,
     };
     if let Ok(value) = stage.filled.fill(&facts) {

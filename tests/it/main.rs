@@ -60,6 +60,7 @@ mod log_lines;
 mod logs;
 mod look;
 mod matrix;
+mod named_logs;
 mod names;
 mod outage_sim;
 mod overrides;

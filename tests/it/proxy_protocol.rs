@@ -206,3 +206,34 @@ fn a_unix_socket_may_have_it_too() {
         Some("192.0.2.9")
     );
 }
+
+#[test]
+fn variables_tell_the_header_and_the_connection() {
+    let upstream = Upstream::ok();
+    let proxy = Tidegate::start(&format!(
+        "proxy_protocol = \"optional\"\ntrusted_proxies = [\"127.0.0.1\"]\nupstream = \"{}\"\n\
+         [[route]]\npath = \"/*\"\n[route.headers_down]\n\
+         x-header = \"{{proxy_header_ip}} {{proxy_header_port}}\"\n\
+         x-server = \"{{proxy_header_server_ip}} {{proxy_header_server_port}}\"\n\
+         x-connection = \"{{connection_ip}} {{connection_port}}\"\n",
+        upstream.url()
+    ));
+    for (header, client, server) in [
+        (ONE, "192.0.2.9 5000", "198.51.100.1 80"),
+        (b"PROXY UNKNOWN\r\n", "", ""),
+        (b"", "", ""),
+    ] {
+        let mut connection = proxy.connect();
+        let port = connection.stream.local_addr().unwrap().port();
+        connection.send(before_get(header));
+        let answer = connection.answer();
+        let of = |name: &str| answer.header(name).unwrap_or_default();
+        assert_eq!(of("x-header"), client, "{header:?}");
+        assert_eq!(of("x-server"), server, "{header:?}");
+        assert_eq!(
+            of("x-connection"),
+            format!("127.0.0.1 {port}"),
+            "{header:?}"
+        );
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidegate::body::RequestBody;
 use tidegate::clock::Sweep;
-use tidegate::config::{LogFormat, LogTarget, parse};
+use tidegate::config::parse;
 use tidegate::proxy::Client;
 use tidegate::proxy::Proxy;
 use tidegate::proxy::limiter::StoreHandle;
@@ -20,7 +20,7 @@ use crate::support::on_a_worker;
 fn proxy_of(text: &str) -> Arc<Proxy> {
     let (config, _) = parse("proxy.toml", text, &|_| None).unwrap();
     let store = StoreHandle::new(&config).unwrap().open();
-    let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0).unwrap();
+    let log = AccessLog::off();
     let log = Arc::new(log).buffer();
     let proxy = Proxy::new(config, store, &Sweep::new(), &Vitals::default(), &log, None);
     Arc::new(proxy)

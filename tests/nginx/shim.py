@@ -189,10 +189,11 @@ def split(main, folder):
         fronts.append([*outer, Directive(["http"], [*rest, *group])])
     if not origins:
         return fronts, None
-    kept = [one for one in rest if not is_of_proxy(one) or one.name == "access_log"]
+    kept = [one for one in rest if not is_of_proxy(one)]
     main = [Directive(["daemon", "off"]), Directive(["pid", str(folder / "nginx-behind.pid")]),
             Directive(["user", "root"]), Directive(["error_log", str(folder / "error.log")]),
-            Directive(["events"], []), Directive(["http"], [*kept, *origins])]
+            Directive(["events"], []),
+            Directive(["http"], [Directive(["access_log", "off"]), *kept, *origins])]
     return fronts, main
 
 

@@ -8,6 +8,7 @@
 //! describes the fields of settings that have no comment here.
 
 mod access;
+mod access_log;
 mod address;
 mod api_key;
 mod auth;
@@ -81,6 +82,7 @@ use reader::{ConfigReader, Located, Places, ValueKind, values};
 use section::Section;
 use values::{DAY, MS, SECOND, TextForm, UP_TO_A_DAY, header_name};
 
+pub use access_log::NamedLog;
 pub use address::ServerAddress;
 pub use api_key::process_secret;
 pub use auth::JwksSettings;
@@ -150,6 +152,8 @@ pub struct Config {
     pub upstreams: Vec<UpstreamSettings>,
     /// Pages for errors of requests without a route.
     pub error_pages: Vec<Arc<ErrorPage>>,
+    /// `[access_log.NAME]`, in the file's order.
+    pub access_logs: Vec<NamedLog>,
     pub headers: HeaderSettings,
     pub request_id: Option<HeaderName>,
     pub deny: DenySettings,

@@ -30,6 +30,7 @@ pub mod key_registry;
 pub mod key_wait;
 pub mod limiter;
 pub mod local_reply;
+mod named_lines;
 pub mod problem;
 pub mod rate_limit_call;
 pub mod rejection;

@@ -23,6 +23,10 @@ pub mod failpoint;
 
 // -- words: pure. No IO, no clock, no async, no panic.
 
+pub mod json;
+
+pub mod stamp;
+
 pub mod client;
 
 pub mod certificate;

@@ -3,6 +3,7 @@
 //! A table is built once and only read after that. The most specific route wins, whatever the
 //! order of the file. The time to find it does not grow with the number of routes.
 
+mod access_log;
 mod answer;
 mod bandwidth;
 mod error_page;
@@ -33,6 +34,7 @@ use crate::usage::paths::MemberPath;
 use crate::usage::request::{BodyMember, RequestTable};
 use crate::usage::settings::UsageSettings;
 
+pub use access_log::RouteLog;
 pub use answer::{Redirect, RedirectError, RedirectFailure, Respond, RespondBody, Target};
 pub use bandwidth::Bandwidth;
 pub use error_page::{ErrorPage, PageBody, PageServer, PageSource, PageStatus};
@@ -102,6 +104,8 @@ pub struct Route {
     pub rewrite_down: Option<Box<ResponseRewrites>>,
     /// Pages in place of error responses; the first that has the status counts.
     pub error_pages: Vec<Arc<ErrorPage>>,
+    /// The logs that its requests have a line in, beside that of `[log]`.
+    pub access_logs: Vec<Arc<RouteLog>>,
     /// The time from admission to the last byte of the answer; `None` for no bound.
     pub timeout: Option<Duration>,
     /// How tokens are counted; `None` if they are not.
@@ -146,6 +150,7 @@ impl Route {
             trailers_down: Vec::new(),
             rewrite_down: None,
             error_pages: Vec::new(),
+            access_logs: Vec::new(),
             timeout: None,
             usage: None,
             reads_body: None,

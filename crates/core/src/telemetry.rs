@@ -4,12 +4,10 @@
 pub mod access;
 pub mod decisions;
 pub mod door;
-pub mod json;
 mod log_writer;
 pub mod metrics;
 pub mod panics;
 pub mod spans;
-pub mod stamp;
 pub mod watched;
 
 use std::fs::OpenOptions;
@@ -17,6 +15,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 
 use crate::config::LogTarget;
+pub use crate::{json, stamp};
 
 /// The identity of a file. It differs after the file was moved away and made anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

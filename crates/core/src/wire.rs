@@ -240,6 +240,11 @@ impl Outflow {
         self.written == self.flat.len() && self.pieces.is_empty()
     }
 
+    /// Bytes that were put in since it was cleared, but for content that is written.
+    pub fn put_bytes(&self) -> usize {
+        self.flat.len() + self.waiting
+    }
+
     pub fn has_room(&self) -> bool {
         self.waiting < MAX_WAITING_BYTES
             && self.pieces.len() < MAX_WAITING

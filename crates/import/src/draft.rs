@@ -8,6 +8,7 @@ use std::rc::Rc;
 use super::calls::CallsDraft;
 use super::files::{SourceEntry, SourceLine};
 use super::values::{TomlEntries, TomlEntry};
+pub(super) use super::values::{clean_name, free_name};
 use crate::route::{HostPattern, PathPattern, PatternError};
 
 /// How much of a directive is kept.
@@ -87,7 +88,8 @@ pub(super) struct Draft {
     pub(super) limits: Vec<LimitDraft>,
     pub(super) calls: CallsDraft,
     pub(super) upstreams: Vec<UpstreamDraft>,
-    pub(super) error_pages: Vec<ErrorPageDraft>,
+    pub(super) error_pages: Vec<SectionDraft>,
+    pub(super) access_logs: Vec<SectionDraft>,
     pub(super) routes: Vec<RouteDraft>,
     /// `[decide]`; a draft with it has no clients of its own.
     pub(super) decide: TomlEntries,
@@ -164,9 +166,9 @@ pub(super) struct ServerDraft {
     pub(super) is_backup: bool,
 }
 
-/// `[error_page.NAME]`
+/// A section that routes name, such as `[error_page.NAME]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ErrorPageDraft {
+pub(super) struct SectionDraft {
     pub(super) name: String,
     pub(super) source: SourceEntry,
     pub(super) entries: TomlEntries,
@@ -248,8 +250,9 @@ pub(super) struct RouteDraft {
     pub(super) port: Option<u16>,
     pub(super) target: TargetDraft,
     pub(super) limits: Vec<String>,
-    /// The names of its error pages.
+    /// The names of its error pages, and of its logs.
     pub(super) error_pages: Vec<String>,
+    pub(super) access_logs: Vec<String>,
     /// The name of a usage, for a route to a model server.
     pub(super) usage: Option<String>,
     pub(super) entries: TomlEntries,
@@ -275,6 +278,7 @@ impl RouteDraft {
             target,
             limits: Vec::new(),
             error_pages: Vec::new(),
+            access_logs: Vec::new(),
             usage: None,
             entries: TomlEntries::default(),
         }
@@ -475,26 +479,4 @@ fn parse_shape(path: &str) -> Result<PathPattern, PatternError> {
         }
     });
     PathPattern::parse(&segments.collect::<Vec<_>>().join("/"))
-}
-
-/// Replaces the characters of a text that names of limits and upstreams cannot have.
-pub(super) fn clean_name(text: &str) -> String {
-    let clean = |c: char| match c.to_ascii_lowercase() {
-        c @ ('a'..='z' | '0'..='9' | '_' | '-') => c,
-        _ => '-',
-    };
-    let name: String = text.chars().map(clean).take(58).collect();
-    match name.trim_matches('-') {
-        "" => "unnamed".to_owned(),
-        name => name.to_owned(),
-    }
-}
-
-/// Returns `text` as a name that is not taken, with a number if it must.
-pub(super) fn free_name<'t>(text: &str, taken: impl Iterator<Item = &'t String>) -> String {
-    let taken: BTreeSet<&String> = taken.collect();
-    let name = clean_name(text);
-    let numbered = (2..).map(|number| format!("{name}-{number}"));
-    let mut all = std::iter::once(name.clone()).chain(numbered);
-    all.find(|name| !taken.contains(name)).unwrap_or_default()
 }

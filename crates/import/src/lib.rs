@@ -42,7 +42,7 @@ mod tyk;
 
 use std::path::PathBuf;
 
-use draft::{Draft, ErrorPageDraft, RouteDraft, ServerDraft, TargetDraft, UpstreamDraft};
+use draft::{Draft, RouteDraft, SectionDraft, ServerDraft, TargetDraft, UpstreamDraft};
 pub use draft::{Grade, Note};
 use files::SourceEntry;
 pub use files::{ImportError, SourceFault, SourceLine};
@@ -289,7 +289,7 @@ fn remove_refused_upstreams(draft: &mut Draft) {
 
 fn remove_refused_pages(draft: &mut Draft) {
     let upstreams = draft.upstreams.clone();
-    let add = |part: &mut Draft, page: ErrorPageDraft| {
+    let add = |part: &mut Draft, page: SectionDraft| {
         for upstream in upstreams.iter().cloned() {
             add_with_route(part, upstream);
         }

@@ -1,5 +1,6 @@
 //! nginx.conf: reads the `http` blocks, and of each server its addresses, names and certificates.
 
+mod access_logs;
 mod actions;
 mod conditions;
 mod directives;

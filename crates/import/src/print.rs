@@ -60,9 +60,13 @@ pub(super) fn print(draft: &Draft, source: &str) -> String {
         print_comment(&mut out, &page.source.text);
         print_entries(&page.entries, &mut out);
     }
-    let pages: Vec<&str> = draft.error_pages.iter().map(|page| &*page.name).collect();
+    for log in &draft.access_logs {
+        let _ = writeln!(out, "\n[access_log.{}]", log.name);
+        print_comment(&mut out, &log.source.text);
+        print_entries(&log.entries, &mut out);
+    }
     for route in &draft.routes {
-        print_route(route, &pages, &mut out);
+        print_route(route, draft, &mut out);
     }
     for descriptor in &draft.descriptors {
         out.push_str("\n[[descriptor]]\n");
@@ -191,7 +195,7 @@ fn server_text(server: &ServerDraft) -> String {
 }
 
 /// `pages` are all error pages: a route that names none has them.
-fn print_route(route: &RouteDraft, pages: &[&str], out: &mut String) {
+fn print_route(route: &RouteDraft, draft: &Draft, out: &mut String) {
     out.push_str("\n[[route]]\n");
     print_comment(out, &route.source.to_string());
     let mut entries = TomlEntries::default();
@@ -245,8 +249,14 @@ fn print_route(route: &RouteDraft, pages: &[&str], out: &mut String) {
         }
     }
     entries.add("limits", quote_list(&route.limits));
-    if !pages.is_empty() && route.error_pages != pages {
+    // A route without the names has all.
+    let mut pages = draft.error_pages.iter().map(|page| &page.name).peekable();
+    if pages.peek().is_some() && !pages.eq(&route.error_pages) {
         entries.add("error_pages", quote_list(&route.error_pages));
+    }
+    let mut logs = draft.access_logs.iter().map(|log| &log.name).peekable();
+    if logs.peek().is_some() && !logs.eq(&route.access_logs) {
+        entries.add("access_logs", quote_list(&route.access_logs));
     }
     if let Some(usage) = &route.usage {
         entries.add("usage", quote(usage));

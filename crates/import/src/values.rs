@@ -1,6 +1,7 @@
 //! Values of `proxy.toml`: entries of tables, strings, and the sizes, times and rates that other
 //! programs write in another way.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use crate::limit::Rate;
@@ -233,6 +234,28 @@ pub(super) fn quote_literal(value: &str) -> String {
     }
     out.push('"');
     out
+}
+
+/// Replaces the characters of a text that names of limits and upstreams cannot have.
+pub(super) fn clean_name(text: &str) -> String {
+    let clean = |c: char| match c.to_ascii_lowercase() {
+        c @ ('a'..='z' | '0'..='9' | '_' | '-') => c,
+        _ => '-',
+    };
+    let name: String = text.chars().map(clean).take(58).collect();
+    match name.trim_matches('-') {
+        "" => "unnamed".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+/// Returns `text` as a name that is not taken, with a number if it must.
+pub(super) fn free_name<'t>(text: &str, taken: impl Iterator<Item = &'t String>) -> String {
+    let taken: BTreeSet<&String> = taken.collect();
+    let name = clean_name(text);
+    let numbered = (2..).map(|number| format!("{name}-{number}"));
+    let mut all = std::iter::once(name.clone()).chain(numbered);
+    all.find(|name| !taken.contains(name)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use tidegate_core::clock;
-use tidegate_core::config::{self, Config, LogFormat, LogTarget, StoreKind};
+use tidegate_core::config::{self, Config, StoreKind};
 use tidegate_core::exchange::admit::{Admission, CheckedClient};
 use tidegate_core::exchange::limiter::StoreHandle;
 use tidegate_core::exchange::shadow::ShadowChecks;
@@ -62,8 +62,7 @@ impl Limiter {
             .map_err(LimitsError::Store)?
             .open();
         // The log takes no lines: it counts what shadow limits would have denied.
-        let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0);
-        let log = Arc::new(log.map_err(LimitsError::Store)?).buffer();
+        let log = Arc::new(AccessLog::off()).buffer();
         Ok(Limiter {
             stages: Arc::new(Stages::new(config, store, &log, None)),
             limits,

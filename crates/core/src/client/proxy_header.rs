@@ -14,12 +14,19 @@ const MOST_2: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyHeader {
-    /// A header of so many bytes, and the client; `None` if the peer speaks for itself.
-    Header(usize, Option<SocketAddr>),
+    /// A header of so many bytes, and its addresses; `None` if the peer speaks for itself.
+    Header(usize, Option<RelayedAddresses>),
     /// The beginning of a possible header.
     Part,
     Other,
     Broken,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RelayedAddresses {
+    pub client: SocketAddr,
+    /// The address that the client has connected to.
+    pub server: SocketAddr,
 }
 
 pub fn parse(bytes: &[u8]) -> ProxyHeader {
@@ -56,15 +63,19 @@ fn parse_1(bytes: &[u8]) -> ProxyHeader {
     match words.as_slice() {
         ["PROXY", "UNKNOWN", ..] => ProxyHeader::Header(end + 2, None),
         ["PROXY", family, from, to, from_port, to_port] => {
-            let (Some(port), Some(_)) = (port(from_port), port(to_port)) else {
+            let (Some(from_port), Some(to_port)) = (port(from_port), port(to_port)) else {
                 return ProxyHeader::Broken;
             };
-            let client = match (*family, from.parse(), to.parse()) {
-                ("TCP4", Ok(from @ IpAddr::V4(_)), Ok(IpAddr::V4(_))) => from,
-                ("TCP6", Ok(from @ IpAddr::V6(_)), Ok(IpAddr::V6(_))) => from,
+            let (from, to) = match (*family, from.parse(), to.parse()) {
+                ("TCP4", Ok(from @ IpAddr::V4(_)), Ok(to @ IpAddr::V4(_))) => (from, to),
+                ("TCP6", Ok(from @ IpAddr::V6(_)), Ok(to @ IpAddr::V6(_))) => (from, to),
                 _ => return ProxyHeader::Broken,
             };
-            ProxyHeader::Header(end + 2, Some(SocketAddr::new(client, port)))
+            let addresses = RelayedAddresses {
+                client: SocketAddr::new(from, from_port),
+                server: SocketAddr::new(to, to_port),
+            };
+            ProxyHeader::Header(end + 2, Some(addresses))
         }
         _ => ProxyHeader::Broken,
     }
@@ -91,27 +102,27 @@ fn parse_2(bytes: &[u8]) -> ProxyHeader {
     match (command & 15, family) {
         // LOCAL: the peer speaks for itself, for example in a health check.
         (0, _) => ProxyHeader::Header(length, None),
-        (1, 0x11) => {
-            let from = content
-                .first_chunk()
-                .map(|from: &[u8; 4]| IpAddr::from(*from));
-            ProxyHeader::Header(length, with_port(from, content.get(8..10)))
-        }
-        (1, 0x21) => {
-            let from = content
-                .first_chunk()
-                .map(|from: &[u8; 16]| IpAddr::from(*from));
-            ProxyHeader::Header(length, with_port(from, content.get(32..34)))
-        }
+        (1, 0x11) => ProxyHeader::Header(length, read_addresses::<4>(content)),
+        (1, 0x21) => ProxyHeader::Header(length, read_addresses::<16>(content)),
         // Unix sockets and unknown protocols have no address.
         (1, 0x31 | 0x00) => ProxyHeader::Header(length, None),
         _ => ProxyHeader::Broken,
     }
 }
 
-fn with_port(ip: Option<IpAddr>, port: Option<&[u8]>) -> Option<SocketAddr> {
-    let port = <[u8; 2]>::try_from(port?).ok()?;
-    Some(SocketAddr::new(ip?, u16::from_be_bytes(port)))
+/// Reads two addresses of `BYTES` bytes, and their ports.
+fn read_addresses<const BYTES: usize>(content: &[u8]) -> Option<RelayedAddresses>
+where
+    IpAddr: From<[u8; BYTES]>,
+{
+    let (from, rest) = content.split_first_chunk::<BYTES>()?;
+    let (to, rest) = rest.split_first_chunk::<BYTES>()?;
+    let (from_port, rest) = rest.split_first_chunk()?;
+    let to_port = rest.first_chunk()?;
+    Some(RelayedAddresses {
+        client: SocketAddr::new(IpAddr::from(*from), u16::from_be_bytes(*from_port)),
+        server: SocketAddr::new(IpAddr::from(*to), u16::from_be_bytes(*to_port)),
+    })
 }
 
 #[cfg(test)]
@@ -124,10 +135,13 @@ mod tests {
     }
 
     /// What a header is, and that every shorter part of it is a part.
-    fn check(header: &[u8], client: Option<&str>) {
-        let client = client.map(|client| client.parse().unwrap());
+    fn check(header: &[u8], addresses: Option<[&str; 2]>) {
+        let addresses = addresses.map(|[client, server]| RelayedAddresses {
+            client: client.parse().unwrap(),
+            server: server.parse().unwrap(),
+        });
         let more = [header, b"GET / HTTP/1.1\r\n"].concat();
-        assert_eq!(parse(&more), ProxyHeader::Header(header.len(), client));
+        assert_eq!(parse(&more), ProxyHeader::Header(header.len(), addresses));
         for length in 0..header.len() {
             assert_eq!(parse(&header[..length]), ProxyHeader::Part, "{length}");
         }
@@ -137,21 +151,22 @@ mod tests {
     fn headers_name_who_is_behind_the_peer() {
         check(
             b"PROXY TCP4 192.0.2.1 198.51.100.1 1000 80\r\n",
-            Some("192.0.2.1:1000"),
+            Some(["192.0.2.1:1000", "198.51.100.1:80"]),
         );
         check(
             b"PROXY TCP6 2001:db8::1 ::1 1000 65535\r\n",
-            Some("[2001:db8::1]:1000"),
+            Some(["[2001:db8::1]:1000", "[::1]:65535"]),
         );
         check(b"PROXY UNKNOWN\r\n", None);
         check(b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", None);
         let four = [192, 0, 2, 1, 198, 51, 100, 1, 3, 232, 0, 80];
-        check(&two(0x21, 0x11, &four), Some("192.0.2.1:1000"));
+        let addresses = Some(["192.0.2.1:1000", "198.51.100.1:80"]);
+        check(&two(0x21, 0x11, &four), addresses);
         let with_more = [&four[..], &[4, 0, 3, 1, 2, 3]].concat();
-        check(&two(0x21, 0x11, &with_more), Some("192.0.2.1:1000"));
+        check(&two(0x21, 0x11, &with_more), addresses);
         let mut six = [0; 36];
         six[..4].copy_from_slice(&[0x20, 0x01, 0x0d, 0xb8]);
-        check(&two(0x21, 0x21, &six), Some("[2001:db8::]:0"));
+        check(&two(0x21, 0x21, &six), Some(["[2001:db8::]:0", "[::]:0"]));
         check(&two(0x21, 0x31, &[0; 216]), None);
         check(&two(0x21, 0, &[]), None);
         check(&two(0x20, 0x11, &four), None);

@@ -47,6 +47,7 @@ pub(super) fn compile<'r>(
         .map(|(name, section)| upstream::read(name, section, present))
         .collect();
     let error_pages = error_page::read_all(&mut top);
+    let access_logs = access_log::read_all(&mut top);
     let routes = top.list("route").into_iter();
     let routes: Vec<_> = routes
         .map(|section| route::read(section, inherited))
@@ -63,7 +64,7 @@ pub(super) fn compile<'r>(
     top.finish();
     let mut definitions = Definitions::new(reader, inherited, limits, upstreams);
     (definitions.usages, definitions.prices) = (usages, prices);
-    definitions.only_decides = only_decides;
+    (definitions.only_decides, definitions.access_logs) = (only_decides, access_logs);
     definitions.has_descriptors = !descriptors.is_empty();
     definitions.error_pages =
         error_page::compile(error_pages, |name| definitions.find_upstream(name));
@@ -84,6 +85,7 @@ pub(super) fn compile<'r>(
     config
         .error_pages
         .clone_from(&definitions.error_pages.pages);
+    config.access_logs.clone_from(&definitions.access_logs.0);
     Arc::make_mut(&mut config.sources).rates = definitions.rate_places();
     config.ledger = ledger
         .as_ref()
@@ -139,6 +141,7 @@ fn read_sections(
         bypass: (top.list("bypass").into_iter().filter_map(deny::read_bypass)).collect(),
         upstreams: Vec::new(),
         error_pages: Vec::new(),
+        access_logs: Vec::new(),
         headers,
         request_id,
         deny: deny::read(top.section("deny")),

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::access_log::DefinedLogs;
 use super::error_page::DefinedPages;
 use super::limits::DefinedLimit;
 use super::upstream::DefinedUpstream;
@@ -44,6 +45,7 @@ pub(super) struct Definitions<'r> {
     pub(super) usages: Vec<DefinedUsage>,
     pub(super) prices: Arc<PriceTable>,
     pub(super) error_pages: DefinedPages,
+    pub(super) access_logs: DefinedLogs,
     /// By the numbers of routes.
     pub(super) route_places: Vec<RoutePlaces>,
     /// The numbers of routes for which the file does not mention letter case, with the places of
@@ -82,6 +84,7 @@ impl<'r> Definitions<'r> {
             usages: Vec::new(),
             prices: Arc::default(),
             error_pages: DefinedPages::default(),
+            access_logs: DefinedLogs::default(),
             route_places: Vec::new(),
             without_case: Vec::new(),
             has_unlimited_route: false,

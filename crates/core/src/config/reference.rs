@@ -170,7 +170,7 @@ fn parse() -> Reference {
 /// Replaces the chosen part of a section's name: `limit.per_client` becomes `limit.NAME`.
 fn with_chosen_name(name: &str) -> String {
     match name.split_once('.') {
-        Some((kind @ ("limit" | "upstream" | "usage" | "error_page"), name)) => {
+        Some((kind @ ("limit" | "upstream" | "usage" | "error_page" | "access_log"), name)) => {
             match name.split_once('.') {
                 Some((_, inner)) => format!("{kind}.NAME.{inner}"),
                 None => format!("{kind}.NAME"),

@@ -46,6 +46,7 @@ pub(super) struct DefinedRoute {
     pub(super) usage: Option<Located<String>>,
     pub(super) limits: Option<Vec<Located<String>>>,
     pub(super) error_pages: Option<Vec<Located<String>>>,
+    pub(super) access_logs: Option<Vec<Located<String>>>,
     pub(super) cost_span: TextSpan,
     /// The place of `timeout`, or of the route's name.
     pub(super) timeout_span: TextSpan,
@@ -100,8 +101,8 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
     let path_text = text_of(&path);
     let path = path.and_then(|text| path_pattern(section, text));
     let has_path = path.is_some();
-    let every_path = || PathPattern::parse("/*").expect("`/*` is a pattern");
     let case = section.optional_word("case", CASES).or(inherited.case);
+    let every_path = || PathPattern::parse("/*").expect("`/*` is a pattern");
     let mut route = Route {
         host: host.map_or(HostPattern::Any, |host| host.value),
         case: case.unwrap_or_default(),
@@ -126,12 +127,10 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
     check_usage(section, &route);
     let answer = read_changes(section, &mut route, has_path);
     route.path = route.path.in_case(route.case);
-    let gives_back = if route.settle.is_some() {
-        Some("settle")
-    } else if usage.is_some() {
-        Some("usage")
-    } else {
-        (!route.refund.is_empty()).then_some("refund")
+    let gives_back = match (&route.settle, &usage) {
+        (Some(_), _) => Some("settle"),
+        (None, Some(_)) => Some("usage"),
+        (None, None) => (!route.refund.is_empty()).then_some("refund"),
     };
     DefinedRoute {
         span: section.span.clone(),
@@ -148,9 +147,8 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         upstream: section.located_text("upstream"),
         usage,
         limits: section.texts("limits"),
-        error_pages: (section.reader.surroundings.forwards)
-            .then(|| section.texts("error_pages"))
-            .flatten(),
+        error_pages: names(section, "error_pages"),
+        access_logs: names(section, "access_logs"),
         cost_span: section.value_span("cost"),
         timeout_span: section.value_span("timeout"),
         gives_back: gives_back.map(|key| section.located(key, key)),
@@ -267,6 +265,12 @@ pub(super) fn path_pattern(section: &Section<'_>, text: Located<String>) -> Opti
             None
         }
     }
+}
+
+/// Reads names of sections that only a proxy has.
+fn names(section: &mut Section<'_>, key: &'static str) -> Option<Vec<Located<String>>> {
+    let forwards = section.reader.surroundings.forwards;
+    forwards.then(|| section.texts(key)).flatten()
 }
 
 fn methods(section: &mut Section<'_>) -> Vec<Method> {

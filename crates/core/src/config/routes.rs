@@ -70,6 +70,8 @@ pub(super) fn compile(
         route.reads_body = usage::reads_body(&route);
         let pages = one.error_pages.as_deref();
         route.error_pages = definitions.error_pages.of_route(definitions.reader, pages);
+        let logs = one.access_logs.as_deref();
+        route.access_logs = definitions.access_logs.of_route(definitions.reader, logs);
         definitions.route_places.push(RoutePlaces {
             cost: one.cost_span,
             usage,

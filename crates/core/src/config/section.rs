@@ -430,7 +430,8 @@ const NOT_A_PROXY: &str =
 const PROXY_SETTINGS: &[(&str, &str)] = &[
     (
         "",
-        "listen tls admin upstream server tracing usage prices ledger error_page",
+        "listen tls admin upstream server tracing usage prices ledger error_page \
+         access_log",
     ),
     ("log", "access format sample_allowed keys silence"),
     ("auth.jwt", "jwks_url refresh max_stale tls"),
@@ -438,7 +439,7 @@ const PROXY_SETTINGS: &[(&str, &str)] = &[
         "route",
         "upstream strip_prefix add_prefix replace_prefix body_limit bandwidth bandwidth_after \
          method_up pass_headers pass_body headers_up headers_down trailers_down rewrite_down \
-         respond redirect usage body_read error_pages",
+         respond redirect usage body_read error_pages access_logs",
     ),
 ];
 

@@ -244,11 +244,25 @@ pub(super) fn read_client_ip(top: &mut Section<'_>) -> ClientIp {
     client_ip
 }
 
-pub(super) fn read_log(mut section: Section<'_>) -> LogSettings {
+/// Reads the place of a log: `stdout`, `stderr`, `off` or a file.
+pub(super) fn log_target(section: &mut Section<'_>, key: &'static str) -> Option<LogTarget> {
     const TARGET: TextForm = TextForm::new(
         Code::BadAddress,
         "`stdout`, `stderr`, `off` or a file's path",
     );
+    let target = |text: &str| match text {
+        "off" => Ok(LogTarget::Off),
+        "stdout" => Ok(LogTarget::Stdout),
+        "stderr" => Ok(LogTarget::Stderr),
+        text => file_path(text).map(LogTarget::File),
+    };
+    Some(match section.parse(key, TARGET, target)? {
+        LogTarget::File(path) => LogTarget::File(section.path(path)),
+        target => target,
+    })
+}
+
+pub(super) fn read_log(mut section: Section<'_>) -> LogSettings {
     let formats = [
         ("text", LogFormat::Text),
         ("json", LogFormat::Json),
@@ -259,19 +273,10 @@ pub(super) fn read_log(mut section: Section<'_>) -> LogSettings {
         ("plain", LogKeys::Plain),
         ("off", LogKeys::Off),
     ];
-    let target = |text: &str| match text {
-        "off" => Ok(LogTarget::Off),
-        "stdout" => Ok(LogTarget::Stdout),
-        "stderr" => Ok(LogTarget::Stderr),
-        text => file_path(text).map(LogTarget::File),
-    };
     let settings = LogSettings {
         decisions: section.file_path("decisions"),
         format: section.optional_word("format", &formats),
-        access: match section.parse("access", TARGET, target) {
-            Some(LogTarget::File(path)) => LogTarget::File(section.path(path)),
-            target => target.unwrap_or(LogTarget::Stdout),
-        },
+        access: log_target(&mut section, "access").unwrap_or(LogTarget::Stdout),
         sample_allowed: section.fraction("sample_allowed"),
         keys: section.word("keys", &keys),
         silence: silence(&mut section),

@@ -1,6 +1,7 @@
 //! The configuration as people meet it: whole files in, configurations or findings out.
 
 mod accepted;
+mod access_log;
 mod balance;
 mod changes;
 mod client_tls;

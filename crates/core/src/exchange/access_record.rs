@@ -4,10 +4,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{Method, Request, Uri, Version};
+use http::{HeaderMap, Method, Request, Uri, Version};
 use smallvec::SmallVec;
 
 use super::grpc::{Call, is_grpc};
+use super::named_lines::NamedLines;
 use super::request_id::RequestId;
 use super::shadow::ShadowChecks;
 use super::traced::Trace;
@@ -16,6 +17,7 @@ use crate::limit::{Decided, DeniedKey, KeyHash, Retry};
 use crate::telemetry::access::{Buffer, LoggedUsage, Outcome, UpstreamFailure};
 use crate::telemetry::door::Door;
 use crate::telemetry::metrics::method_of;
+use crate::telemetry::spans::AttemptLog;
 use crate::telemetry::watched::DeniedRequest;
 
 /// The status in the access log of a request without a response, as nginx has it.
@@ -51,6 +53,8 @@ pub struct AccessRecord {
     pub call: Option<Box<Call>>,
     pub(super) denied_by: SmallVec<[(Arc<str>, Option<DeniedKey>); 1]>,
     pub shadow: Option<Box<ShadowChecks>>,
+    /// `None` if the route has no logs of its own.
+    pub(super) named: Option<Box<NamedLines>>,
     /// `None` if requests are not traced.
     pub trace: Option<Box<Trace>>,
     /// Whether the access log gets a line.
@@ -111,6 +115,7 @@ impl AccessRecord {
             call: None,
             denied_by: SmallVec::new(),
             shadow: None,
+            named: None,
             trace: None,
             to_write: false,
             bytes: 0,
@@ -137,7 +142,8 @@ impl AccessRecord {
     pub fn is_wanted(&self) -> bool {
         let traced = self.trace.as_ref();
         let recorded = traced.is_some_and(|trace| trace.is_recorded());
-        self.to_write || self.shadow.is_some() || self.call.is_some() || recorded
+        let has_checks = self.shadow.is_some() || self.call.is_some();
+        self.to_write || has_checks || recorded || self.named.is_some()
     }
 
     /// Notes that the request was admitted, and whether a limit decided that.
@@ -215,5 +221,45 @@ impl AccessRecord {
 
     pub fn add_bytes(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
+    }
+
+    /// Whether logs of the route get a line when the response ends.
+    pub fn has_named_lines(&self) -> bool {
+        self.named.is_some()
+    }
+
+    /// Chooses the log of the attempts to send the request. `kept` is one that others need.
+    pub fn keep_attempts(&mut self, kept: Option<Arc<AttemptLog>>) -> Option<Arc<AttemptLog>> {
+        match &mut self.named {
+            Some(named) => named.keep_attempts(kept),
+            None => kept,
+        }
+    }
+
+    pub fn note_headers(&mut self, headers: &HeaderMap) {
+        if let Some(named) = &mut self.named {
+            named.note_headers(headers);
+        }
+    }
+
+    /// Adds bytes that the client was sent, with heads and chunk framing.
+    pub fn add_sent(&mut self, bytes: usize) {
+        if let Some(named) = &mut self.named {
+            named.add_sent(bytes);
+        }
+    }
+
+    /// Writes the lines in the logs of the route. Later calls do nothing.
+    pub(super) fn write_named(&mut self) {
+        if let Some(named) = self.named.take() {
+            named.write(&self.log, self.began, self.status, self.bytes);
+        }
+    }
+
+    /// Does so for a request whose client left before the head of the response.
+    #[cold]
+    pub fn write_abandoned(&mut self) {
+        self.status = CLIENT_LEFT;
+        self.write_named();
     }
 }

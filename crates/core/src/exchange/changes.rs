@@ -19,18 +19,18 @@ use super::downstream::Downstream;
 use super::headers;
 use super::headers::{RequestFault, check_framing};
 use super::rejection::Rejection;
-use super::request_id;
+use super::request_id::{self, RequestId};
 use crate::clock;
 use crate::path::CanonicalPath;
 use crate::request_head::HeadError;
 use crate::route::template::{
-    AttemptVariable, BodyTemplate, LateText, ResponseTime, TemplateFacts, TooLong,
+    BodyTemplate, LateText, ResponseTime, SentResponse, TemplateFacts, TooLong,
 };
 use crate::route::{
     Action, ErrorPage, HeaderChange, HeaderText, Redirect, RedirectFailure, RespondBody, Route,
     Target,
 };
-use crate::telemetry::spans::{AttemptLog, RecordedAttempt};
+use crate::telemetry::spans::AttemptLog;
 
 /// Changes with their values for this request.
 type Filled<'t> = SmallVec<[FilledChange<'t>; 4]>;
@@ -112,10 +112,9 @@ impl LateFacts {
     fn fill(&self, text: &LateText, headers: &HeaderMap) -> Vec<u8> {
         let tell = |variable| {
             let attempts = self.attempts.as_ref();
-            let told = attempts.map(|log| log.look(|all| told(variable, all)));
-            told.unwrap_or_default()
+            attempts.map(|log| log.tell(variable)).unwrap_or_default()
         };
-        text.fill(headers, || self.time(), tell)
+        text.fill(headers, SentResponse::default(), || self.time(), tell)
     }
 
     fn time(&self) -> ResponseTime {
@@ -194,21 +193,8 @@ impl<'t> Changes<'t> {
             return Ok(Some(Box::new(changes)));
         }
         let path = CanonicalPath::parse(request.uri().path()).map_err(Rejection::Path)?;
-        let facts = TemplateFacts {
-            client: record.client,
-            peer: downstream.arrival.ip,
-            host: &check_framing(request)?,
-            path: &path,
-            target: request.uri(),
-            method: request.method(),
-            headers: request.headers(),
-            route,
-            request_id,
-            scheme: headers::scheme(request.headers(), downstream.peer()),
-            protocol: version_text(request.version()),
-            ports: downstream.arrival.ports,
-            tls: downstream.arrival.tls_facts(),
-        };
+        let host = check_framing(request)?;
+        let facts = facts_of(request, downstream, route, record, &host, &path);
         Ok(Some(Box::new(Changes {
             up: fill(&route.headers_up, &facts)?,
             down: fill(&route.headers_down, &facts)?,
@@ -414,24 +400,31 @@ fn value(text: &HeaderText, facts: &TemplateFacts<'_>) -> Result<Option<FilledVa
         .map(FilledValue::Ready))
 }
 
-/// Writes what a variable says of each attempt.
-fn told(variable: AttemptVariable, attempts: &[RecordedAttempt]) -> String {
-    let one = |attempt: &RecordedAttempt| match variable {
-        AttemptVariable::Address => match attempt.port {
-            Some(port) if attempt.address.contains(':') => format!("[{}]:{port}", attempt.address),
-            Some(port) => format!("{}:{port}", attempt.address),
-            None => format!("unix:{}", attempt.address),
-        },
-        AttemptVariable::Status => attempt
-            .status
-            .map_or("502".to_owned(), |one| one.to_string()),
-        AttemptVariable::Time => {
-            let ended = attempt.ended.unwrap_or(attempt.began);
-            let seconds = ended.saturating_duration_since(attempt.began).as_secs_f64();
-            format!("{seconds:.3}")
-        }
-    };
-    attempts.iter().map(one).collect::<Vec<_>>().join(", ")
+/// The facts for the variables of a route's texts.
+pub(super) fn facts_of<'r, B>(
+    request: &'r Request<B>,
+    downstream: &'r Downstream,
+    route: &'r Route,
+    record: &'r AccessRecord,
+    host: &'r str,
+    path: &'r CanonicalPath<'r>,
+) -> TemplateFacts<'r> {
+    TemplateFacts {
+        client: record.client,
+        peer: downstream.arrival.ip,
+        host,
+        path,
+        target: request.uri(),
+        method: request.method(),
+        headers: request.headers(),
+        route,
+        request_id: record.request_id.as_ref().map_or("", RequestId::as_str),
+        scheme: headers::scheme(request.headers(), downstream.peer()),
+        protocol: version_text(request.version()),
+        ports: downstream.arrival.ports,
+        relay: downstream.arrival.relay,
+        tls: downstream.arrival.tls_facts(),
+    }
 }
 
 fn version_text(version: Version) -> &'static str {

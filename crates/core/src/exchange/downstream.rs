@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use super::headers;
 use crate::certificate::Certificate;
 use crate::request_head::Scheme;
-use crate::route::template::{Ports, TlsFacts};
+use crate::route::template::{Ports, Relay, TlsFacts};
 
 /// How a client has connected.
 #[derive(Clone, Debug)]
@@ -14,6 +14,8 @@ pub struct Arrival {
     /// The peer's address.
     pub ip: IpAddr,
     pub ports: Ports,
+    /// `None` for a connection without a PROXY header.
+    pub relay: Option<Relay>,
     /// `None` for a connection without TLS.
     pub tls: Option<Secured>,
     /// Whether the client speaks plain HTTP on a TLS listener. It gets only an error.
@@ -38,6 +40,7 @@ impl Arrival {
         Arrival {
             ip,
             ports: Ports::default(),
+            relay: None,
             tls: None,
             misplaced: false,
         }

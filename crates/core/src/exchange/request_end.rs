@@ -19,9 +19,10 @@ use crate::telemetry::watched::truncate_path;
 use crate::trace::Begun;
 
 impl AccessRecord {
-    /// Counts the shadow decisions, writes the line of the access log, and makes the spans.
+    /// Counts the shadow decisions, writes the lines of the logs, and makes the spans.
     /// Call it once.
     pub fn write(&mut self) {
+        self.write_named();
         let trace = self.trace.take();
         let mut would_deny = Vec::new();
         let mut shadow_spans = Vec::new();

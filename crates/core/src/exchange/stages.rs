@@ -9,13 +9,14 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use super::Exchange;
 use super::access_record::AccessRecord;
 use super::admit::Admission;
-use super::changes::Changes;
+use super::changes::{Changes, facts_of};
 use super::claims::Tokens;
 use super::downstream::{Arrival, Downstream};
 use super::headers::{self, check_framing};
 use super::key_lookup::KeyLookup;
 use super::limiter::{Limiter, WorkerStore};
 use super::local_reply::LocalReplies;
+use super::named_lines::NamedLines;
 use super::rejection::{Blocked, Rejection};
 use super::request_id;
 use super::reserve::UsageReserve;
@@ -251,6 +252,11 @@ impl Stages {
         x.route = Some(found.route);
         x.record.route = Some(Arc::clone(&found.route.name));
         x.record.route_number = found.route.number;
+        if !found.route.access_logs.is_empty() && !downstream.is_described {
+            x.record.request_id.get_or_insert_with(request_id::made);
+            let facts = facts_of(request, downstream, found.route, &x.record, &host, &path);
+            x.record.named = Some(NamedLines::new(&found.route.access_logs, &facts));
+        }
         if !found.route.access.admits(head.client) {
             return Err(Rejection::AccessDenied);
         }

@@ -15,11 +15,13 @@ use super::{HostPattern, PathPattern, Route};
 use crate::path::CanonicalPath;
 
 pub use body::BodyTemplate;
-use connection::TlsVariable;
-pub use connection::{Ports, TlsFacts};
+pub use connection::{Ports, Relay, TlsFacts};
+use connection::{RelayVariable, TlsVariable};
 pub use error::TemplateError;
 use late::LateVariable;
-pub use late::{AttemptVariable, LateText, ResponseTime};
+pub use late::{AttemptVariable, LateText, ResponseTime, SentResponse};
+pub use line::LineTemplate;
+use words::WORDS;
 
 /// Bytes of a template's own text, at most.
 pub const MAX_TEXT: usize = 4096;
@@ -67,6 +69,7 @@ pub(super) enum Variable {
     PeerPort,
     /// The port of the proxy that the client has connected to.
     Port,
+    Relay(RelayVariable),
     Tls(TlsVariable),
     Late(LateVariable),
     /// All lines of a header, joined.
@@ -95,6 +98,8 @@ pub struct TemplateFacts<'r> {
     pub scheme: &'r str,
     pub protocol: &'r str,
     pub ports: Ports,
+    /// `None` for a connection without a PROXY header.
+    pub relay: Option<Relay>,
     /// `None` for a connection without TLS.
     pub tls: Option<TlsFacts<'r>>,
 }
@@ -124,54 +129,17 @@ enum UrlPart {
     Query,
 }
 
-/// Variables without a `:NAME`.
-const WORDS: [(&str, Variable); 33] = [
-    ("client_ip", Variable::ClientIp),
-    ("peer_ip", Variable::PeerIp),
-    ("host", Variable::Host),
-    ("path", Variable::Path),
-    ("rest", Variable::Rest),
-    ("uri", Variable::Uri),
-    ("query", Variable::Query),
-    ("method", Variable::Method),
-    ("route", Variable::Route),
-    ("request_id", Variable::RequestId),
-    ("scheme", Variable::Scheme),
-    ("request_port", Variable::AskedPort),
-    ("is_request_port", Variable::IsAskedPort),
-    ("protocol", Variable::Protocol),
-    ("http2", Variable::Http2),
-    ("peer_port", Variable::PeerPort),
-    ("port", Variable::Port),
-    ("tls_on", Variable::Tls(TlsVariable::On)),
-    ("tls_version", Variable::Tls(TlsVariable::Version)),
-    ("tls_cipher", Variable::Tls(TlsVariable::Cipher)),
-    ("tls_server_name", Variable::Tls(TlsVariable::ServerName)),
-    ("tls_resumed", Variable::Tls(TlsVariable::Resumed)),
-    ("tls_verified", Variable::Tls(TlsVariable::Verified)),
-    ("tls_subject", Variable::Tls(TlsVariable::Subject)),
-    ("tls_issuer", Variable::Tls(TlsVariable::Issuer)),
-    ("tls_serial", Variable::Tls(TlsVariable::Serial)),
-    ("tls_fingerprint", Variable::Tls(TlsVariable::Fingerprint)),
-    ("tls_cert", Variable::Tls(TlsVariable::Certificate)),
-    ("upstream_addr", LateVariable::ADDRESS),
-    ("upstream_status", LateVariable::STATUS),
-    ("upstream_time", LateVariable::TIME),
-    ("request_time", Variable::Late(LateVariable::RequestTime)),
-    ("unix_time", Variable::Late(LateVariable::UnixTime)),
-];
-
 impl Template {
     /// Reads `text {variable} text`; `{{` and `}}` are braces.
     pub fn parse(text: &str) -> Result<Template, TemplateError> {
         if text.chars().any(char::is_control) {
             return Err(TemplateError::Control);
         }
-        Template::parse_lines(text)
+        Template::parse_with(text, &[])
     }
 
-    /// Does the same for a text that may have several lines.
-    fn parse_lines(text: &str) -> Result<Template, TemplateError> {
+    /// Does the same for a text that may have several lines, and more variables.
+    fn parse_with(text: &str, more: &[(&str, Variable)]) -> Result<Template, TemplateError> {
         if text.len() > MAX_TEXT {
             return Err(TemplateError::TooLong);
         }
@@ -192,7 +160,7 @@ impl Template {
             }
             let (name, rest) = rest.split_once('}').ok_or(TemplateError::Open)?;
             push_text(&mut pieces, &mut plain);
-            pieces.push(TemplatePiece::Variable(variable(name)?));
+            pieces.push(TemplatePiece::Variable(variable(name, more)?));
             left = rest;
         }
         plain.push_str(left);
@@ -338,6 +306,7 @@ impl Variable {
             Self::Http2 => push(out, facts.tls.map_or("h2c", |_| "h2")),
             Self::PeerPort => push_port(out, facts.ports.peer),
             Self::Port => push_port(out, facts.ports.local),
+            Self::Relay(variable) => variable.write(out, facts),
             Self::Tls(variable) => variable.write(out, facts.tls),
             // They have no value yet.
             Self::Late(_) => {}
@@ -454,8 +423,10 @@ fn push_text(pieces: &mut Vec<TemplatePiece>, plain: &mut String) {
     }
 }
 
-fn variable(name: &str) -> Result<Variable, TemplateError> {
-    if let Some((_, variable)) = WORDS.iter().find(|(word, _)| *word == name) {
+/// Finds a variable by its name, also among `more` words.
+fn variable(name: &str, more: &[(&str, Variable)]) -> Result<Variable, TemplateError> {
+    let mut words = WORDS.iter().chain(more);
+    if let Some((_, variable)) = words.find(|(word, _)| *word == name) {
         return Ok(variable.clone());
     }
     let Some((kind, inner)) = name.split_once(':') else {
@@ -487,7 +458,10 @@ fn variable(name: &str) -> Result<Variable, TemplateError> {
 mod body;
 mod connection;
 mod error;
+mod escape;
 mod late;
+mod line;
+mod words;
 
 #[cfg(test)]
 mod fill_tests;

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::FileId;
@@ -31,35 +31,104 @@ const BUFFER_BYTES: usize = 16 << 10;
 /// How often the decisions of limits in shadow mode are logged.
 const SHADOW_PERIOD: Duration = Duration::from_secs(60);
 
-/// The log of the process. Dropping the last handle writes the lines that wait.
+/// The settings of the log, and the places of the named logs beside it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AccessLogSettings {
+    pub target: LogTarget,
+    pub format: LogFormat,
+    pub sample_allowed: f64,
+    pub named: Vec<LogTarget>,
+}
+
+/// The logs of the process. Dropping the last handle writes the lines that wait.
 #[derive(Debug)]
 pub struct AccessLog {
-    target: LogTarget,
-    file: Option<FileId>,
-    format: LogFormat,
-    sample_allowed: f64,
-    writer: Option<WriterThread<Vec<u8>>>,
-    dropped: Arc<AtomicU64>,
+    settings: AccessLogSettings,
+    main: LogOutput,
+    named: Vec<LogOutput>,
     shadow: ShadowSummary,
 }
 
+/// The place of a log, and its writer; `None` for a log that is off.
+#[derive(Debug, Default)]
+struct LogOutput {
+    file: Option<FileId>,
+    writer: Option<WriterThread<Vec<u8>>>,
+    dropped: Arc<AtomicU64>,
+}
+
 impl AccessLog {
-    /// Opens `target` and starts its writer. A log that is off ignores its lines.
-    pub fn open(target: &LogTarget, format: LogFormat, sample_allowed: f64) -> io::Result<Self> {
-        let mut log = AccessLog {
-            target: target.clone(),
-            file: None,
-            format,
-            sample_allowed,
-            writer: None,
-            dropped: Arc::default(),
+    pub fn off() -> AccessLog {
+        AccessLog {
+            settings: AccessLogSettings {
+                target: LogTarget::Off,
+                format: LogFormat::Json,
+                sample_allowed: 0.0,
+                named: Vec::new(),
+            },
+            main: LogOutput::default(),
+            named: Vec::new(),
             shadow: ShadowSummary::default(),
-        };
-        if let Some(out) = super::open(target)? {
-            log.file = FileId::find(target);
-            log.write_to(out)?;
         }
-        Ok(log)
+    }
+
+    /// Opens the logs and starts their writers. A log that is off ignores its lines. Fails with the
+    /// log that cannot be opened.
+    pub fn open(settings: AccessLogSettings) -> Result<Self, AccessLogError> {
+        let open = |target: &LogTarget| {
+            LogOutput::open(target).map_err(|error| AccessLogError {
+                target: target.clone(),
+                error,
+            })
+        };
+        Ok(AccessLog {
+            main: open(&settings.target)?,
+            named: settings.named.iter().map(open).collect::<Result<_, _>>()?,
+            settings,
+            shadow: ShadowSummary::default(),
+        })
+    }
+
+    /// Whether logs with these settings would be the same. They are not if a file was moved away.
+    pub fn is_still(&self, settings: &AccessLogSettings) -> bool {
+        let outputs = std::iter::once(&self.main).chain(&self.named);
+        let targets = std::iter::once(&settings.target).chain(&settings.named);
+        self.settings == *settings
+            && outputs
+                .map(|output| output.file)
+                .eq(targets.map(FileId::find))
+    }
+
+    pub fn dropped(&self) -> u64 {
+        let outputs = std::iter::once(&self.main).chain(&self.named);
+        outputs.map(|one| one.dropped.load(Ordering::Relaxed)).sum()
+    }
+
+    pub fn buffer(self: &Arc<Self>) -> Buffer {
+        Buffer(Arc::new(WorkerBuffer {
+            log: Arc::clone(self),
+            sampled: AtomicU64::new(0),
+            bytes: Mutex::new(Vec::new()),
+            named: self.named.iter().map(|_| Mutex::default()).collect(),
+        }))
+    }
+}
+
+/// A log that cannot be opened.
+#[derive(Debug)]
+pub struct AccessLogError {
+    pub target: LogTarget,
+    pub error: io::Error,
+}
+
+impl LogOutput {
+    fn open(target: &LogTarget) -> io::Result<LogOutput> {
+        let mut output = LogOutput::default();
+        if let Some(out) = super::open(target)? {
+            output.file = FileId::find(target);
+            output.write_to(out)?;
+        }
+        Ok(output)
     }
 
     fn write_to(&mut self, out: Box<dyn Write + Send>) -> io::Result<()> {
@@ -71,22 +140,17 @@ impl AccessLog {
         Ok(())
     }
 
-    /// Whether a log with these settings would be the same. It is not if its file was moved away.
-    pub fn is_still(&self, target: &LogTarget, format: LogFormat, sample_allowed: f64) -> bool {
-        let same = (&self.target, self.format, self.sample_allowed);
-        same == (target, format, sample_allowed) && self.file == FileId::find(target)
-    }
-
-    pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
-    }
-
-    pub fn buffer(self: &Arc<Self>) -> Buffer {
-        Buffer(Arc::new(WorkerBuffer {
-            log: Arc::clone(self),
-            sampled: AtomicU64::new(0),
-            bytes: Mutex::new(Vec::new()),
-        }))
+    /// Takes the bytes of a buffer if they are so many.
+    fn send_from(&self, bytes: &mut Vec<u8>, least: usize) {
+        if bytes.len() < least.max(1) {
+            return;
+        }
+        // One allocation, instead of one each time that the next buffer grows.
+        let next = match least {
+            BUFFER_BYTES => Vec::with_capacity(BUFFER_BYTES + (BUFFER_BYTES >> 2)),
+            _ => Vec::new(),
+        };
+        self.send(std::mem::replace(bytes, next));
     }
 
     fn send(&self, bytes: Vec<u8>) {
@@ -110,6 +174,19 @@ struct WorkerBuffer {
     log: Arc<AccessLog>,
     sampled: AtomicU64,
     bytes: Mutex<Vec<u8>>,
+    /// Those of the named logs.
+    named: Vec<Mutex<Vec<u8>>>,
+}
+
+impl WorkerBuffer {
+    /// Sends the lines of all logs to their writers.
+    fn send_all(&self) {
+        let outputs = std::iter::once(&self.log.main).chain(&self.log.named);
+        let buffers = std::iter::once(&self.bytes).chain(&self.named);
+        for (output, bytes) in outputs.zip(buffers) {
+            output.send_from(&mut lock(bytes), 1);
+        }
+    }
 }
 
 impl Buffer {
@@ -123,7 +200,7 @@ impl Buffer {
     }
 
     pub fn is_off(&self) -> bool {
-        self.0.log.writer.is_none()
+        self.0.log.main.writer.is_none()
     }
 
     /// Whether a request with this outcome gets a line. Of the allowed requests of a worker every
@@ -132,7 +209,7 @@ impl Buffer {
         if self.is_off() {
             return false;
         }
-        let share = self.0.log.sample_allowed;
+        let share = self.0.log.settings.sample_allowed;
         match outcome {
             Outcome::Denied | Outcome::Rejected => true,
             Outcome::Allowed | Outcome::Unlimited if share <= 0.0 => false,
@@ -145,16 +222,23 @@ impl Buffer {
     }
 
     pub fn record(&self, entry: &AccessEntry<'_>) {
-        let mut bytes = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.0.log.format {
+        let mut bytes = lock(&self.0.bytes);
+        match self.0.log.settings.format {
             LogFormat::Text => text(&mut bytes, entry),
             LogFormat::Json => json_line(&mut bytes, entry),
             LogFormat::Combined => combined(&mut bytes, entry),
         }
-        if bytes.len() >= BUFFER_BYTES {
-            // One allocation, instead of one each time that the next buffer grows.
-            let next = Vec::with_capacity(BUFFER_BYTES + (BUFFER_BYTES >> 2));
-            self.0.log.send(std::mem::replace(&mut *bytes, next));
+        self.0.log.main.send_from(&mut bytes, BUFFER_BYTES);
+    }
+
+    /// Adds a line to the named log with this place.
+    pub fn record_named(&self, place: usize, line: &[u8]) {
+        let (buffers, outputs) = (&self.0.named, &self.0.log.named);
+        if let (Some(bytes), Some(output)) = (buffers.get(place), outputs.get(place)) {
+            let mut bytes = lock(bytes);
+            bytes.extend_from_slice(line);
+            bytes.push(b'\n');
+            output.send_from(&mut bytes, BUFFER_BYTES);
         }
     }
 
@@ -166,20 +250,18 @@ impl Buffer {
     /// Sends the lines that wait. The worker calls this from time to time, and at its end.
     pub fn flush(&self) {
         self.shadow().log_if_due(clock::now());
-        let mut bytes = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        if !bytes.is_empty() {
-            self.0.log.send(std::mem::take(&mut *bytes));
-        }
+        self.0.send_all();
     }
 }
 
 impl Drop for WorkerBuffer {
     fn drop(&mut self) {
-        let bytes = self.bytes.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !bytes.is_empty() {
-            self.log.send(std::mem::take(bytes));
-        }
+        self.send_all();
     }
+}
+
+fn lock(bytes: &Mutex<Vec<u8>>) -> MutexGuard<'_, Vec<u8>> {
+    bytes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Denials that limits in shadow mode and candidates would have made, logged once a minute:

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use crate::clock;
 use crate::config::ServerAddress;
+use crate::route::template::AttemptVariable;
 use crate::trace::{SpanId, TraceContext};
 
 /// One part of the work on a request.
@@ -192,6 +193,18 @@ pub struct RecordedAttempt {
     pub ended: Option<Instant>,
     pub status: Option<u16>,
     pub error: Option<&'static str>,
+    pub bytes: AttemptBytes,
+}
+
+/// Bytes of one attempt.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttemptBytes {
+    /// With the head of the request; `None` with HTTP/2.
+    pub sent: Option<u64>,
+    /// With the head of the response; `None` with HTTP/2.
+    pub received: Option<u64>,
+    /// Of the response's body.
+    pub body: u64,
 }
 
 impl AttemptLog {
@@ -207,9 +220,9 @@ impl AttemptLog {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Calls `look` with the attempts so far.
-    pub fn look<R>(&self, look: impl FnOnce(&[RecordedAttempt]) -> R) -> R {
-        look(&self.lock())
+    /// Tells what a variable says of the attempts so far.
+    pub fn tell(&self, variable: AttemptVariable) -> String {
+        told(variable, &self.lock())
     }
 
     /// Records the start of an attempt. Returns its trace context if the request is traced. An
@@ -235,8 +248,16 @@ impl AttemptLog {
             ended: None,
             status: None,
             error: None,
+            bytes: AttemptBytes::default(),
         });
         Some(self.parent?.with(span))
+    }
+
+    /// Records the bytes of the last attempt so far.
+    pub fn note_bytes(&self, bytes: AttemptBytes) {
+        if let Some(last) = self.lock().last_mut() {
+            last.bytes = bytes;
+        }
     }
 
     /// Records the end of the last attempt: a status or the label of an error.
@@ -251,6 +272,30 @@ impl AttemptLog {
     fn lock(&self) -> MutexGuard<'_, Vec<RecordedAttempt>> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Writes what a variable says of each attempt.
+fn told(variable: AttemptVariable, attempts: &[RecordedAttempt]) -> String {
+    let bytes = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
+    let one = |attempt: &RecordedAttempt| match variable {
+        AttemptVariable::BytesSent => bytes(attempt.bytes.sent),
+        AttemptVariable::BytesReceived => bytes(attempt.bytes.received),
+        AttemptVariable::BodyBytes => bytes(Some(attempt.bytes.body)),
+        AttemptVariable::Address => match attempt.port {
+            Some(port) if attempt.address.contains(':') => format!("[{}]:{port}", attempt.address),
+            Some(port) => format!("{}:{port}", attempt.address),
+            None => format!("unix:{}", attempt.address),
+        },
+        AttemptVariable::Status => attempt
+            .status
+            .map_or("502".to_owned(), |one| one.to_string()),
+        AttemptVariable::Time => {
+            let ended = attempt.ended.unwrap_or(attempt.began);
+            let seconds = ended.saturating_duration_since(attempt.began).as_secs_f64();
+            format!("{seconds:.3}")
+        }
+    };
+    attempts.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -29,7 +29,8 @@ const TRANSLATED: &str = "\
     client_body_timeout keepalive_timeout large_client_header_buffers set_real_ip_from \
     real_ip_header real_ip_recursive allow deny auth_basic auth_request auth_jwt \
     access_by_lua_block modsecurity SecRulesEnabled app_protect_enable wallarm_mode max_headers \
-    worker_shutdown_timeout default_type fastcgi_pass uwsgi_pass scgi_pass memcached_pass \
+    worker_shutdown_timeout access_log log_format \
+    default_type fastcgi_pass uwsgi_pass scgi_pass memcached_pass \
     content_by_lua_block stub_status autoindex dav_methods limit_rate limit_rate_after \
     proxy_limit_rate proxy_redirect proxy_cookie_path proxy_method \
     proxy_pass_request_headers proxy_pass_request_body \
@@ -53,9 +54,7 @@ variables_hash_bucket_size proxy_headers_hash_max_size | tables fit by themselve
 proxy_headers_hash_bucket_size | tables fit by themselves
 charset | what upstreams say is passed on
 server_tokens | tidegate does not say what it is
-access_log | `access` of [log]
 error_log | standard error, for the journal
-log_format | `format` of [log]
 open_log_file_cache | logs are kept open
 limit_req_log_level limit_conn_log_level | the access log has every denial
 http2 | HTTP/2 is spoken by itself

@@ -7,7 +7,7 @@ use super::precedence::{LocationKind, parse_location};
 use super::scope::{BlockScope, LocationPath};
 use super::syntax::Directive;
 use super::upstreams::ProxyPass;
-use crate::draft::{Draft, ErrorPageDraft, TargetDraft, free_name};
+use crate::draft::{Draft, TargetDraft};
 use crate::values::{TomlEntries, quote, quote_list};
 
 /// Adds the pages that hold in a scope. Returns their names.
@@ -18,26 +18,11 @@ pub(super) fn add_pages(scope: &BlockScope<'_>, draft: &mut Draft) -> Vec<String
     let mut names = Vec::new();
     for one in pages {
         match translate(one, scope, intercepts, draft) {
-            Ok(entries) => names.push(add_page(one, entries, draft)),
+            Ok(entries) => names.push(one.add_section(&mut draft.error_pages, "page", entries)),
             Err(why) => one.lost(why),
         }
     }
     names
-}
-
-/// Adds a page unless there is an equal one. Returns its name.
-fn add_page(one: &Directive, entries: TomlEntries, draft: &mut Draft) -> String {
-    let pages = &mut draft.error_pages;
-    if let Some(known) = pages.iter().find(|page| page.entries == entries) {
-        return known.name.clone();
-    }
-    let name = free_name("page", pages.iter().map(|page| &page.name));
-    pages.push(ErrorPageDraft {
-        name: name.clone(),
-        source: one.source(),
-        entries,
-    });
-    name
 }
 
 /// The status of the response, as `error_page` writes it.

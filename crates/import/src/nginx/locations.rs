@@ -1,5 +1,6 @@
 //! Translates the locations of a server to routes.
 
+use super::access_logs;
 use super::actions;
 use super::conditions::{ConditionScope, ServerTls};
 use super::directives::{self, AddressRules};
@@ -253,6 +254,7 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
         entries.add_table("access", &fields);
     }
     let error_pages = error_pages::add_pages(last_scope, draft);
+    let access_logs = access_logs::add_logs(last_scope, draft);
     // nginx does not limit what it answers by itself.
     let mut limits = Vec::new();
     if passes {
@@ -264,6 +266,7 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
     RouteDraft {
         limits,
         error_pages,
+        access_logs,
         entries,
         ..RouteDraft::new(scope.block().source(), target)
     }

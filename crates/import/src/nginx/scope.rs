@@ -93,6 +93,16 @@ impl<'d> BlockScope<'d> {
         self.last_arg(name) == Some("on")
     }
 
+    /// Whether connections begin with a PROXY header that does not name the client.
+    pub(super) fn ignores_proxy_header(&self) -> bool {
+        let server = self.server();
+        let has_header = server.is_some_and(|server| {
+            let mut listens = server.named("listen");
+            listens.any(|one| one.has_arg("proxy_protocol"))
+        });
+        has_header && self.last_arg("real_ip_header") != Some("proxy_protocol")
+    }
+
     /// Returns the first name of the server, which nginx calls `$server_name`.
     pub(super) fn server_name(&self) -> &'d str {
         let names = self.inherited("server_name");

@@ -5,8 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use crate::draft::{Grade, Notes, TargetDraft};
+use crate::draft::{Grade, Notes, SectionDraft, TargetDraft, free_name};
 use crate::files::{self, ImportError, SourceEntry, SourceLine};
+use crate::values::TomlEntries;
 
 /// Blocks and included files around a directive, at most. Each is a call on the stack.
 const MAX_DEPTH: usize = 32;
@@ -79,6 +80,26 @@ impl Directive {
     pub(super) fn needless(&self, why: impl Into<String>) {
         self.notes
             .add(Grade::Needless, &self.place, &self.line(), why);
+    }
+
+    /// Adds the section of this directive unless there is an equal one. Returns its name, which
+    /// begins with `base`.
+    pub(super) fn add_section(
+        &self,
+        list: &mut Vec<SectionDraft>,
+        base: &str,
+        entries: TomlEntries,
+    ) -> String {
+        if let Some(known) = list.iter().find(|known| known.entries == entries) {
+            return known.name.clone();
+        }
+        let name = free_name(base, list.iter().map(|known| &known.name));
+        list.push(SectionDraft {
+            name: name.clone(),
+            source: self.source(),
+            entries,
+        });
+        name
     }
 
     /// Returns the target of a route that this directive closes.

@@ -74,7 +74,41 @@ pub(super) fn translate_template(text: &str) -> Result<String, String> {
 pub(super) fn translate_value(text: &str, scope: &BlockScope<'_>) -> Result<String, String> {
     let text = expand_constants(text, scope);
     translate_parts(&text, |name| {
-        scope.group(name).or_else(|| translate_variable(name))
+        scope.group(name).or_else(|| translate_scoped(name, scope))
+    })
+}
+
+/// Translates a variable whose meaning depends on directives of its scope.
+fn translate_scoped(name: &str, scope: &BlockScope<'_>) -> Option<String> {
+    // nginx takes the client from a PROXY header only where it is told to.
+    let name = match name {
+        "remote_addr" | "remote_port" if scope.ignores_proxy_header() => {
+            format!("realip_{name}")
+        }
+        name => name.to_owned(),
+    };
+    translate_variable(&name)
+}
+
+/// Does the same for the line of a log, which tells more of a response.
+pub(super) fn translate_line(text: &str, scope: &BlockScope<'_>) -> Result<String, String> {
+    let text = expand_constants(text, scope);
+    translate_parts(&text, |name| {
+        let ours = match name {
+            "status" => "{status}",
+            "bytes_sent" => "{bytes_sent}",
+            "body_bytes_sent" => "{body_bytes_sent}",
+            "time_local" => "{common_time}",
+            "time_iso8601" => "{time}",
+            "request" => "{method} {uri} {protocol}",
+            // No password is asked for here.
+            "remote_user" => "-",
+            "upstream_bytes_sent" => "{upstream_bytes_sent}",
+            "upstream_bytes_received" => "{upstream_bytes_received}",
+            "upstream_response_length" => "{upstream_body_bytes}",
+            _ => return translate_scoped(name, scope),
+        };
+        Some(ours.to_owned())
     })
 }
 
@@ -102,7 +136,7 @@ fn escape_text(text: &str) -> String {
 fn translate_variable(name: &str) -> Option<String> {
     let ours = match name {
         "remote_addr" | "binary_remote_addr" => "{client_ip}",
-        "realip_remote_addr" => "{peer_ip}",
+        "realip_remote_addr" => "{connection_ip}",
         "host" | "http_host" => "{host}",
         "scheme" => "{scheme}",
         "request_uri" => "{uri}",
@@ -115,8 +149,12 @@ fn translate_variable(name: &str) -> Option<String> {
         "request_time" => "{request_time}",
         "msec" => "{unix_time}",
         "server_protocol" => "{protocol}",
-        "proxy_protocol_addr" => "{peer_ip}",
-        "remote_port" | "realip_remote_port" | "proxy_protocol_port" => "{peer_port}",
+        "realip_remote_port" => "{connection_port}",
+        "remote_port" => "{peer_port}",
+        "proxy_protocol_addr" => "{proxy_header_ip}",
+        "proxy_protocol_port" => "{proxy_header_port}",
+        "proxy_protocol_server_addr" => "{proxy_header_server_ip}",
+        "proxy_protocol_server_port" => "{proxy_header_server_port}",
         "content_type" => "{header:content-type}",
         "content_length" => "{header:content-length}",
         "server_port" => "{port}",

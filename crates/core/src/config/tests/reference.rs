@@ -82,12 +82,13 @@ fn shown() -> BTreeSet<(String, String)> {
         if line.starts_with('[') {
             let name = line.trim_matches(['[', ']']);
             section = match name.split_once('.') {
-                Some((kind @ ("limit" | "upstream" | "usage" | "error_page"), name)) => {
-                    match name.split_once('.') {
-                        Some((_, inner)) => format!("{kind}.NAME.{inner}"),
-                        None => format!("{kind}.NAME"),
-                    }
-                }
+                Some((
+                    kind @ ("limit" | "upstream" | "usage" | "error_page" | "access_log"),
+                    name,
+                )) => match name.split_once('.') {
+                    Some((_, inner)) => format!("{kind}.NAME.{inner}"),
+                    None => format!("{kind}.NAME"),
+                },
                 _ => name.to_owned(),
             };
             continue;
@@ -160,6 +161,7 @@ fn known(asked: &DeclaredSettings) -> BTreeSet<(String, String)> {
             "descriptor",
             "usage",
             "error_page",
+            "access_log",
             "status",
             "ledger",
         ])

@@ -2,7 +2,7 @@
 
 use http::HeaderValue;
 
-use super::late::Escape;
+use super::escape::Escape;
 use super::{LateText, Template, TemplateError, TemplateFacts, TooLong, Variable};
 
 /// The body of a response of the proxy.
@@ -19,7 +19,7 @@ impl BodyTemplate {
             return Err(TemplateError::Control);
         }
         Ok(BodyTemplate {
-            template: Template::parse_lines(text)?,
+            template: Template::parse_with(text, &[])?,
             escape: Escape::None,
         })
     }
@@ -56,6 +56,6 @@ impl BodyTemplate {
 
     /// Fills in the variables of the request. Those of the response are left.
     pub fn fill(&self, facts: &TemplateFacts<'_>) -> Result<LateText, TooLong> {
-        self.template.fill_escaped(facts, self.escape)
+        self.template.fill_escaped(facts, self.escape).bounded()
     }
 }

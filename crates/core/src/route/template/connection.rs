@@ -1,11 +1,12 @@
 //! Variables of the client's connection: its ports and its TLS session.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::push;
+use super::{TemplateFacts, push, push_port};
 use crate::certificate::Certificate;
 
 /// Characters of a line of a certificate in PEM (RFC 7468 section 2).
@@ -18,6 +19,48 @@ pub struct Ports {
     pub peer: u16,
     /// The port of the proxy.
     pub local: u16,
+}
+
+/// What a PROXY header tells, beside the address of the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Relay {
+    /// The address that the client has connected to.
+    pub server: SocketAddr,
+    /// The peer that sent the header.
+    pub sender: SocketAddr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::route) enum RelayVariable {
+    ClientIp,
+    ClientPort,
+    ServerIp,
+    ServerPort,
+    /// That of the connection, also without a header.
+    SenderIp,
+    /// That of the connection, also without a header.
+    SenderPort,
+}
+
+impl RelayVariable {
+    pub(super) fn write(self, out: &mut Vec<u8>, facts: &TemplateFacts<'_>) {
+        let client = SocketAddr::new(facts.peer, facts.ports.peer);
+        let address = match (self, facts.relay) {
+            (Self::SenderIp | Self::SenderPort, None) => client,
+            (_, None) => return,
+            (Self::ClientIp | Self::ClientPort, Some(_)) => client,
+            (Self::ServerIp | Self::ServerPort, Some(relay)) => relay.server,
+            (Self::SenderIp | Self::SenderPort, Some(relay)) => relay.sender,
+        };
+        match self {
+            Self::ClientIp | Self::ServerIp | Self::SenderIp => {
+                push(out, &address.ip().to_canonical().to_string());
+            }
+            Self::ClientPort | Self::ServerPort | Self::SenderPort => {
+                push_port(out, address.port());
+            }
+        }
+    }
 }
 
 /// The facts of a TLS session.

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{MAX_TEXT, MAX_VARIABLES, WORDS};
+use super::words::WORDS;
+use super::{MAX_TEXT, MAX_VARIABLES};
 
 /// A text that is not a template. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]

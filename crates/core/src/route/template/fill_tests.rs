@@ -41,6 +41,7 @@ fn facts<T>(
             peer: 40_000,
             local: 0,
         },
+        relay: None,
         tls: Some(TlsFacts {
             version: "TLSv1.3",
             server_name: "a.example",

@@ -5,9 +5,11 @@ use std::time::Duration;
 use http::header::SET_COOKIE;
 use http::{HeaderMap, HeaderName};
 
+use super::escape::Escape;
 use super::{
     MAX_VALUE, Template, TemplateFacts, TemplatePiece, TooLong, Variable, push, push_header,
 };
+use crate::stamp;
 
 /// A variable that has a value only when the response is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +23,19 @@ pub(in crate::route) enum LateVariable {
     Header(HeaderName),
     /// The value of a cookie that the response sets.
     Cookie(Box<str>),
+    Line(LineVariable),
+}
+
+/// A variable that has a value only when the response has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::route) enum LineVariable {
+    Status,
+    BytesSent,
+    BodyBytesSent,
+    /// Such as `2026-11-20T22:37:06.123Z`.
+    Time,
+    /// Such as `20/Nov/2026:22:37:06 +0000`.
+    CommonTime,
 }
 
 /// What is told of the attempts to send the request. Several are separated by `, `, as in nginx.
@@ -31,6 +46,18 @@ pub enum AttemptVariable {
     Status,
     /// Seconds until the head of the response, such as `0.012`.
     Time,
+    BytesSent,
+    BytesReceived,
+    BodyBytes,
+}
+
+/// What only the line of a log tells of a response.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SentResponse {
+    pub status: u16,
+    /// With the head.
+    pub bytes: u64,
+    pub body_bytes: u64,
 }
 
 /// The time at which a value is filled in.
@@ -49,13 +76,6 @@ pub struct LateText {
     escape: Escape,
 }
 
-/// How values are written, so that no client can put a script into the page of another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Escape {
-    None,
-    Html,
-}
-
 #[derive(Clone, Debug)]
 enum LatePiece {
     Bytes(Vec<u8>),
@@ -68,6 +88,35 @@ impl LateVariable {
     pub(super) const STATUS: Variable =
         Variable::Late(LateVariable::Attempts(AttemptVariable::Status));
     pub(super) const TIME: Variable = Variable::Late(LateVariable::Attempts(AttemptVariable::Time));
+    pub(super) const BYTES_SENT: Variable =
+        Variable::Late(LateVariable::Attempts(AttemptVariable::BytesSent));
+    pub(super) const BYTES_RECEIVED: Variable =
+        Variable::Late(LateVariable::Attempts(AttemptVariable::BytesReceived));
+    pub(super) const BODY_BYTES: Variable =
+        Variable::Late(LateVariable::Attempts(AttemptVariable::BodyBytes));
+}
+
+impl LineVariable {
+    pub(super) const STATUS: Variable = LineVariable::Status.variable();
+    pub(super) const BYTES_SENT: Variable = LineVariable::BytesSent.variable();
+    pub(super) const BODY_BYTES_SENT: Variable = LineVariable::BodyBytesSent.variable();
+    pub(super) const TIME: Variable = LineVariable::Time.variable();
+    pub(super) const COMMON_TIME: Variable = LineVariable::CommonTime.variable();
+
+    const fn variable(self) -> Variable {
+        Variable::Late(LateVariable::Line(self))
+    }
+
+    fn write(self, out: &mut Vec<u8>, sent: SentResponse, time: ResponseTime) {
+        let unix_us = || u64::try_from(time.unix.as_micros()).unwrap_or(u64::MAX);
+        match self {
+            Self::Status => push(out, &sent.status.to_string()),
+            Self::BytesSent => push(out, &sent.bytes.to_string()),
+            Self::BodyBytesSent => push(out, &sent.body_bytes.to_string()),
+            Self::Time => out.extend_from_slice(&stamp::rfc3339_bytes(unix_us())),
+            Self::CommonTime => out.extend_from_slice(&stamp::common(unix_us())),
+        }
+    }
 }
 
 impl Template {
@@ -79,42 +128,50 @@ impl Template {
 
     /// Fills in the variables of the request.
     pub fn fill_late(&self, facts: &TemplateFacts<'_>) -> Result<LateText, TooLong> {
-        self.fill_escaped(facts, Escape::None)
+        self.fill_escaped(facts, Escape::None).bounded()
     }
 
-    pub(super) fn fill_escaped(
-        &self,
-        facts: &TemplateFacts<'_>,
-        escape: Escape,
-    ) -> Result<LateText, TooLong> {
-        let mut pieces = Vec::with_capacity(self.pieces.len());
-        let mut length = 0;
-        let mut value = Vec::new();
-        for piece in &self.pieces {
-            let mut bytes = Vec::new();
-            match piece {
-                TemplatePiece::Text(text) => bytes.extend_from_slice(text.as_bytes()),
-                TemplatePiece::Variable(Variable::Late(variable)) => {
-                    pieces.push(LatePiece::Late(variable.clone()));
-                    continue;
-                }
-                TemplatePiece::Variable(variable) => {
-                    value.clear();
-                    variable.write(&mut value, facts);
-                    escape.push(&mut bytes, &value);
-                }
+    pub(super) fn fill_escaped(&self, facts: &TemplateFacts<'_>, escape: Escape) -> LateText {
+        let pieces = self.pieces.iter().map(|piece| match piece {
+            TemplatePiece::Text(own) => LatePiece::Bytes(own.as_bytes().into()),
+            TemplatePiece::Variable(Variable::Late(variable)) => LatePiece::Late(variable.clone()),
+            TemplatePiece::Variable(variable) => {
+                let mut bytes = Vec::new();
+                variable.write(&mut bytes, facts);
+                escape.apply(&mut bytes, 0);
+                LatePiece::Bytes(bytes)
             }
-            length += bytes.len();
-            if length > MAX_VALUE {
-                return Err(TooLong);
-            }
-            pieces.push(LatePiece::Bytes(bytes));
+        });
+        LateText {
+            pieces: pieces.collect(),
+            escape,
         }
-        Ok(LateText { pieces, escape })
     }
 }
 
 impl LateText {
+    /// The same text if it has at most [`MAX_VALUE`] bytes until now.
+    pub(super) fn bounded(self) -> Result<LateText, TooLong> {
+        let lengths = self.pieces.iter().map(|piece| match piece {
+            LatePiece::Bytes(bytes) => bytes.len(),
+            LatePiece::Late(_) => 0,
+        });
+        match lengths.sum::<usize>() {
+            0..=MAX_VALUE => Ok(self),
+            _ => Err(TooLong),
+        }
+    }
+
+    pub fn tells_headers(&self) -> bool {
+        let tells = |piece: &LatePiece| {
+            let LatePiece::Late(variable) = piece else {
+                return false;
+            };
+            matches!(variable, LateVariable::Header(_) | LateVariable::Cookie(_))
+        };
+        self.pieces.iter().any(tells)
+    }
+
     pub fn tells_attempts(&self) -> bool {
         let tells = |piece: &LatePiece| matches!(piece, LatePiece::Late(LateVariable::Attempts(_)));
         self.pieces.iter().any(tells)
@@ -124,11 +181,11 @@ impl LateText {
     pub fn fill(
         &self,
         headers: &HeaderMap,
+        sent: SentResponse,
         time: impl Fn() -> ResponseTime,
         attempts: impl Fn(AttemptVariable) -> String,
     ) -> Vec<u8> {
         let mut text = Vec::new();
-        let mut value = Vec::new();
         for piece in &self.pieces {
             let variable = match piece {
                 LatePiece::Bytes(bytes) => {
@@ -137,32 +194,18 @@ impl LateText {
                 }
                 LatePiece::Late(variable) => variable,
             };
-            value.clear();
+            let start = text.len();
             match variable {
-                LateVariable::Attempts(variable) => push(&mut value, &attempts(*variable)),
-                LateVariable::RequestTime => push_seconds(&mut value, time().took),
-                LateVariable::UnixTime => push_seconds(&mut value, time().unix),
-                LateVariable::Header(name) => push_header(&mut value, headers, name),
-                LateVariable::Cookie(name) => value.extend_from_slice(set_cookie(headers, name)),
+                LateVariable::Attempts(variable) => push(&mut text, &attempts(*variable)),
+                LateVariable::RequestTime => push_seconds(&mut text, time().took),
+                LateVariable::UnixTime => push_seconds(&mut text, time().unix),
+                LateVariable::Header(name) => push_header(&mut text, headers, name),
+                LateVariable::Cookie(name) => text.extend_from_slice(set_cookie(headers, name)),
+                LateVariable::Line(variable) => variable.write(&mut text, sent, time()),
             }
-            self.escape.push(&mut text, &value);
+            self.escape.apply(&mut text, start);
         }
         text
-    }
-}
-
-impl Escape {
-    pub(super) fn push(self, out: &mut Vec<u8>, value: &[u8]) {
-        for byte in value {
-            match (self, byte) {
-                (Escape::Html, b'<') => out.extend_from_slice(b"&lt;"),
-                (Escape::Html, b'>') => out.extend_from_slice(b"&gt;"),
-                (Escape::Html, b'&') => out.extend_from_slice(b"&amp;"),
-                (Escape::Html, b'"') => out.extend_from_slice(b"&quot;"),
-                (Escape::Html, b'\'') => out.extend_from_slice(b"&#39;"),
-                _ => out.push(*byte),
-            }
-        }
     }
 }
 

@@ -119,8 +119,12 @@ fn a_call_of_a_model_server_has_its_tokens() {
 fn a_tenth_of_what_is_allowed_is_a_tenth() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let target = LogTarget::File(file.path().to_owned());
-    let log = AccessLog::open(&target, LogFormat::Text, 0.1).unwrap();
-    let log = Arc::new(log).buffer();
+    let settings = AccessLogSettings {
+        target,
+        sample_allowed: 0.1,
+        ..AccessLog::off().settings
+    };
+    let log = Arc::new(AccessLog::open(settings).unwrap()).buffer();
     let logged = (0..1000).filter(|_| log.wants(Outcome::Allowed)).count();
     assert_eq!(logged, 100);
     assert!(log.wants(Outcome::Denied));
@@ -128,7 +132,7 @@ fn a_tenth_of_what_is_allowed_is_a_tenth() {
 
 #[test]
 fn lines_that_are_not_written_count_as_dropped() {
-    let mut log = AccessLog::open(&LogTarget::Off, LogFormat::Text, 0.0).unwrap();
+    let mut log = LogOutput::default();
     let file = Faulty::with_room(1000);
     log.write_to(Box::new(file.clone())).unwrap();
     for text in ["one\n", "trap\n", "two\n"] {
@@ -144,9 +148,22 @@ fn lines_that_are_not_written_count_as_dropped() {
 fn buffered_lines_are_written_when_the_log_ends() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let target = LogTarget::File(file.path().to_owned());
-    let log = Arc::new(AccessLog::open(&target, LogFormat::Text, 0.0).unwrap());
+    let named = tempfile::NamedTempFile::new().unwrap();
+    let settings = AccessLogSettings {
+        target,
+        named: vec![LogTarget::File(named.path().to_owned())],
+        ..AccessLog::off().settings
+    };
+    let log = Arc::new(AccessLog::open(settings.clone()).unwrap());
+    assert!(log.is_still(&settings));
     let buffer = log.buffer();
     with_entry(|entry| buffer.record(entry));
+    buffer.record_named(0, b"a line");
+    buffer.record_named(1, b"of no log");
+    std::fs::remove_file(named.path()).unwrap();
+    assert!(!log.is_still(&settings));
+    std::fs::write(named.path(), "").unwrap();
+    assert!(!log.is_still(&settings));
     drop((buffer, log));
     assert_eq!(count(&std::fs::read(file.path()).unwrap()), 1);
 }

@@ -1,0 +1,93 @@
+//! The lines of one request in the logs of its route, `[access_log.NAME]`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::HeaderMap;
+
+use crate::clock;
+use crate::route::RouteLog;
+use crate::route::template::{LateText, ResponseTime, SentResponse, TemplateFacts};
+use crate::telemetry::access::Buffer;
+use crate::telemetry::spans::AttemptLog;
+
+#[derive(Debug)]
+pub(super) struct NamedLines {
+    lines: Vec<NamedLine>,
+    /// Those of the response; empty if no line tells one.
+    headers: HeaderMap,
+    attempts: Option<Arc<AttemptLog>>,
+    /// Bytes of the response with its head; `None` if only the body's are known.
+    sent: Option<u64>,
+}
+
+#[derive(Debug)]
+struct NamedLine {
+    /// That of its log.
+    place: usize,
+    text: LateText,
+}
+
+impl NamedLines {
+    pub(super) fn new(logs: &[Arc<RouteLog>], facts: &TemplateFacts<'_>) -> Box<NamedLines> {
+        let lines = logs.iter().map(|log| NamedLine {
+            place: log.place,
+            text: log.line.fill(facts),
+        });
+        Box::new(NamedLines {
+            lines: lines.collect(),
+            headers: HeaderMap::new(),
+            attempts: None,
+            sent: None,
+        })
+    }
+
+    fn tells(&self, what: fn(&LateText) -> bool) -> bool {
+        self.lines.iter().any(|line| what(&line.text))
+    }
+
+    /// Chooses the log of the attempts to send the request: the one that is kept already, or a new
+    /// one if a line tells them.
+    pub(super) fn keep_attempts(
+        &mut self,
+        kept: Option<Arc<AttemptLog>>,
+    ) -> Option<Arc<AttemptLog>> {
+        if !self.tells(LateText::tells_attempts) {
+            return kept;
+        }
+        self.attempts = Some(kept.unwrap_or_else(|| AttemptLog::new(None)));
+        self.attempts.clone()
+    }
+
+    /// Keeps the headers of the response if a line tells them.
+    pub(super) fn note_headers(&mut self, headers: &HeaderMap) {
+        if self.tells(LateText::tells_headers) {
+            self.headers.clone_from(headers);
+        }
+    }
+
+    pub(super) fn add_sent(&mut self, bytes: usize) {
+        *self.sent.get_or_insert_default() += bytes as u64;
+    }
+
+    /// Writes the lines of a request that began at this time, and whose response has ended.
+    pub(super) fn write(&self, log: &Buffer, began: Instant, status: u16, body_bytes: u64) {
+        let sent = SentResponse {
+            status,
+            bytes: self.sent.unwrap_or(body_bytes),
+            body_bytes,
+        };
+        let time = || ResponseTime {
+            took: clock::now().saturating_duration_since(began),
+            unix: Duration::from_micros(clock::unix_us()),
+        };
+        let attempts = |variable| {
+            let attempts = self.attempts.as_ref();
+            attempts.map(|log| log.tell(variable)).unwrap_or_default()
+        };
+        for NamedLine { place, text } in &self.lines {
+            let line = text.fill(&self.headers, sent, time, attempts);
+            log.record_named(*place, &line);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! `[access_log.NAME]`: each request of a route has its line, with all bytes that were sent.
+
+use std::io::{Read, Write};
+
+use crate::house::{Client, Tidegate, Upstream};
+use crate::probe::eventually;
+
+const RESPONSE: &str = "HTTP/1.1 200 OK\r\nX-Kind: a \"b\"\r\nContent-Length: 5\r\n\r\nhello";
+const CHUNKED: &str =
+    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
+
+/// Answers by path; a request that asks for it gets a tunnel, which echoes five bytes.
+fn upstream() -> Upstream {
+    Upstream::start(|request, stream| {
+        if request.header("upgrade").is_some() {
+            let head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: echo\r\n\
+                        Connection: Upgrade\r\n\r\n";
+            stream.write_all(head.as_bytes()).unwrap();
+            let mut bytes = [0; 5];
+            stream.read_exact(&mut bytes).unwrap();
+            stream.write_all(&bytes).unwrap();
+            return false;
+        }
+        let response = match request.head.contains(" /chunked") {
+            true => CHUNKED,
+            false => RESPONSE,
+        };
+        stream.write_all(response.as_bytes()).is_ok()
+    })
+}
+
+fn start(upstream: &Upstream) -> Tidegate {
+    Tidegate::start(&format!(
+        r#"
+        upstream = "{}"
+        [access_log.sizes]
+        to = "sizes.log"
+        format = "{{path}} {{status}} {{bytes_sent}} {{body_bytes_sent}} {{upstream_body_bytes}} {{upstream_bytes_received}} {{upstream_status}}"
+        [access_log.json]
+        to = "json.log"
+        format = '{{{{"agent":"{{header:user-agent}}","kind":"{{response_header:x-kind}}","none":"{{header:x-none}}"}}}}'
+        [access_log.text]
+        to = "text.log"
+        format = "{{header:user-agent}} {{header:x-none}}"
+        [limit.one]
+        rate = "1/h"
+        [[route]]
+        path = "/limited"
+        limits = ["one"]
+        access_logs = ["sizes"]
+        [[route]]
+        path = "/quiet"
+        access_logs = []
+        [[route]]
+        path = "/*"
+        "#,
+        upstream.url()
+    ))
+}
+
+/// The lines of a log when there are so many.
+fn lines(proxy: &Tidegate, log: &str, count: usize) -> Vec<String> {
+    let path = proxy.directory.path().join(log);
+    let mut lines: Vec<String> = Vec::new();
+    eventually("the line of each request", || {
+        let text = std::fs::read_to_string(&path).unwrap();
+        lines = text.lines().map(str::to_owned).collect();
+        lines.len() >= count
+    });
+    lines
+}
+
+#[test]
+fn lines_tell_every_byte_that_was_sent() {
+    let upstream = upstream();
+    let proxy = start(&upstream);
+    let mut expected = Vec::new();
+    for path in ["/a", "/chunked", "/limited", "/limited"] {
+        let mut client = proxy.connect();
+        client.send(format!(
+            "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
+        ));
+        let all = client.rest();
+        let text = String::from_utf8_lossy(&all);
+        let end = text.find("\r\n\r\n").unwrap() + 4;
+        let status = &text[9..12];
+        let body = match (path, status) {
+            ("/chunked", _) => 5,
+            _ => all.len() - end,
+        };
+        let of_upstream = match (path, status) {
+            (_, "429") => "- - -".to_owned(),
+            ("/chunked", _) => format!("5 {} 200", CHUNKED.len()),
+            _ => format!("5 {} 200", RESPONSE.len()),
+        };
+        expected.push(format!(
+            "{path} {status} {} {body} {of_upstream}",
+            all.len()
+        ));
+        // The lines of one worker are in the order of their ends.
+        assert_eq!(
+            lines(&proxy, "sizes.log", expected.len()).len(),
+            expected.len()
+        );
+    }
+    assert_eq!(proxy.get("/quiet").status, 200);
+    assert_eq!(proxy.get("/b").status, 200);
+    let found = lines(&proxy, "sizes.log", expected.len() + 1);
+    assert_eq!(found[..expected.len()], expected);
+    assert!(found[expected.len()].starts_with("/b 200 "));
+}
+
+#[test]
+fn no_client_ends_a_field_or_a_line() {
+    let upstream = upstream();
+    let proxy = start(&upstream);
+    proxy.get_with("/a", "User-Agent: a\"\\\u{e9}\r\n");
+    let [text] = &lines(&proxy, "text.log", 1)[..] else {
+        panic!("one line");
+    };
+    assert_eq!(text, r"a\x22\x5C\xC3\xA9 -");
+    let [json] = &lines(&proxy, "json.log", 1)[..] else {
+        panic!("one line");
+    };
+    assert_eq!(json, r#"{"agent":"a\"\\é","kind":"a \"b\"","none":""}"#);
+}
+
+#[test]
+fn a_tunnel_has_its_line_at_its_end() {
+    let upstream = upstream();
+    let proxy = start(&upstream);
+    let mut client = Client::to(proxy.address);
+    client.send("GET /t HTTP/1.1\r\nHost: test\r\nUpgrade: echo\r\nConnection: Upgrade\r\n\r\n");
+    let head = client.head().unwrap();
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    let path = proxy.directory.path().join("sizes.log");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+    client.send("hello");
+    assert_eq!(client.rest(), b"hello");
+    drop(client);
+    let [line] = &lines(&proxy, "sizes.log", 1)[..] else {
+        panic!("one line");
+    };
+    // `head` lacks the empty line at its end.
+    let sent = head.len() + 4 + 5;
+    assert!(
+        line.starts_with(&format!("/t 101 {sent} 5 ")),
+        "{line} {head:?}"
+    );
+}
+
+#[test]
+fn a_client_that_leaves_has_a_line() {
+    let upstream = Upstream::start(|_, stream| {
+        // The proxy closes the connection when the client has left.
+        let _ = stream.read(&mut [0]);
+        false
+    });
+    let proxy = start(&upstream);
+    let mut client = proxy.connect();
+    client.send("GET /slow HTTP/1.1\r\nHost: test\r\n\r\n");
+    eventually("the request comes", || !upstream.seen().is_empty());
+    client.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    drop(client);
+    let [line] = &lines(&proxy, "sizes.log", 1)[..] else {
+        panic!("one line");
+    };
+    assert!(line.starts_with("/slow 499 0 0 "), "{line}");
+}
