@@ -165,6 +165,10 @@ fn reason(miss: &Miss<'_>, route: &Route, query: &RouteQuery<'_>, found: Option<
             let port = route.port.map(|port| port.to_string());
             format!("it is for port {}", port.unwrap_or_default())
         }
+        Miss::TrailingSlash => match route.trailing_slash {
+            Some(true) => "it is for paths with a slash at their end".to_owned(),
+            _ => "it is for paths without a slash at their end".to_owned(),
+        },
         Miss::NoHeader(wanted) => format!("it needs the header {}", wanted_header(wanted)),
         Miss::HeaderValue(wanted) => format!(
             "it needs {}, and the request has {}",

@@ -6,7 +6,7 @@ const LIMIT =
 const ROUTE =
   '"a key of `[[route]]` (access, access_logs, add_prefix, bandwidth, bandwidth_after, body_limit, body_read, case, cost, error_pages, ' +
   'headers, headers_down, headers_up, host, limits, method_up, methods, name, pass_body, pass_headers, path, port, query, redirect, refund, replace_prefix, respond, rewrite_down, settle, ' +
-  'strip_prefix, timeout, trailers_down, upstream, usage)" was expected';
+  'strip_prefix, timeout, trailers_down, trailing_slash, upstream, usage)" was expected';
 const SERVER =
   '"a key of `[server]` (body_memory, body_timeout, connection_age, connection_requests, control, drain_idle, ' +
   'drain_timeout, handover_timeout, header_timeout, http2, https_port, idle_timeout, max_body, max_connections, ' +

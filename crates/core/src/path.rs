@@ -28,6 +28,8 @@ use reading::{Habits, read};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CanonicalPath<'a> {
     resolved: Cow<'a, str>,
+    /// See [`CanonicalPath::ends_with_slash`].
+    ends_with_slash: bool,
     /// `None` for nearly every path.
     variants: Option<Box<PathVariants>>,
 }
@@ -95,6 +97,7 @@ impl<'a> CanonicalPath<'a> {
         if is_canonical(raw) {
             return Ok(Self {
                 resolved: Cow::Borrowed(raw),
+                ends_with_slash: raw == "/",
                 variants: None,
             });
         }
@@ -118,7 +121,11 @@ impl<'a> CanonicalPath<'a> {
         } else {
             Cow::Owned(text)
         };
-        Ok(Self { resolved, variants })
+        Ok(Self {
+            resolved,
+            ends_with_slash: ends_with_slash(&decoded),
+            variants,
+        })
     }
 
     /// Adds the form without letter case that [`CanonicalPath::in_case`] returns.
@@ -133,6 +140,7 @@ impl<'a> CanonicalPath<'a> {
         let variants = PathVariants::of_readings(others);
         let folded = CanonicalPath {
             resolved: Cow::Owned(fold(&self.resolved).into_owned()),
+            ends_with_slash: self.ends_with_slash,
             variants,
         };
         self.variants.get_or_insert_default().folded = Some(folded);
@@ -155,6 +163,11 @@ impl<'a> CanonicalPath<'a> {
     /// Begins with `/`; ends with one only if it is nothing else.
     pub fn as_str(&self) -> &str {
         &self.resolved
+    }
+
+    /// Whether the client wrote a slash at the end, or a spelling that means one: `/a/.`, `/a%2F`.
+    pub fn ends_with_slash(&self) -> bool {
+        self.ends_with_slash
     }
 
     /// The readings of upstreams that do not remove `..`, do not split at escaped separators
@@ -254,6 +267,13 @@ fn decode(raw: &str) -> Result<String, Malformed> {
         }
     }
     Ok(decoded)
+}
+
+/// Whether the last segment of a decoded path is empty, `.` or `..`, as `/a/..` is `/`.
+fn ends_with_slash(decoded: &str) -> bool {
+    let last = decoded.rsplit(['/', MAYBE_SEPARATOR]).next();
+    let last = last.and_then(|last| last.split(';').next());
+    matches!(last, Some("" | "." | ".."))
 }
 
 pub(crate) fn unescape(high: Option<u8>, low: Option<u8>) -> Result<u8, Malformed> {

@@ -69,6 +69,8 @@ pub struct Route {
     pub query: Vec<QueryMatch>,
     /// The port of the proxy that requests must come to; `None` for all ports.
     pub port: Option<u16>,
+    /// Whether its paths end with a slash; `None` for both.
+    pub trailing_slash: Option<bool>,
     pub target: Target,
     /// The key that chooses a server of the upstream; `None` chooses by load.
     pub affinity: Option<Key>,
@@ -130,6 +132,7 @@ impl Route {
             headers: Vec::new(),
             query: Vec::new(),
             port: None,
+            trailing_slash: None,
             target: Target::Upstream(0),
             affinity: None,
             limits: Vec::new(),

@@ -248,6 +248,8 @@ pub(super) struct RouteDraft {
     pub(super) headers: Vec<HeaderDraft>,
     /// `None` for every port.
     pub(super) port: Option<u16>,
+    /// Whether its paths end with a slash; `None` for both.
+    pub(super) trailing_slash: Option<bool>,
     pub(super) target: TargetDraft,
     pub(super) limits: Vec<String>,
     /// The names of its error pages, and of its logs.
@@ -275,6 +277,7 @@ impl RouteDraft {
             methods: Vec::new(),
             headers: Vec::new(),
             port: None,
+            trailing_slash: None,
             target,
             limits: Vec::new(),
             error_pages: Vec::new(),
@@ -303,13 +306,10 @@ impl RouteDraft {
     fn conflicts_with(&self, other: &RouteDraft) -> bool {
         let methods_meet = self.methods.is_empty() && other.methods.is_empty()
             || self.methods.iter().any(|one| other.methods.contains(one));
-        let headers = |route: &RouteDraft| {
-            let mut headers = route.headers.clone();
-            headers.sort();
-            headers
-        };
+        let headers = |route: &RouteDraft| BTreeSet::from_iter(route.headers.clone());
         let host = |route: &RouteDraft| route.host.as_deref().map(HostPattern::parse);
         self.port == other.port
+            && self.trailing_slash == other.trailing_slash
             && host(self) == host(other)
             && parse_shape(&self.path) == parse_shape(&other.path)
             && methods_meet

@@ -11,6 +11,8 @@ pub(super) struct ImportedPath {
     pub(super) differs: Option<String>,
     /// It matches more than the source, so its route must be closed.
     pub(super) is_wider: bool,
+    /// Whether the path ends with a slash; `None` takes it with and without.
+    pub(super) trailing_slash: Option<bool>,
 }
 
 impl ImportedPath {
@@ -20,6 +22,7 @@ impl ImportedPath {
             pattern: pattern.to_owned(),
             differs: None,
             is_wider: false,
+            trailing_slash: None,
         }
     }
 
@@ -139,6 +142,18 @@ pub(super) fn escape_regex(text: &str) -> String {
             out.push('\\');
         }
         out.push(c);
+    }
+    out
+}
+
+/// Writes a text as a path, with escapes for what no path has.
+pub(super) fn escape_path(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte) {
+            true => out.push(char::from(byte)),
+            false => out.push_str(&format!("%{byte:02X}")),
+        }
     }
     out
 }
@@ -393,5 +408,6 @@ mod tests {
         assert_eq!(widen_regex(r"\.php$", true).unwrap(), r"(?i)\.php$");
         assert!(widen_regex("(", false).is_err());
         assert_eq!(escape_regex("/a.b(c)-d"), r"/a\.b\(c\)-d");
+        assert_eq!(escape_path("/a b/{?%"), "/a%20b/%7B%3F%25");
     }
 }

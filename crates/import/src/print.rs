@@ -206,6 +206,9 @@ fn print_route(route: &RouteDraft, draft: &Draft, out: &mut String) {
     if let Some(port) = route.port {
         entries.add("port", port.to_string());
     }
+    if let Some(is_there) = route.trailing_slash {
+        entries.add("trailing_slash", is_there.to_string());
+    }
     if !route.methods.is_empty() {
         entries.add("methods", quote_list(&route.methods));
     }

@@ -216,3 +216,26 @@ fn a_body_has_the_speed_of_its_route() {
     // 30 KiB at 100 KiB/s, and a slice of 100 ms is ahead.
     assert!(slow >= 190 && slow > quick, "{slow} ms and {quick} ms");
 }
+
+#[test]
+fn a_slash_at_the_end_is_added_or_tells_paths_apart() {
+    let probe = Probe::start(
+        r#"
+        [[route]]
+        path = "/docs"
+        trailing_slash = false
+        redirect = { to = "/docs/?{query}", status = 301 }
+        [[route]]
+        path = "/docs/*"
+        upstream = "$UPSTREAM"
+        "#,
+    );
+    for (target, place) in [("/docs", "/docs/"), ("/docs?a=b", "/docs/?a=b")] {
+        let answer = probe.proxy.get(target);
+        assert_eq!(answer.status, 301, "{target}");
+        assert_eq!(answer.header("location").as_deref(), Some(place));
+    }
+    for target in ["/docs/", "/docs/.", "/docs/a"] {
+        assert_eq!(probe.proxy.get(target).status, 200, "{target}");
+    }
+}

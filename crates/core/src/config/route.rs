@@ -110,6 +110,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         headers: matching::headers(section),
         query: matching::parameters(section),
         port: section.optional_integer("port", 1..=65_535),
+        trailing_slash: section.optional_boolean("trailing_slash"),
         target: Target::Upstream(NO_UPSTREAM),
         cost: cost(section).unwrap_or(CostSource::Fixed(1)),
         settle: section.parse("settle", cost_form, settle),

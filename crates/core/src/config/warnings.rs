@@ -257,7 +257,13 @@ fn escape<'c>(compiled: &'c Compiled<'_>, route: &Route) -> Option<(String, &'c 
         headers.append(&wanted.name, HeaderValue::from_str(value).ok()?);
     }
     let routes = &compiled.config.routes;
-    let path = routes.read_path(&sample).ok()?;
+    let end = if route.trailing_slash == Some(true) {
+        "/"
+    } else {
+        ""
+    };
+    let spelled = format!("{sample}{end}");
+    let path = routes.read_path(&spelled).ok()?;
     let found = routes.find(&RouteQuery {
         host: &host,
         path: &path,

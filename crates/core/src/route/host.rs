@@ -104,6 +104,12 @@ fn spelled(authority: &str) -> Result<Cow<'_, str>, Malformed> {
     let (name, _) = split_port(authority)?;
     if let Some(inner) = name.strip_prefix('[') {
         let inner = inner.strip_suffix(']').ok_or(IPV6)?;
+        if is_future_address(inner) {
+            return match name.len() {
+                0..=MAX_HOST_BYTES => Ok(in_lower_case(name)),
+                _ => Err(TOO_LONG),
+            };
+        }
         let address: Ipv6Addr = inner.parse().map_err(|_| IPV6)?;
         let text = format!("[{address}]");
         return Ok(if text == name {
@@ -125,10 +131,27 @@ fn spelled(authority: &str) -> Result<Cow<'_, str>, Malformed> {
     if name.split('.').any(str::is_empty) {
         return Err(EMPTY_LABEL);
     }
-    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        return Ok(Cow::Owned(name.to_ascii_lowercase()));
+    Ok(in_lower_case(name))
+}
+
+fn in_lower_case(name: &str) -> Cow<'_, str> {
+    match name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        true => Cow::Owned(name.to_ascii_lowercase()),
+        false => Cow::Borrowed(name),
     }
-    Ok(Cow::Borrowed(name))
+}
+
+/// Whether brackets hold an address of a future version of IP (RFC 3986 section 3.2.2).
+fn is_future_address(inner: &str) -> bool {
+    let behind_mark = inner.strip_prefix(['v', 'V']);
+    let Some((version, address)) = behind_mark.and_then(|rest| rest.split_once('.')) else {
+        return false;
+    };
+    let fits = |byte: u8| is_host_byte(byte) || b"!$&'()*+,;=:".contains(&byte);
+    !version.is_empty()
+        && version.bytes().all(|byte| byte.is_ascii_hexdigit())
+        && !address.is_empty()
+        && address.bytes().all(fits)
 }
 
 /// Accepts nearly every host in one scan. `None` does not mean that the host is wrong.
@@ -218,6 +241,8 @@ mod tests {
         for given in ["[::1]", "[0:0::1]:8080", "[::1]:", "[0000::0001]"] {
             assert_eq!(host_of(given).as_deref(), Ok("[::1]"), "{given}");
         }
+        let future = "[v1F.!$&'()*+,;=-._~aZ:]:80";
+        assert_eq!(host_of(future).as_deref(), Ok("[v1f.!$&'()*+,;=-._~az:]"));
         assert_eq!(host_of("127.0.0.1:8080").as_deref(), Ok("127.0.0.1"));
         assert_eq!(host_of("my_host-1").as_deref(), Ok("my_host-1"));
     }
@@ -265,6 +290,11 @@ mod tests {
             ("[x]", IPV6),
             ("[fe80::1%25eth0]", IPV6),
             ("[]", IPV6),
+            ("[v.a]", IPV6),
+            ("[v1.]", IPV6),
+            ("[vg.a]", IPV6),
+            ("[v1.%61]", IPV6),
+            ("[v1.a@b]", IPV6),
         ] {
             assert_eq!(host_of(given), Err(error), "{given}");
         }

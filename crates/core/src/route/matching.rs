@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, Method};
 use super::regex::{MARK, Regex};
 use super::{Route, RouteQuery};
 use crate::limit::key::any_query_value;
-use crate::path::{Case, Malformed};
+use crate::path::{CanonicalPath, Case, Malformed};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderMatch {
@@ -89,21 +89,30 @@ impl Route {
         }
     }
 
-    /// Smaller for a route with a port, and for more specific headers: more of them, then more
-    /// exact ones (a value before an expression before any value). Equally specific headers are
-    /// ordered by their text, so that the file's order never matters.
+    /// Smaller for a route with a port, then for one with `trailing_slash`, then for more specific
+    /// headers: more of them, then more exact ones (a value before an expression before any value).
+    /// Equally specific headers are ordered by their text, so that the file's order never matters.
     pub(super) fn header_rank(&self) -> impl Ord + use<> {
         let set = self.wanted_fields();
         let exact: usize = set.iter().map(|field| usize::from(field.exactness)).sum();
         let texts = set.iter().map(|field| format!("{field:?}"));
         (
-            Reverse((self.port.is_some(), set.len(), exact)),
+            Reverse((
+                self.port.is_some(),
+                self.trailing_slash.is_some(),
+                set.len(),
+                exact,
+            )),
             texts.collect::<Vec<_>>(),
         )
     }
 
     pub(super) fn takes_port(&self, port: u16) -> bool {
         self.port.is_none_or(|own| own == port)
+    }
+
+    pub(super) fn takes_slash(&self, path: &CanonicalPath<'_>) -> bool {
+        (self.trailing_slash).is_none_or(|wanted| wanted == path.ends_with_slash())
     }
 
     pub(super) fn takes_fields(&self, query: &RouteQuery<'_>) -> bool {
@@ -135,8 +144,8 @@ impl Route {
         };
         let ignores_case = [self.case, other.case].contains(&Case::Insensitive);
         let paths_meet = ignores_case || self.path.has_literals_of(&other.path);
-        let same_port = self.port == other.port;
-        same_port && methods_meet && paths_meet && self.wanted_fields() == other.wanted_fields()
+        let same_arrival = self.port == other.port && self.trailing_slash == other.trailing_slash;
+        same_arrival && methods_meet && paths_meet && self.wanted_fields() == other.wanted_fields()
     }
 }
 

@@ -24,6 +24,8 @@ pub enum Miss<'t> {
     Method,
     /// The request came to another port.
     Port,
+    /// The path has a slash at its end, or lacks it.
+    TrailingSlash,
     NoHeader(&'t HeaderMatch),
     HeaderValue(&'t HeaderMatch),
     Query(&'t QueryMatch),
@@ -78,6 +80,9 @@ impl Route {
         }
         if !self.takes_port(query.port) {
             misses.push(Miss::Port);
+        }
+        if !self.takes_slash(query.path) {
+            misses.push(Miss::TrailingSlash);
         }
         for wanted in self.headers.iter().filter(|one| !one.is_in(query.headers)) {
             misses.push(match query.headers.contains_key(&wanted.name) {

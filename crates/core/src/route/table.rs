@@ -291,7 +291,10 @@ impl<'t, 'p> TrieWalk<'t, '_, 'p> {
         let spelled =
             |route: &&Route| route.case == self.table.case || route.path.matches_text(self.exact);
         let fitting = routes.filter(|route| {
-            route.takes_port(port) && route.takes_fields(self.query) && spelled(route)
+            route.takes_port(port)
+                && route.takes_slash(self.query.path)
+                && route.takes_fields(self.query)
+                && spelled(route)
         });
         let ranked = fitting.filter_map(|route| Some((route.method_rank(method)?, route)));
         ranked.min_by_key(|(rank, _)| *rank).map(|(_, route)| route)

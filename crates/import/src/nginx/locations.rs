@@ -45,7 +45,9 @@ impl Site<'_> {
         if !rewrites.answers_all {
             self.collect(self.scope, Nesting::default(), &mut found, draft);
         }
-        close_shadowed_twins(&mut found);
+        let redirects = found.iter().filter_map(|one| one.slash_redirect(&found));
+        let redirects: Vec<Location<'_>> = redirects.collect();
+        found.extend(redirects);
         for placed in precedence::order(&found) {
             let location = &mut found[placed.index];
             let one = location.scope.block();
@@ -76,6 +78,7 @@ impl Site<'_> {
                 nesting: Nesting::default(),
                 action: actions::find_action(self.scope, &whole, draft),
                 is_plain: true,
+                adds_slash: false,
             };
             self.add_location(&rest, &answers, ImportedPath::same("/*"), draft);
         }
@@ -142,6 +145,7 @@ impl Site<'_> {
                 scope: inner,
                 nesting,
                 action: TargetDraft::respond(404).into(),
+                adds_slash: false,
             };
             let path = location.request_path();
             location.action = actions::find_action(&location.scope, &path, draft);
@@ -163,7 +167,7 @@ impl Site<'_> {
         }
         settings::read_real_ip(scope, draft);
         let mut own_answers = Vec::new();
-        if one.name == "location" {
+        if one.name == "location" && !location.adds_slash {
             own_answers = self.read_answers(scope, &path, draft);
         }
         if let Some(fallback) = actions::find_fallback(scope) {
@@ -192,6 +196,7 @@ impl Site<'_> {
                 let route = RouteDraft {
                     host: host.clone(),
                     path: route_path.pattern.clone(),
+                    trailing_slash: route_path.trailing_slash,
                     methods: variant.methods,
                     headers: variant.headers,
                     ..make_route(scope, &variant.action, draft)
@@ -277,25 +282,6 @@ fn is_fallback(block: &Directive, name: &str) -> bool {
         let leads_on = matches!(one.name.as_str(), "try_files" | "error_page");
         leads_on && one.args.last().is_some_and(|last| last == name) || is_fallback(one, name)
     })
-}
-
-/// Closes exact locations whose route would match a path that another location guards: a route for
-/// `/x` also matches `/x/`.
-fn close_shadowed_twins(found: &mut [Location<'_>]) {
-    for index in 0..found.len() {
-        let location = &found[index];
-        let guards = |other: &Location<'_>| {
-            other.kind != LocationKind::Exact
-                && other.path.strip_suffix('/') == Some(location.path)
-                && (other.action.target.denies() || !other.is_plain)
-        };
-        let passes = matches!(location.action.target, TargetDraft::Upstream(_));
-        if location.kind == LocationKind::Exact && passes && found.iter().any(guards) {
-            let why = "a route takes the path with a slash at its end as well, which another \
-                       location guards; it is closed";
-            found[index].action = location.scope.block().close(why).into();
-        }
-    }
 }
 
 /// Adds a route, and notes a location whose requests an earlier route matches.

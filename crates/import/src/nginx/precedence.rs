@@ -7,7 +7,7 @@
 
 use super::scope::{BlockScope, LocationPath};
 use super::syntax::Directive;
-use crate::draft::RouteAction;
+use crate::draft::{RouteAction, TargetDraft};
 use crate::patterns::{self, ImportedPath};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,8 @@ pub(super) struct Location<'d> {
     /// No condition answers before the action, and no addresses are refused that the server
     /// admits.
     pub(super) is_plain: bool,
+    /// It sends clients to the path with a slash, before nginx looks into the location.
+    pub(super) adds_slash: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -82,6 +84,48 @@ impl<'d> Location<'d> {
             is_exact: self.kind == LocationKind::Exact,
             is_stripped: false,
         }
+    }
+
+    /// Whether an exact path has a slash at its end; `None` if no other location has the path
+    /// that differs in the slash.
+    fn trailing_slash(&self, all: &[Location<'_>]) -> Option<bool> {
+        let is_there = self.path.ends_with('/');
+        let other = match self.path.strip_suffix('/') {
+            Some(path) => path.to_owned(),
+            None => format!("{}/", self.path),
+        };
+        let has_twin = all
+            .iter()
+            .any(|one| !one.kind.is_regex() && one.path == other);
+        has_twin.then_some(is_there)
+    }
+
+    /// Returns the location that nginx adds to `/a/` with a `proxy_pass`: it redirects `/a` there.
+    pub(super) fn slash_redirect(&self, all: &[Location<'_>]) -> Option<Location<'d>> {
+        let path = self
+            .path
+            .strip_suffix('/')
+            .filter(|path| !path.is_empty())?;
+        let names_server = ["proxy_pass", "grpc_pass"]
+            .iter()
+            .any(|name| self.scope.first(name).is_some());
+        let passes = names_server && matches!(self.action.target, TargetDraft::Upstream(_));
+        let is_taken = all
+            .iter()
+            .any(|one| !one.kind.is_regex() && one.path == path);
+        if !self.kind.is_prefix() || !passes || is_taken {
+            return None;
+        }
+        let to = format!("{}?{{query}}", patterns::escape_path(self.path));
+        Some(Location {
+            kind: LocationKind::Exact,
+            path,
+            scope: self.scope.clone(),
+            nesting: self.nesting,
+            action: TargetDraft::Redirect { to, status: 301 }.into(),
+            is_plain: true,
+            adds_slash: true,
+        })
     }
 
     /// Whether every request reaches an upstream.
@@ -121,7 +165,10 @@ pub(super) fn order(all: &[Location<'_>]) -> Vec<PlacedLocation> {
         let one = &all[index];
         match one.kind {
             LocationKind::Exact => {
-                patterns::exact_path(one.path).or_else(|_| escaped_path(one.path, "$"))
+                let path = patterns::exact_path(one.path);
+                let mut path = path.or_else(|_| escaped_path(one.path, "$"))?;
+                path.trailing_slash = one.trailing_slash(all);
+                Ok(path)
             }
             kind if kind.is_prefix() && needs_regex[index] => escaped_path(one.path, ""),
             kind if kind.is_prefix() => patterns::prefix_path(one.path),

@@ -137,6 +137,45 @@ fn a_port_makes_a_route_more_specific_and_narrower() {
 }
 
 #[test]
+fn a_slash_at_the_end_tells_paths_apart_only_if_asked_for() {
+    let mut routes = vec![
+        route("/a"),
+        route("/a"),
+        route("/a/*"),
+        route("/b"),
+        route("/b"),
+    ];
+    for (route, (name, slash)) in routes.iter_mut().zip([
+        ("without", Some(false)),
+        ("with", Some(true)),
+        ("rest", None),
+        ("both", None),
+        ("b with", Some(true)),
+    ]) {
+        (route.name, route.trailing_slash) = (name.into(), slash);
+    }
+    let table = RouteTable::new(routes).unwrap();
+    for (request, expected) in [
+        ("GET h/a", "without"),
+        ("GET h/a/", "with"),
+        ("GET h//a//", "with"),
+        ("GET h/%61/.", "with"),
+        ("GET h/a/;x", "with"),
+        ("GET h/a;x", "without"),
+        ("GET h/a/b/", "rest"),
+        ("GET h/b", "both"),
+        ("GET h/b/", "b with"),
+    ] {
+        finds(&table, request, expected);
+    }
+    let mut twins = vec![route("/a"), route("/a")];
+    twins
+        .iter_mut()
+        .for_each(|route| route.trailing_slash = Some(true));
+    assert!(RouteTable::new(twins).is_err());
+}
+
+#[test]
 fn the_most_specific_path_wins_whatever_the_order() {
     let mut routes = [
         "/*",
