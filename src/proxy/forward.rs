@@ -12,7 +12,7 @@ use super::encoding;
 use super::headers::{self, UpstreamRequest};
 use super::upgrade::Tunnel;
 use crate::body::RequestBody;
-use crate::route::{Replacement, Route};
+use crate::route::Route;
 use crate::upstream::{Outgoing, SendOptions};
 use tidegate_core::exchange::changes::Changes;
 use tidegate_core::exchange::downstream::Downstream;
@@ -71,15 +71,7 @@ impl Proxy {
         let sent = self.upstreams.send(upstream, outgoing, response).await;
         let body = sent.map_err(|error| Rejection::Upstream(NoAnswer::from(error)))?;
         headers::to_downstream(response);
-        if let Some(replacement) = &route.replace_prefix {
-            self.restore(replacement, upstream, client_host.as_deref(), response);
-        }
-        if let Some(rewrites) = &route.rewrite_down {
-            rewrites.apply(response.headers_mut());
-        }
-        if let Some(changes) = changes {
-            changes.apply_to_response(response.headers_mut());
-        }
+        self.change_head(route, upstream, client_host.as_deref(), changes, response);
         if ready.asks_upgrade {
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 response.extensions_mut().insert(Tunnel::new(body));
@@ -97,21 +89,33 @@ impl Proxy {
         Ok(())
     }
 
-    fn restore(
+    /// Changes the head of an upstream's response as the route says.
+    fn change_head(
         &self,
-        replacement: &Replacement,
+        route: &Route,
         upstream: usize,
         client_host: Option<&str>,
+        changes: Option<&Changes<'_>>,
         response: &mut Response<Body>,
     ) {
-        let client_host = client_host.unwrap_or_default();
-        let is_upstream = |host: &str| self.upstreams.has_host(upstream, host);
-        headers::restore(
-            response.headers_mut(),
-            replacement,
-            client_host,
-            is_upstream,
-        );
+        let mut has_new_place = false;
+        if let Some(replacement) = &route.replace_prefix {
+            has_new_place = headers::restore(
+                response.headers_mut(),
+                replacement,
+                client_host.unwrap_or_default(),
+                |host| self.upstreams.has_host(upstream, host),
+            );
+        }
+        if let Some(rewrites) = &route.rewrite_down {
+            has_new_place |= rewrites.apply(response.headers_mut());
+        }
+        if let Some(changes) = changes {
+            if has_new_place {
+                changes.complete_location(response.headers_mut());
+            }
+            changes.apply_to_response(response.headers_mut());
+        }
     }
 }
 

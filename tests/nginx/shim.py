@@ -44,7 +44,8 @@ FRONT = ("limit_req", "limit_conn", "limit_rate", "allow", "deny", "auth_basic",
          "listen", "http2", "keepalive_timeout", "keepalive_requests", "proxy_pass", "grpc_pass",
          "limit_conn_status", "limit_req_status", "limit_req_dry_run", "ssl_certificate",
          "ssl_certificate_key", "ssl_verify_client", "ssl_client_certificate", "internal",
-         "client_header_timeout", "client_body_timeout", "send_timeout", "max_headers")
+         "client_header_timeout", "client_body_timeout", "send_timeout", "max_headers",
+         "absolute_redirect", "port_in_redirect", "server_name_in_redirect")
 
 
 def addresses(server):
@@ -104,6 +105,8 @@ def behind(server, socket):
     # `return` of a server would answer for all its locations.
     twin.block = [one for one in twin.block if one.name != "return"]
     twin.block.insert(0, Directive(["listen", f"unix:{socket}"]))
+    # The proxy in front knows the port that the client asked.
+    twin.block.append(Directive(["absolute_redirect", "off"]))
     return twin
 
 
@@ -129,6 +132,8 @@ def pass_files(server, socket):
           Directive(["proxy_set_header", "Host", "$http_host"]),
           # In nginx no proxy slows these files down.
           Directive(["proxy_limit_rate", "0"]),
+          # Its places are those of the server in front.
+          Directive(["proxy_redirect", "/", "/"]),
           # The errors of the server behind are nginx's own.
           Directive(["proxy_intercept_errors", "on"])]
     any_location = False

@@ -35,7 +35,9 @@ use crate::usage::request::{BodyMember, RequestTable};
 use crate::usage::settings::UsageSettings;
 
 pub use access_log::RouteLog;
-pub use answer::{Redirect, RedirectError, RedirectFailure, Respond, RespondBody, Target};
+pub use answer::{
+    LocationBase, Redirect, RedirectError, RedirectFailure, Respond, RespondBody, Target,
+};
 pub use bandwidth::Bandwidth;
 pub use error_page::{ErrorPage, PageBody, PageServer, PageSource, PageStatus};
 pub use host::{HostPattern, MAX_HOST_BYTES, host_of};
@@ -45,7 +47,7 @@ pub use pattern::{MAX_SEGMENTS, PathPattern, PatternError};
 pub use regex::Regex;
 pub use replacement::Replacement;
 pub use response_rewrite::{CookieFlags, ResponseRewrites, TextRewrite};
-pub(crate) use response_rewrite::{rewrite_cookie, rewrite_lines};
+pub(crate) use response_rewrite::{rewrite_cookie, rewrite_lines, rewrite_places};
 pub use rewrite::{Action, Direction, HeaderChange, HeaderText, Prefix};
 pub use table::{Conflict, RouteTable};
 use template::Template;
@@ -104,6 +106,8 @@ pub struct Route {
     pub trailers_down: Vec<HeaderChange>,
     /// New texts in the responses of upstreams, before `headers_down`.
     pub rewrite_down: Option<Box<ResponseRewrites>>,
+    /// What stands before a path in `Location`, if the proxy makes or rewrites it.
+    pub location_base: Option<LocationBase>,
     /// Pages in place of error responses; the first that has the status counts.
     pub error_pages: Vec<Arc<ErrorPage>>,
     /// The logs that its requests have a line in, beside that of `[log]`.
@@ -152,6 +156,7 @@ impl Route {
             headers_down: Vec::new(),
             trailers_down: Vec::new(),
             rewrite_down: None,
+            location_base: None,
             error_pages: Vec::new(),
             access_logs: Vec::new(),
             timeout: None,

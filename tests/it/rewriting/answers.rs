@@ -239,3 +239,46 @@ fn a_slash_at_the_end_is_added_or_tells_paths_apart() {
         assert_eq!(probe.proxy.get(target).status, 200, "{target}");
     }
 }
+
+#[test]
+fn places_of_the_proxy_get_scheme_host_and_port() {
+    let upstream = Upstream::start(|request, stream| {
+        let target = request.head.split(' ').nth(1).unwrap_or_default();
+        let place = target.rsplit('/').next().unwrap_or_default();
+        let head = format!(
+            "HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: /{place}\r\n\
+             Refresh: 7; url=/in/x\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).is_ok()
+    });
+    let probe = Probe::before(
+        upstream,
+        r#"
+        [[route]]
+        path = "/own/*"
+        redirect = "/{rest}"
+        location_base = "{scheme}://{host}{port_part}"
+        [[route]]
+        path = "/a/*"
+        upstream = "$UPSTREAM"
+        location_base = "https://b.example"
+        rewrite_down = { location = { "/old" = "/new" } }
+        [[route]]
+        path = "/c/*"
+        upstream = "$UPSTREAM"
+        location_base = "https://b.example"
+        replace_prefix = { from = "/c/", to = "/in/", location = true }
+        "#,
+    );
+    let port = probe.proxy.address.port();
+    for (target, place) in [
+        ("/own/x", format!("http://test:{port}/x")),
+        ("/a/old", "https://b.example/new".to_owned()),
+        ("/a/other", "/other".to_owned()),
+    ] {
+        let answer = probe.proxy.get(target);
+        assert_eq!(answer.header("location"), Some(place), "{target}");
+    }
+    let refresh = probe.proxy.get("/c/x").header("refresh");
+    assert_eq!(refresh.as_deref(), Some("7; url=/c/x"));
+}

@@ -16,8 +16,8 @@ use crate::limit::calendar::MAX_COUNT;
 use crate::path::Case;
 use crate::route::template::Template;
 use crate::route::{
-    Action, CostSource, Direction, HeaderChange, HeaderText, HostPattern, PathPattern, Prefix,
-    RespondBody, Route, Settle, StatusSet, Target,
+    Action, CostSource, Direction, HeaderChange, HeaderText, HostPattern, LocationBase,
+    PathPattern, Prefix, RespondBody, Route, Settle, StatusSet, Target,
 };
 use crate::usage::paths::MemberPath;
 
@@ -341,6 +341,8 @@ fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) ->
     route.pass_headers = section.boolean("pass_headers");
     route.pass_body = section.boolean("pass_body");
     route.rewrite_down = forwarding::response_rewrites(section).map(Box::new);
+    let base_form = TextForm::new(Code::BadTemplate, "what stands before a path");
+    route.location_base = section.parse("location_base", base_form, LocationBase::parse);
     let answer = forwarding::answer(section);
     check_answers_alone(section);
     let late: Vec<_> = down.iter().chain(&trailers).collect();
@@ -352,10 +354,15 @@ fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) ->
         &late,
         answer.as_ref(),
     );
-    if let Some(method) = &route.method_up {
-        let span = section.value_span("method_up");
-        check_variables(section, path.as_ref(), &route.host, method, &span);
-        check_is_early(section, method, &span);
+    let base = route.location_base.as_ref().map(LocationBase::text);
+    for (key, text) in [
+        ("method_up", route.method_up.as_ref()),
+        ("location_base", base),
+    ] {
+        let Some(text) = text else { continue };
+        let span = section.value_span(key);
+        check_variables(section, path.as_ref(), &route.host, text, &span);
+        check_is_early(section, text, &span);
     }
     check_settle(section, route.settle_header(), &down);
     route.headers_up = values(up);

@@ -439,7 +439,7 @@ const PROXY_SETTINGS: &[(&str, &str)] = &[
         "route",
         "upstream strip_prefix add_prefix replace_prefix body_limit bandwidth bandwidth_after \
          method_up pass_headers pass_body headers_up headers_down trailers_down rewrite_down \
-         respond redirect usage body_read error_pages access_logs",
+         location_base respond redirect usage body_read error_pages access_logs",
     ),
 ];
 

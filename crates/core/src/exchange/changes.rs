@@ -28,7 +28,7 @@ use crate::route::template::{
 };
 use crate::route::{
     Action, ErrorPage, HeaderChange, HeaderText, Redirect, RedirectFailure, RespondBody, Route,
-    Target,
+    Target, rewrite_lines,
 };
 use crate::telemetry::spans::AttemptLog;
 
@@ -141,6 +141,8 @@ pub struct Changes<'t> {
     down: Filled<'t>,
     trailers: Vec<FilledChange<'t>>,
     location: Option<HeaderValue>,
+    /// What stands before a path in `Location`.
+    location_base: Option<String>,
     /// The method for the upstream.
     method: Option<Method>,
     /// The body of the route's own response, if it has variables.
@@ -178,7 +180,8 @@ impl<'t> Changes<'t> {
                 .any(|page| page.made_text().is_some())
             || !route.headers_up.is_empty()
             || !route.headers_down.is_empty()
-            || !route.trailers_down.is_empty();
+            || !route.trailers_down.is_empty()
+            || route.location_base.is_some();
         if !has_changes && id.is_none() {
             return Ok(None);
         }
@@ -203,6 +206,7 @@ impl<'t> Changes<'t> {
                 false => Vec::new(),
             },
             location: redirect.map(|to| location(to, &facts)).transpose()?,
+            location_base: location_base(route, &facts)?,
             method: method(route, &facts)?,
             body: body.map(|body| made_body(body, &facts)).transpose()?,
             pages: filled_pages(route, &facts),
@@ -303,6 +307,17 @@ impl<'t> Changes<'t> {
         pages.find(|one| std::ptr::eq(one.page, page))
     }
 
+    /// Puts scheme and host before a place that the proxy has made or rewritten.
+    pub fn complete_location(&self, headers: &mut HeaderMap) {
+        let Some(base) = &self.location_base else {
+            return;
+        };
+        rewrite_lines(headers, &LOCATION, |place| {
+            let is_path = place.starts_with(b"/") && !place.starts_with(b"//");
+            is_path.then(|| [base.as_bytes(), place].concat())
+        });
+    }
+
     pub fn apply_to_response(&self, headers: &mut HeaderMap) {
         apply(&self.down, headers, &self.late);
     }
@@ -357,6 +372,7 @@ pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Re
     };
     response.headers_mut().extend(headers);
     if let Some(changes) = changes {
+        changes.complete_location(response.headers_mut());
         changes.apply_to_response(response.headers_mut());
     }
     Some(response)
@@ -465,6 +481,14 @@ fn location(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValu
         RedirectFailure::TooLong => Rejection::HeadError(HeadError::TooLarge),
         RedirectFailure::NoHost => Rejection::Request(RequestFault::Host),
     })
+}
+
+fn location_base(route: &Route, facts: &TemplateFacts<'_>) -> Result<Option<String>, Rejection> {
+    let base = route.location_base.as_ref().map(|base| base.fill(facts));
+    let base = base
+        .transpose()
+        .map_err(|TooLong| Rejection::HeadError(HeadError::TooLarge))?;
+    Ok(base.flatten())
 }
 
 fn apply(changes: &Filled<'_>, headers: &mut HeaderMap, facts: &LateFacts) {

@@ -132,6 +132,41 @@ impl Redirect {
     }
 }
 
+/// `https://{host}{port_part}`: the scheme and the host before a path in `Location`.
+#[derive(Clone, Debug)]
+pub struct LocationBase {
+    text: Template,
+}
+
+impl LocationBase {
+    /// The client must not choose the host, as with [`Redirect::new`].
+    pub fn parse(text: &str) -> Result<LocationBase, String> {
+        let whole = Redirect::new(&format!("{text}{{uri}}"), StatusCode::FOUND);
+        match whole {
+            Ok(_) if text.contains("://") && !text.ends_with('/') => {}
+            Ok(_) | Err(RedirectError::Form) => {
+                return Err("write a scheme and a host, such as `https://{host}`".to_owned());
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+        let text = Template::parse(text).map_err(|error| error.to_string())?;
+        Ok(LocationBase { text })
+    }
+
+    pub fn text(&self) -> &Template {
+        &self.text
+    }
+
+    /// `None` if it needs the request's host, and the request names none.
+    pub fn fill(&self, facts: &TemplateFacts<'_>) -> Result<Option<String>, TooLong> {
+        let is_host = |piece: &TemplatePiece| *piece == TemplatePiece::Variable(Variable::Host);
+        if facts.host.is_empty() && self.text.pieces().iter().any(is_host) {
+            return Ok(None);
+        }
+        self.text.fill_url(facts).map(Some)
+    }
+}
+
 /// Checks that a location begins with a path, or with a scheme and a host. The client may only
 /// choose the host that it sent in its own request.
 fn check_front(pieces: &[TemplatePiece]) -> Result<(), RedirectError> {
@@ -172,6 +207,7 @@ fn check_host(first: &str, rest: &[TemplatePiece]) -> Result<(), RedirectError> 
             }
             // Any valid name will do.
             TemplatePiece::Variable(Variable::Host) => host.push('h'),
+            TemplatePiece::Variable(Variable::PortPart) => host.push_str(":1"),
             TemplatePiece::Variable(Variable::Path | Variable::Uri) => break,
             TemplatePiece::Variable(_) => return Err(RedirectError::Host),
         }
@@ -219,6 +255,7 @@ mod tests {
             "https://b.example:8443{uri}",
             "https://{host}{uri}",
             "https://{host}:8443{path}",
+            "{scheme}://{host}{port_part}/a",
             "https://www.{host}/",
             "{scheme}://{host}/a",
             "https://b.example?{query}",
@@ -236,6 +273,7 @@ mod tests {
         }
         for odd in [
             "",
+            "https://{host}{port_part}.b.example/",
             "//b.example",
             "b.example",
             "ftp://b.example",
@@ -247,6 +285,19 @@ mod tests {
             "javascript:alert(1)",
         ] {
             assert_eq!(refused(odd), Some(RedirectError::Form), "{odd}");
+        }
+        for base in ["https://b.example", "{scheme}://{host}{port_part}"] {
+            assert!(LocationBase::parse(base).is_ok(), "{base}");
+        }
+        for odd in [
+            "",
+            "/a",
+            "b.example",
+            "{uri}",
+            "https://b.example/",
+            "https://{header:x-a}",
+        ] {
+            assert!(LocationBase::parse(odd).is_err(), "{odd}");
         }
         assert_eq!(refused("/a b"), Some(RedirectError::Character(' ')));
         assert_eq!(refused("/\\b"), Some(RedirectError::Character('\\')));

@@ -168,18 +168,11 @@ impl ResponseRewrites {
         self.locations.is_empty() && cookies == 0
     }
 
-    pub fn apply(&self, headers: &mut HeaderMap) {
-        if !self.locations.is_empty() {
-            let location = |text: &[u8]| TextRewrite::first(&self.locations, text);
-            rewrite_lines(headers, &LOCATION, location);
-            rewrite_lines(headers, &REFRESH, |text| {
-                let at = text.to_ascii_lowercase();
-                let at = at.windows(4).position(|part| part == b"url=")? + 4;
-                let (before, url) = text.split_at(at);
-                Some([before, &location(url)?].concat())
-            });
-        }
+    /// Returns whether a rule fits `Location`.
+    pub fn apply(&self, headers: &mut HeaderMap) -> bool {
         rewrite_lines(headers, &SET_COOKIE, |text| self.cookie(text));
+        let location = |text: &[u8]| TextRewrite::first(&self.locations, text);
+        !self.locations.is_empty() && rewrite_places(headers, location)
     }
 
     /// The new line of a cookie, if it changes. Its name and its value stay.
@@ -244,19 +237,37 @@ pub(crate) fn rewrite_cookie(
     is_changed.then(|| parts.join(&b';'))
 }
 
-/// Gives the lines of a header another value. `None` keeps a line.
+/// Gives the places in `Location` and `Refresh` another text. `None` keeps a place. Returns whether
+/// `Location` gets one.
+pub(crate) fn rewrite_places(
+    headers: &mut HeaderMap,
+    new: impl Fn(&[u8]) -> Option<Vec<u8>>,
+) -> bool {
+    rewrite_lines(headers, &REFRESH, |text| {
+        let at = text.to_ascii_lowercase();
+        let at = at.windows(4).position(|part| part == b"url=")? + 4;
+        let (before, url) = text.split_at(at);
+        Some([before, &new(url)?].concat())
+    });
+    rewrite_lines(headers, &LOCATION, new)
+}
+
+/// Gives the lines of a header another value. `None` keeps a line. Returns whether a line gets one.
 pub(crate) fn rewrite_lines(
     headers: &mut HeaderMap,
     name: &HeaderName,
     new: impl Fn(&[u8]) -> Option<Vec<u8>>,
-) {
+) -> bool {
     let lines = headers.iter_mut().filter(|(known, _)| *known == name);
+    let mut is_rewritten = false;
     for (_, line) in lines {
         let value = new(line.as_bytes()).map(HeaderValue::try_from);
         if let Some(Ok(value)) = value {
             *line = value;
+            is_rewritten = true;
         }
     }
+    is_rewritten
 }
 
 #[cfg(test)]

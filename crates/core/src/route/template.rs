@@ -70,6 +70,8 @@ pub(super) enum Variable {
     /// The port of the proxy that the client has connected to.
     Port,
     Relay(RelayVariable),
+    /// `:` and this port, unless it is that of the scheme.
+    PortPart,
     Tls(TlsVariable),
     Late(LateVariable),
     /// All lines of a header, joined.
@@ -307,6 +309,7 @@ impl Variable {
             Self::PeerPort => push_port(out, facts.ports.peer),
             Self::Port => push_port(out, facts.ports.local),
             Self::Relay(variable) => variable.write(out, facts),
+            Self::PortPart => facts.ports.push_part(facts.scheme, out),
             Self::Tls(variable) => variable.write(out, facts.tls),
             // They have no value yet.
             Self::Late(_) => {}
@@ -327,7 +330,7 @@ impl Variable {
     fn escape(&self, url: &mut String, value: &[u8], part: UrlPart) {
         // A value that is a part of a URL has its own escapes. In other values `%` is a character.
         let (keep, escaped): (fn(u8) -> bool, bool) = match (self, part) {
-            (Self::Host, UrlPart::Path) => (is_host_byte, false),
+            (Self::Host | Self::PortPart, UrlPart::Path) => (is_host_byte, false),
             (Self::Path | Self::Rest | Self::Uri | Self::PathParam(_), UrlPart::Path) => {
                 (is_url_byte, true)
             }

@@ -36,7 +36,8 @@ const TRANSLATED: &str = "\
     proxy_pass_request_headers proxy_pass_request_body \
     proxy_cookie_domain proxy_cookie_flags error_page proxy_intercept_errors \
     grpc_intercept_errors keepalive_requests keepalive_time underscores_in_headers ssl_crl \
-    proxy_ssl_crl grpc_ssl_crl ssl_reject_handshake proxy_ssl_server_name grpc_ssl_server_name";
+    proxy_ssl_crl grpc_ssl_crl ssl_reject_handshake proxy_ssl_server_name grpc_ssl_server_name \
+    absolute_redirect port_in_redirect server_name_in_redirect";
 
 /// Directives that tidegate does not need, and the reason.
 const NEEDLESS: &str = "\
@@ -63,7 +64,6 @@ keepalive_disable proxy_socket_keepalive | connections are kept by themselves
 reset_timedout_connection lingering_close | always
 ignore_invalid_headers | headers that are none are refused
 merge_slashes | limits see one spelling of each path
-port_in_redirect absolute_redirect server_name_in_redirect | redirects are as they are written
 client_body_buffer_size client_body_temp_path proxy_request_buffering | bodies are streamed
 client_header_buffer_size | `max_header_bytes` of [server]
 send_timeout proxy_send_timeout grpc_send_timeout | `body_timeout` of [server]

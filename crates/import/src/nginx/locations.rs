@@ -8,6 +8,7 @@ use super::early_answers::{self, EarlyAnswer, RequestClass};
 use super::error_pages;
 use super::limits;
 use super::precedence::{self, Location, LocationKind, Nesting};
+use super::rewrites;
 use super::scope::{BlockScope, LocationPath};
 use super::settings;
 use super::syntax::Directive;
@@ -244,6 +245,7 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
             entries.add_new(&change.key, change.value);
         }
     }
+    rewrites::add_location_base(scope, &target, &mut entries);
     let sizes = scope.inherited("client_max_body_size");
     let is_of_route = sizes
         .first()

@@ -4,15 +4,17 @@
 use super::scope::BlockScope;
 use super::syntax::Directive;
 use super::variables::{self, ValuePart};
-use crate::route::{CookieFlags, TextRewrite};
-use crate::values::{inline_table, quote, quote_list};
+use crate::draft::TargetDraft;
+use crate::route::{CookieFlags, LocationBase, TextRewrite};
+use crate::values::{TomlEntries, inline_table, quote, quote_list};
 
 type ReadRule = fn(&str, &str) -> Result<TextRewrite, String>;
 
-/// Returns the fields of `rewrite_down`. `is_put_back` says which directives `replace_prefix` has
-/// done already.
+/// Returns the fields of `rewrite_down`. `default` is the rule of `proxy_redirect default`.
+/// `is_put_back` says which directives `replace_prefix` has done already.
 pub(super) fn read_rewrites(
     scope: &BlockScope<'_>,
+    default: Option<&str>,
     is_put_back: impl Fn(&Directive) -> bool,
 ) -> Vec<String> {
     let mut fields = Vec::new();
@@ -30,13 +32,21 @@ pub(super) fn read_rewrites(
         ),
     ];
     for (name, key, read) in tables {
-        let directives = scope.inherited(name).into_iter();
-        let directives = directives.filter(|one| one.args.len() == 2 && !is_put_back(one));
-        let rules = directives.filter_map(|one| {
-            let rule = read_rule(one, scope, read);
-            rule.map_err(|why| one.lost(why)).ok()
-        });
-        add_table(&mut fields, key, rules.collect());
+        let directives = scope.inherited(name);
+        let default = default.filter(|_| key == "location").map(str::to_owned);
+        let mut rules: Vec<String> = Vec::new();
+        rules.extend(default.clone().filter(|_| directives.is_empty()));
+        for one in directives {
+            rules.extend(match one.args.len() {
+                1 if one.arg(0) == "default" => default.clone(),
+                2 if !is_put_back(one) => {
+                    let rule = read_rule(one, scope, read);
+                    rule.map_err(|why| one.lost(why)).ok()
+                }
+                _ => None,
+            });
+        }
+        add_table(&mut fields, key, rules);
     }
     let flags = scope.inherited("proxy_cookie_flags").into_iter();
     let flags = flags.filter(|one| one.args.len() > 1).filter_map(|one| {
@@ -45,6 +55,40 @@ pub(super) fn read_rewrites(
     });
     add_table(&mut fields, "cookie_flags", flags.collect());
     fields
+}
+
+/// Adds what nginx writes before the paths that it makes or rewrites itself.
+pub(super) fn add_location_base(
+    scope: &BlockScope<'_>,
+    target: &TargetDraft,
+    entries: &mut TomlEntries,
+) {
+    let makes_path = match target {
+        TargetDraft::Redirect { to, .. } => !to.contains("://"),
+        TargetDraft::Upstream(_) => entries.list.iter().any(|entry| match &*entry.key {
+            "replace_prefix" => entry.value.contains("location = true"),
+            // The rule that nginx has by itself leaves a path alone, which clients understand.
+            "rewrite_down" if scope.last("proxy_redirect").is_none() => false,
+            "rewrite_down" => entry.value.contains("location = "),
+            _ => false,
+        }),
+        TargetDraft::Respond { .. } | TargetDraft::Closed(_) => false,
+    };
+    if !makes_path || scope.last_arg("absolute_redirect") == Some("off") {
+        return;
+    }
+    let host = match scope.is_on("server_name_in_redirect") {
+        true => scope.server_name(),
+        false => "{host}",
+    };
+    let port = match scope.last_arg("port_in_redirect") {
+        Some("off") => "",
+        _ => "{port_part}",
+    };
+    let base = format!("{{scheme}}://{host}{port}");
+    if LocationBase::parse(&base).is_ok() {
+        entries.add("location_base", quote(&base));
+    }
 }
 
 fn add_table(fields: &mut Vec<String>, key: &str, mut rules: Vec<String>) {

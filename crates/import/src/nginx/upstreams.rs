@@ -73,7 +73,7 @@ impl<'p> ProxyPass<'p> {
         draft: &mut Draft,
     ) -> Result<RouteAction, String> {
         let url = self.parse_url()?;
-        let mut entries = self.replace_path(url.path, path)?;
+        let mut entries = self.replace_path(&url, path)?;
         if let Some(one) = self.last("method") {
             entries.add("method_up", quote(&self.method(one)?));
         }
@@ -138,37 +138,28 @@ impl<'p> ProxyPass<'p> {
     /// Returns the settings that replace the location's path by the path of the URL, as nginx does.
     fn replace_path(
         &self,
-        new_path: Option<&str>,
+        url: &PassUrl<'_>,
         location: &LocationPath<'_>,
     ) -> Result<TomlEntries, String> {
         let mut entries = TomlEntries::default();
-        let Some(new_path) = new_path else {
+        let is_new = |path: &&str| location.is_stripped || location.path != Some(path);
+        let Some(new_path) = url.path.filter(is_new) else {
             if let Some(path) = location.path.filter(|_| location.is_stripped) {
-                let path = path.trim_end_matches('/');
-                entries.add("strip_prefix", quote(path));
+                entries.add("strip_prefix", quote(path.trim_end_matches('/')));
             }
-            entries.add_table(
-                "rewrite_down",
-                &rewrites::read_rewrites(self.scope, |_| false),
-            );
+            let default = self.default_redirect(url);
+            let rules = rewrites::read_rewrites(self.scope, default.as_deref(), |_| false);
+            entries.add_table("rewrite_down", &rules);
             return Ok(entries);
         };
         let path = location
             .path
             .ok_or("the path of a regular expression cannot be replaced")?;
-        if new_path == path && !location.is_stripped {
-            entries.add_table(
-                "rewrite_down",
-                &rewrites::read_rewrites(self.scope, |_| false),
-            );
-            return Ok(entries);
-        }
         if location.is_stripped || Replacement::new(path, new_path, Case::Sensitive).is_err() {
             return Err(format!("`{path}` cannot be replaced by `{new_path}`"));
         }
         if !location.is_exact && !path.ends_with('/') && new_path.ends_with('/') {
-            let why = "the rest of the path begins with one slash, not with two";
-            self.one.differs(why);
+            (self.one).differs("the rest of the path begins with one slash, not with two");
         }
         let mut fields = vec![
             format!("from = {}", quote(path)),
@@ -187,9 +178,20 @@ impl<'p> ProxyPass<'p> {
             fields.push("cookies = true".to_owned());
         }
         entries.add_table("replace_prefix", &fields);
-        let rules = rewrites::read_rewrites(self.scope, |one| changes.are_in(one));
+        let rules = rewrites::read_rewrites(self.scope, None, |one| changes.are_in(one));
         entries.add_table("rewrite_down", &rules);
         Ok(entries)
+    }
+
+    /// Returns the rule of `proxy_redirect default` if paths stay as they are.
+    fn default_redirect(&self, url: &PassUrl<'_>) -> Option<String> {
+        // An upstream that gets the client's host names no other host.
+        self.sent_host(url, false)?;
+        let is_named = self.prefix == "proxy"
+            && variables::is_constant(self.one.arg(0))
+            && !url.host.starts_with("unix:");
+        let from = format!("{}{}", self.url, url.path.map_or("/", |_| ""));
+        is_named.then(|| format!("{} = {}", quote(&from), quote(url.path.unwrap_or("/"))))
     }
 
     fn add_upstream(&self, url: &PassUrl<'_>, draft: &mut Draft) -> String {

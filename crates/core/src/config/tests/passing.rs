@@ -240,6 +240,8 @@ fn a_route_answers_by_itself() {
         ("method_up = \"post\"", "T125"),
         ("method_up = \"HEAD\"", "T125"),
         ("method_up = \"{path:id}\"", "T123"),
+        ("location_base = \"/a\"", "T125"),
+        ("location_base = \"https://{host:a}\"", "T125"),
         ("trailers_down = { x-a = \"{path:id}\" }", "T123"),
         ("trailers_down = { set-cookie = \"a\" }", "T116"),
         ("trailers_down = { x-a = false }", "T103"),

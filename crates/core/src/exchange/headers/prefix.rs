@@ -1,12 +1,12 @@
 //! The prefix that a route strips from a path, or puts before it.
 
-use http::header::{HeaderMap, LOCATION, SET_COOKIE};
+use http::header::{HeaderMap, SET_COOKIE};
 use http::uri::{PathAndQuery, Uri};
 use http::{HeaderName, Request};
 
 use super::{Peer, RequestFault, append};
 use crate::path::CanonicalPath;
-use crate::route::{Prefix, Replacement, rewrite_cookie, rewrite_lines};
+use crate::route::{Prefix, Replacement, rewrite_cookie, rewrite_lines, rewrite_places};
 
 const X_FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 
@@ -73,18 +73,17 @@ pub fn restore(
     replacement: &Replacement,
     client_host: &str,
     is_upstream: impl Fn(&str) -> bool,
-) {
-    if replacement.location {
-        rewrite_lines(headers, &LOCATION, |location| {
-            restore_location(replacement, location, client_host, &is_upstream)
-        });
-    }
+) -> bool {
     if replacement.cookies {
         let path = |path: &[u8]| Some(replacement.undo(str::from_utf8(path).ok()?)?.into_bytes());
         rewrite_lines(headers, &SET_COOKIE, |line| {
             rewrite_cookie(line, "path", path)
         });
     }
+    replacement.location
+        && rewrite_places(headers, |location| {
+            restore_location(replacement, location, client_host, &is_upstream)
+        })
 }
 
 fn restore_location(

@@ -63,6 +63,16 @@ impl RelayVariable {
     }
 }
 
+impl Ports {
+    /// Writes the proxy's port behind a host, if the scheme has another by itself.
+    pub(super) fn push_part(self, scheme: &str, out: &mut Vec<u8>) {
+        let of_scheme = if scheme == "https" { 443 } else { 80 };
+        if ![0, of_scheme].contains(&self.local) {
+            push(out, &format!(":{}", self.local));
+        }
+    }
+}
+
 /// The facts of a TLS session.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TlsFacts<'r> {
@@ -149,4 +159,24 @@ fn escaped_pem(der: &[u8]) -> String {
     }
     text.push_str("%0A-----END%20CERTIFICATE-----%0A");
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_of_the_scheme_is_left_out() {
+        for (scheme, local, part) in [
+            ("http", 80, ""),
+            ("http", 443, ":443"),
+            ("https", 443, ""),
+            ("https", 80, ":80"),
+            ("http", 0, ""),
+        ] {
+            let mut out = Vec::new();
+            Ports { peer: 1, local }.push_part(scheme, &mut out);
+            assert_eq!(out, part.as_bytes(), "{scheme} {local}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use super::connection::{RelayVariable, TlsVariable};
 use super::late::LateVariable;
 
 /// Variables without a `:NAME`.
-pub(super) const WORDS: [(&str, Variable); 39] = [
+pub(super) const WORDS: [(&str, Variable); 40] = [
     ("client_ip", Variable::ClientIp),
     ("peer_ip", Variable::PeerIp),
     ("host", Variable::Host),
@@ -23,6 +23,7 @@ pub(super) const WORDS: [(&str, Variable); 39] = [
     ("http2", Variable::Http2),
     ("peer_port", Variable::PeerPort),
     ("port", Variable::Port),
+    ("port_part", Variable::PortPart),
     ("proxy_header_ip", Variable::Relay(RelayVariable::ClientIp)),
     (
         "proxy_header_port",
