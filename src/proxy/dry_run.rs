@@ -293,7 +293,7 @@ impl DryRun {
                     upgrade: ready.asks_upgrade,
                 };
                 if let Some(changes) = changes {
-                    changes.apply_to_response(x.response.headers_mut());
+                    changes.apply_to_response(x.response);
                 }
             }
             Target::Respond(_) => result.outcome = DryRunOutcome::Answered,

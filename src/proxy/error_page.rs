@@ -223,6 +223,6 @@ fn put_page(
     }
     put(headers);
     if let Some(changes) = changes {
-        changes.add_missing(headers);
+        changes.add_missing(status, headers);
     }
 }

@@ -114,7 +114,7 @@ impl Proxy {
             if has_new_place {
                 changes.complete_location(response.headers_mut());
             }
-            changes.apply_to_response(response.headers_mut());
+            changes.apply_to_response(response);
         }
     }
 }

@@ -7,6 +7,7 @@ mod access_log;
 mod answer;
 mod bandwidth;
 mod error_page;
+mod expires;
 mod host;
 mod matching;
 mod near;
@@ -40,6 +41,7 @@ pub use answer::{
 };
 pub use bandwidth::Bandwidth;
 pub use error_page::{ErrorPage, PageBody, PageServer, PageSource, PageStatus};
+pub use expires::{Expires, ExpiryStart};
 pub use host::{HostPattern, MAX_HOST_BYTES, host_of};
 pub use matching::{HeaderMatch, MethodError, QueryMatch, ValueMatch, method_of};
 pub use near::{Miss, Near, Precedence};
@@ -48,7 +50,7 @@ pub use regex::Regex;
 pub use replacement::Replacement;
 pub use response_rewrite::{CookieFlags, ResponseRewrites, TextRewrite};
 pub(crate) use response_rewrite::{rewrite_cookie, rewrite_lines, rewrite_places};
-pub use rewrite::{Action, Direction, HeaderChange, HeaderText, Prefix};
+pub use rewrite::{Action, Direction, HeaderChange, HeaderText, Prefix, is_success};
 pub use table::{Conflict, RouteTable};
 use template::Template;
 
@@ -102,6 +104,8 @@ pub struct Route {
     pub headers_up: Vec<HeaderChange>,
     /// Changes of response heads, in this order.
     pub headers_down: Vec<HeaderChange>,
+    /// How long clients may keep successful responses; `None` leaves that to the upstream.
+    pub expires: Option<Expires>,
     /// Trailers that are added to responses.
     pub trailers_down: Vec<HeaderChange>,
     /// New texts in the responses of upstreams, before `headers_down`.
@@ -154,6 +158,7 @@ impl Route {
             pass_body: true,
             headers_up: Vec::new(),
             headers_down: Vec::new(),
+            expires: None,
             trailers_down: Vec::new(),
             rewrite_down: None,
             location_base: None,

@@ -1,5 +1,7 @@
 //! Headers that a route sets, adds and removes: with what the upstream and the client saw.
 
+use std::io::Write as _;
+
 use crate::house::{Answer, Seen, Tidegate, Upstream};
 use crate::probe::Probe;
 
@@ -345,4 +347,65 @@ fn responses_end_with_trailers() {
             "{text}"
         );
     }
+}
+
+#[test]
+fn some_headers_are_for_successful_responses() {
+    let upstream = Upstream::start(|request, stream| {
+        let target = request.head.split(' ').nth(1).unwrap_or_default();
+        let status = target.trim_start_matches('/');
+        let head = format!(
+            "HTTP/1.1 {status} x\r\nContent-Length: 0\r\nCache-Control: private\r\n\
+             Last-Modified: Mon, 28 Sep 1970 06:00:00 GMT\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).is_ok()
+    });
+    let probe = Probe::before(
+        upstream,
+        r#"
+        [[route]]
+        path = "/own"
+        respond = { status = 200, body = "a" }
+        expires = "1h"
+        headers_success = { "+cache-control" = "public" }
+        [[route]]
+        path = "/closed"
+        respond = { status = 403 }
+        headers_success = { x-success = "1" }
+        [[route]]
+        path = "/*"
+        upstream = "$UPSTREAM"
+        expires = "34min"
+        expires_from = "modified"
+        headers_down = { x-all = "1" }
+        headers_success = { x-success = "{response_header:expires}" }
+        "#,
+    );
+    let ended = "Mon, 28 Sep 1970 06:34:00 GMT";
+    for (status, success) in [
+        (200, true),
+        (204, true),
+        (301, true),
+        (404, false),
+        (202, false),
+    ] {
+        let answer = probe.proxy.get(&format!("/{status}"));
+        assert_eq!(answer.header("x-all").as_deref(), Some("1"), "{status}");
+        let expected = success.then(|| ended.to_owned());
+        assert_eq!(answer.header("x-success"), expected, "{status}");
+        assert_eq!(answer.header("expires"), expected, "{status}");
+        let control = if success { "no-cache" } else { "private" };
+        assert_eq!(
+            answer.header("cache-control").as_deref(),
+            Some(control),
+            "{status}"
+        );
+    }
+    let own = probe.proxy.get("/own").head.to_lowercase();
+    assert!(own.contains("cache-control: max-age=3600\r\n"), "{own}");
+    assert!(
+        own.contains("cache-control: public") && own.contains("expires: "),
+        "{own}"
+    );
+    assert_eq!(probe.proxy.get("/closed").header("x-success"), None);
 }

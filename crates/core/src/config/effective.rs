@@ -186,7 +186,14 @@ fn hide_secrets(top: &mut Map<String, Value>) {
         }
     }
     for route in tables(top, "route") {
-        for key in ["headers", "headers_up", "headers_down", "trailers_down"] {
+        let keys = [
+            "headers",
+            "headers_up",
+            "headers_down",
+            "headers_success",
+            "trailers_down",
+        ];
+        for key in keys {
             let headers = route.get_mut(key).and_then(Value::as_object_mut);
             for (name, value) in headers.into_iter().flatten() {
                 if is_secret_header(name) && value.is_string() {

@@ -335,7 +335,10 @@ fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) ->
         .unwrap_or(route.body_limit);
     route.bandwidth = forwarding::bandwidth(section);
     let up = forwarding::header_changes(section, "headers_up", Direction::Up);
-    let down = forwarding::header_changes(section, "headers_down", Direction::Down);
+    let mut down = forwarding::header_changes(section, "headers_down", Direction::Down);
+    let success = forwarding::header_changes(section, "headers_success", Direction::Down);
+    down.extend(success);
+    route.expires = forwarding::expires(section);
     let trailers = forwarding::header_changes(section, "trailers_down", Direction::Trailer);
     route.method_up = forwarding::method(section);
     route.pass_headers = section.boolean("pass_headers");
@@ -463,7 +466,8 @@ fn check_variables(
 fn check_is_early(section: &Section<'_>, text: &Template, span: &TextSpan) {
     if text.is_late() {
         contradiction(
-            "only `headers_down` and `trailers_down` can tell what an upstream has answered",
+            "only `headers_down`, `headers_success` and `trailers_down` can tell what an \
+             upstream has answered",
         )
         .at(span, "has no value yet")
         .report_to(section.reader);

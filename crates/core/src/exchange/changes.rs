@@ -11,7 +11,7 @@ use http::header::{
     CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION,
     TRAILER, UPGRADE,
 };
-use http::{Method, Request, Response, Version};
+use http::{Method, Request, Response, StatusCode, Version};
 use smallvec::SmallVec;
 
 use super::access_record::AccessRecord;
@@ -27,8 +27,8 @@ use crate::route::template::{
     BodyTemplate, LateText, ResponseTime, SentResponse, TemplateFacts, TooLong,
 };
 use crate::route::{
-    Action, ErrorPage, HeaderChange, HeaderText, Redirect, RedirectFailure, RespondBody, Route,
-    Target, rewrite_lines,
+    Action, ErrorPage, Expires, HeaderChange, HeaderText, Redirect, RedirectFailure, RespondBody,
+    Route, Target, is_success, rewrite_lines,
 };
 use crate::telemetry::spans::AttemptLog;
 
@@ -142,7 +142,8 @@ pub struct Changes<'t> {
     trailers: Vec<FilledChange<'t>>,
     location: Option<HeaderValue>,
     /// What stands before a path in `Location`.
-    location_base: Option<String>,
+    location_base: Option<Box<str>>,
+    expires: Option<&'t Expires>,
     /// The method for the upstream.
     method: Option<Method>,
     /// The body of the route's own response, if it has variables.
@@ -181,7 +182,8 @@ impl<'t> Changes<'t> {
             || !route.headers_up.is_empty()
             || !route.headers_down.is_empty()
             || !route.trailers_down.is_empty()
-            || route.location_base.is_some();
+            || route.location_base.is_some()
+            || route.expires.is_some();
         if !has_changes && id.is_none() {
             return Ok(None);
         }
@@ -207,6 +209,7 @@ impl<'t> Changes<'t> {
             },
             location: redirect.map(|to| location(to, &facts)).transpose()?,
             location_base: location_base(route, &facts)?,
+            expires: route.expires.as_ref(),
             method: method(route, &facts)?,
             body: body.map(|body| made_body(body, &facts)).transpose()?,
             pages: filled_pages(route, &facts),
@@ -237,7 +240,7 @@ impl<'t> Changes<'t> {
                 let mut set = self.up.iter().filter(sets);
                 set.any(|one| headers::are_twins(&one.change.name, odd))
             });
-            apply(&self.up, headers, &self.late);
+            apply(&self.up, headers, &self.late, None);
         }
     }
 
@@ -318,13 +321,20 @@ impl<'t> Changes<'t> {
         });
     }
 
-    pub fn apply_to_response(&self, headers: &mut HeaderMap) {
-        apply(&self.down, headers, &self.late);
+    pub fn apply_to_response<R>(&self, response: &mut Response<R>) {
+        let status = response.status();
+        let headers = response.headers_mut();
+        if let Some(expires) = self.expires.filter(|_| is_success(status)) {
+            let now_s = clock::unix_us() / 1_000_000;
+            expires.apply(headers, i64::try_from(now_s).unwrap_or(i64::MAX));
+        }
+        apply(&self.down, headers, &self.late, Some(status));
     }
 
-    /// Adds headers to a refusal that it does not have.
-    pub fn add_missing(&self, headers: &mut HeaderMap) {
-        for one in &self.down {
+    /// Adds headers to a refusal of this status that it does not have.
+    pub fn add_missing(&self, status: StatusCode, headers: &mut HeaderMap) {
+        let changes = self.down.iter();
+        for one in changes.filter(|one| one.change.changes_status(status)) {
             let name = &one.change.name;
             let value = one.value(headers, &self.late);
             if let (Some(value), false) = (value, headers.contains_key(name)) {
@@ -373,7 +383,7 @@ pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Re
     response.headers_mut().extend(headers);
     if let Some(changes) = changes {
         changes.complete_location(response.headers_mut());
-        changes.apply_to_response(response.headers_mut());
+        changes.apply_to_response(&mut response);
     }
     Some(response)
 }
@@ -483,16 +493,24 @@ fn location(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValu
     })
 }
 
-fn location_base(route: &Route, facts: &TemplateFacts<'_>) -> Result<Option<String>, Rejection> {
+fn location_base(route: &Route, facts: &TemplateFacts<'_>) -> Result<Option<Box<str>>, Rejection> {
     let base = route.location_base.as_ref().map(|base| base.fill(facts));
     let base = base
         .transpose()
         .map_err(|TooLong| Rejection::HeadError(HeadError::TooLarge))?;
-    Ok(base.flatten())
+    Ok(base.flatten().map(String::into_boxed_str))
 }
 
-fn apply(changes: &Filled<'_>, headers: &mut HeaderMap, facts: &LateFacts) {
-    for one in changes {
+/// Applies changes of a request, or of a response of this status.
+fn apply(
+    changes: &Filled<'_>,
+    headers: &mut HeaderMap,
+    facts: &LateFacts,
+    status: Option<StatusCode>,
+) {
+    let fits =
+        |one: &&FilledChange<'_>| status.is_none_or(|status| one.change.changes_status(status));
+    for one in changes.iter().filter(fits) {
         let change = one.change;
         match (&change.action, one.value(headers, facts)) {
             (_, value) if change.name == CONNECTION => {

@@ -432,7 +432,7 @@ impl Stages {
     pub fn reject<B, R: From<Bytes>>(&self, x: &mut Exchange<'_, B, R>, rejection: &Rejection) {
         let mut response = self.replies.respond(rejection, x);
         if let Some(changes) = &x.changes {
-            changes.add_missing(response.headers_mut());
+            changes.add_missing(response.status(), response.headers_mut());
         }
         *x.response = response.map(R::from);
         if let Rejection::Blocked(blocked) = rejection {

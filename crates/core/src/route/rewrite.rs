@@ -8,6 +8,7 @@
 
 use std::borrow::Cow;
 
+use http::StatusCode;
 use http::header::{self as h, HeaderName, HeaderValue};
 
 use super::template::{Template, TemplateError};
@@ -17,6 +18,8 @@ use crate::path::{CanonicalPath, Case, fold};
 pub struct HeaderChange {
     pub name: HeaderName,
     pub action: Action,
+    /// Whether it changes only successful responses.
+    pub only_success: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +44,17 @@ pub enum Direction {
     Trailer,
 }
 
+/// Whether `headers_success` and `expires` change a response of this status, as in nginx.
+pub fn is_success(status: StatusCode) -> bool {
+    const STATUSES: [u16; 10] = [200, 201, 204, 206, 301, 302, 303, 304, 307, 308];
+    STATUSES.contains(&status.as_u16())
+}
+
 impl HeaderChange {
+    pub fn changes_status(&self, status: StatusCode) -> bool {
+        !self.only_success || is_success(status)
+    }
+
     pub fn may_touch(name: &HeaderName, direction: Direction) -> Result<(), &'static str> {
         let frames = matches!(
             *name,
@@ -92,6 +105,7 @@ impl HeaderChange {
         HeaderChange {
             name: name.unwrap_or_else(|_| self.name.clone()),
             action,
+            only_success: self.only_success,
         }
     }
 }

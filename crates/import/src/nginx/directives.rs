@@ -37,7 +37,7 @@ const TRANSLATED: &str = "\
     proxy_cookie_domain proxy_cookie_flags error_page proxy_intercept_errors \
     grpc_intercept_errors keepalive_requests keepalive_time underscores_in_headers ssl_crl \
     proxy_ssl_crl grpc_ssl_crl ssl_reject_handshake proxy_ssl_server_name grpc_ssl_server_name \
-    absolute_redirect port_in_redirect server_name_in_redirect";
+    absolute_redirect port_in_redirect server_name_in_redirect expires";
 
 /// Directives that tidegate does not need, and the reason.
 const NEEDLESS: &str = "\
@@ -93,7 +93,6 @@ ssl_stapling ssl_stapling_verify ssl_trusted_certificate | responses of OCSP are
 proxy_set_body sub_filter | bodies pass as they are
 proxy_ignore_client_abort | a client that disconnects cancels its request
 proxy_bind | connections come from the system's choice of address
-expires | `headers_down` sets headers
 set split_clients | there are no variables of one's own
 mirror | requests are sent once
 valid_referers | the import closes routes that use `$invalid_referer`

@@ -240,7 +240,8 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
     let fallback = actions::find_fallback(scope);
     let last_scope = fallback.as_ref().map_or(scope, |fallback| &fallback.scope);
     for change in settings::header_changes(last_scope, draft).list {
-        let is_down = matches!(&*change.key, "headers_down" | "trailers_down");
+        const DOWN: &str = "headers_down headers_success expires expires_from trailers_down";
+        let is_down = DOWN.split(' ').any(|key| key == change.key);
         if passes || is_down && !target.denies() {
             entries.add_new(&change.key, change.value);
         }

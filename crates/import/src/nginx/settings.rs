@@ -250,25 +250,39 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
         let change = name.map(|name| format!("{} = false", toml_key(&name)));
         down.extend(change.filter(|change| !down.contains(change)));
     }
+    let mut entries = TomlEntries::default();
+    let mut success = expires(scope, &mut entries);
+    down.extend(added_headers(scope, |one| one.arg(2) == "always"));
+    success.extend(added_headers(scope, |one| one.arg(2) != "always"));
+    entries.add_table("headers_up", &up);
+    entries.add_table("headers_down", &down);
+    entries.add_table("headers_success", &success);
+    entries.add_table("trailers_down", &trailers(scope));
+    entries
+}
+
+/// Translates those `add_header` that `is_meant` chooses.
+fn added_headers(scope: &BlockScope<'_>, is_meant: impl Fn(&Directive) -> bool) -> Vec<String> {
     let mut added: Vec<(String, Vec<String>)> = Vec::new();
-    let mut set = Vec::new();
+    let mut set: Vec<(String, String)> = Vec::new();
     for one in scope.inherited("add_header") {
         // `[tls]` has a setting for this one.
-        if one.arg(0).eq_ignore_ascii_case("strict-transport-security") {
+        let is_hsts = one.arg(0).eq_ignore_ascii_case("strict-transport-security");
+        if is_hsts || !is_meant(one) {
             continue;
         }
         let Some(name) = changed_header(one, Direction::Down) else {
             continue;
         };
         let value = header_value(one, scope).unwrap_or_default();
-        // nginx has one of this header, and an empty value removes it.
-        if name == "last-modified" {
-            let value = if value.is_empty() {
-                "false".to_owned()
-            } else {
-                quote(&value)
+        // nginx has one of these headers, and an empty value removes it.
+        if matches!(&*name, "last-modified" | "etag") {
+            let value = match value.is_empty() {
+                true => "false".to_owned(),
+                false => quote(&value),
             };
-            set.push(format!("{name} = {value}"));
+            set.retain(|(known, _)| *known != name);
+            set.push((name, value));
             continue;
         }
         match added.iter_mut().find(|(known, _)| *known == name) {
@@ -277,16 +291,54 @@ pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlE
             None => added.push((name, vec![value])),
         }
     }
-    down.extend(added.into_iter().map(|(name, values)| {
+    let set = set
+        .into_iter()
+        .map(|(name, value)| format!("{name} = {value}"));
+    added_lines(added).chain(set).collect()
+}
+
+/// Returns `"+NAME" = ["VALUE"]` of each header.
+fn added_lines(added: Vec<(String, Vec<String>)>) -> impl Iterator<Item = String> {
+    added.into_iter().map(|(name, values)| {
         let name = quote(&format!("+{name}"));
         format!("{name} = {}", quote_one_or_list(&values))
-    }));
-    down.extend(set);
-    let mut entries = TomlEntries::default();
-    entries.add_table("headers_up", &up);
-    entries.add_table("headers_down", &down);
-    entries.add_table("trailers_down", &trailers(scope));
-    entries
+    })
+}
+
+/// Translates `expires 1h;`. Returns the headers for a time that is fixed.
+fn expires(scope: &BlockScope<'_>, entries: &mut TomlEntries) -> Vec<String> {
+    let fixed = |date: &str, control: &str| {
+        let fields = [("expires", date), ("cache-control", control)];
+        fields
+            .map(|(name, value)| format!("{name} = {}", quote(value)))
+            .to_vec()
+    };
+    let Some(one) = scope.last("expires") else {
+        return Vec::new();
+    };
+    let (is_from_change, time) = match one.arg(0) {
+        "modified" => (true, one.arg(1)),
+        time => (false, time),
+    };
+    match time {
+        "off" => {}
+        "max" => return fixed("Thu, 31 Dec 2037 23:55:55 GMT", "max-age=315360000"),
+        // The exact time in the past does not matter.
+        "epoch" => return fixed("Thu, 01 Jan 1970 00:00:01 GMT", "no-cache"),
+        past if past.starts_with('-') && !is_from_change => {
+            return fixed("Thu, 01 Jan 1970 00:00:01 GMT", "no-cache");
+        }
+        time => match values::parse_nginx_ms(time) {
+            Some(ms) => {
+                entries.add("expires", values::time_text(ms));
+                if is_from_change {
+                    entries.add("expires_from", quote("modified"));
+                }
+            }
+            None => one.lost("`expires` of a route is a time that begins with the response"),
+        },
+    }
+    Vec::new()
 }
 
 /// Translates `add_trailer X-Time $msec;`.
@@ -306,11 +358,7 @@ fn trailers(scope: &BlockScope<'_>) -> Vec<String> {
             None => found.push((name, vec![value])),
         }
     }
-    let lines = found.into_iter().map(|(name, values)| {
-        let name = quote(&format!("+{name}"));
-        format!("{name} = {}", quote_one_or_list(&values))
-    });
-    lines.collect()
+    added_lines(found).collect()
 }
 
 fn toml_key(name: &str) -> String {

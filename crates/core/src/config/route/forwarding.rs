@@ -1,5 +1,7 @@
 //! Changes of paths and headers on their way, and answers in place of an upstream.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::header::CONNECTION;
 use http::{HeaderValue, Method, StatusCode};
@@ -10,8 +12,8 @@ use crate::config::*;
 use crate::path::Case;
 use crate::route::template::{BodyTemplate, Template};
 use crate::route::{
-    Action, Bandwidth, CookieFlags, Direction, HeaderChange, HeaderText, Redirect, Replacement,
-    Respond, RespondBody, ResponseRewrites, Target, TextRewrite, method_of,
+    Action, Bandwidth, CookieFlags, Direction, Expires, ExpiryStart, HeaderChange, HeaderText,
+    Redirect, Replacement, Respond, RespondBody, ResponseRewrites, Target, TextRewrite, method_of,
 };
 
 /// Changes of one kind of head, at most.
@@ -85,6 +87,7 @@ pub(super) fn header_changes(
     key: &'static str,
     direction: Direction,
 ) -> Vec<Located<HeaderChange>> {
+    let only_success = key == "headers_success";
     section.declare(key, || ValueKind::Map(Box::new(ValueKind::FalseOrTexts)));
     let section = section.section(key);
     let mut found: Vec<Located<HeaderChange>> = Vec::new();
@@ -127,7 +130,11 @@ pub(super) fn header_changes(
                 .report_to(section.reader);
         }
         for action in actions {
-            let change = |name| HeaderChange { name, action };
+            let change = |name| HeaderChange {
+                name,
+                action,
+                only_success,
+            };
             found.push(name.clone().map(change));
         }
     }
@@ -253,6 +260,21 @@ pub(super) fn bandwidth(section: &mut Section<'_>) -> Option<Bandwidth> {
             .report_to(section.reader);
     }
     Some(bandwidth?.sent_before(after.unwrap_or(0)))
+}
+
+/// Reads `expires = "1h"` and `expires_from = "modified"`.
+pub(super) fn expires(section: &mut Section<'_>) -> Option<Expires> {
+    const STARTS: &[(&str, ExpiryStart)] = &[
+        ("response", ExpiryStart::Response),
+        ("modified", ExpiryStart::Modified),
+    ];
+    const MOST: Duration = Duration::from_secs(10 * 365 * 86_400);
+    let after = section.optional_duration("expires", Duration::ZERO..=MOST);
+    let from = section.word("expires_from", STARTS);
+    Some(Expires {
+        after_s: i64::try_from(after?.as_secs()).ok()?,
+        from,
+    })
 }
 
 /// Reads `method_up = "POST"`.
