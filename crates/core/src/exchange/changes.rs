@@ -3,16 +3,15 @@
 //! All values are made from the request as the client sent it, before anything is sent. The changes
 //! are applied last, so that neither `Connection` nor the proxy's own headers can undo them.
 
+mod filled;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION,
-    TRAILER, UPGRADE,
+    CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, TRAILER,
 };
 use http::{Method, Request, Response, StatusCode, Version};
-use smallvec::SmallVec;
 
 use super::access_record::AccessRecord;
 use super::downstream::Downstream;
@@ -23,109 +22,15 @@ use super::request_id::{self, RequestId};
 use crate::clock;
 use crate::path::CanonicalPath;
 use crate::request_head::HeadError;
-use crate::route::template::{
-    BodyTemplate, LateText, ResponseTime, SentResponse, TemplateFacts, TooLong,
-};
+use crate::route::template::{BodyTemplate, LateText, TemplateFacts, TooLong};
 use crate::route::{
-    Action, ErrorPage, Expires, HeaderChange, HeaderText, Redirect, RedirectFailure, RespondBody,
-    Route, Target, is_success, rewrite_lines,
+    Action, ErrorPage, Expires, Redirect, RedirectFailure, RespondBody, Route, Target, is_success,
+    rewrite_lines,
 };
 use crate::telemetry::spans::AttemptLog;
 
-/// Changes with their values for this request.
-type Filled<'t> = SmallVec<[FilledChange<'t>; 4]>;
-
-#[derive(Debug)]
-struct FilledChange<'t> {
-    change: &'t HeaderChange,
-    /// `None` removes the header.
-    value: Option<FilledValue>,
-}
-
-#[derive(Debug)]
-enum FilledValue {
-    Ready(HeaderValue),
-    /// It tells something of the response.
-    Late(LateText),
-}
-
-impl FilledChange<'_> {
-    /// `None` for an empty value. `headers` are those of the message.
-    fn value(&self, headers: &HeaderMap, facts: &LateFacts) -> Option<HeaderValue> {
-        self.value.as_ref()?.text(headers, facts)
-    }
-}
-
-impl FilledValue {
-    fn text(&self, headers: &HeaderMap, facts: &LateFacts) -> Option<HeaderValue> {
-        match self {
-            FilledValue::Ready(value) => Some(value.clone()),
-            FilledValue::Late(text) => {
-                let text = facts.fill(text, headers);
-                Some(HeaderValue::try_from(text).ok()?).filter(|value| !value.is_empty())
-            }
-        }
-    }
-}
-
-/// A trailer with its value for one request.
-#[derive(Debug)]
-struct FilledTrailer {
-    name: HeaderName,
-    /// Whether trailers of this name stay.
-    adds: bool,
-    value: FilledValue,
-}
-
-/// The trailers that a route adds to one response.
-#[derive(Debug)]
-pub struct ResponseTrailers {
-    list: Vec<FilledTrailer>,
-    /// The headers of the response.
-    headers: HeaderMap,
-    late: LateFacts,
-}
-
-impl ResponseTrailers {
-    /// Adds the trailers to those of the upstream. The body has ended.
-    pub fn add_to(&self, trailers: &mut HeaderMap) {
-        for one in &self.list {
-            match one.value.text(&self.headers, &self.late) {
-                Some(value) if one.adds => drop(trailers.append(&one.name, value)),
-                Some(value) => drop(trailers.insert(&one.name, value)),
-                None => {}
-            }
-        }
-    }
-}
-
-/// What variables of a response tell, beside its headers.
-#[derive(Clone, Debug, Default)]
-struct LateFacts {
-    /// When the head of the request was complete; `None` for changes without variables.
-    began: Option<Instant>,
-    /// The attempts to send the request, if a header of the response tells them.
-    attempts: Option<Arc<AttemptLog>>,
-}
-
-impl LateFacts {
-    fn fill(&self, text: &LateText, headers: &HeaderMap) -> Vec<u8> {
-        let tell = |variable| {
-            let attempts = self.attempts.as_ref();
-            attempts.map(|log| log.tell(variable)).unwrap_or_default()
-        };
-        text.fill(headers, SentResponse::default(), || self.time(), tell)
-    }
-
-    fn time(&self) -> ResponseTime {
-        let now = clock::now();
-        let began = self.began.unwrap_or(now);
-        ResponseTime {
-            took: now.saturating_duration_since(began),
-            unix: Duration::from_micros(clock::unix_us()),
-        }
-    }
-}
+pub use filled::ResponseTrailers;
+use filled::{Filled, FilledChange, FilledTrailer, FilledValue, LateFacts, apply, fill};
 
 /// An error page with variables, and its text for one request.
 #[derive(Debug)]
@@ -134,22 +39,65 @@ struct FilledPage<'t> {
     text: LateText,
 }
 
+/// Texts that few routes have.
+#[derive(Debug, Default)]
+struct OwnTexts<'t> {
+    location: Option<HeaderValue>,
+    /// What stands before a path in `Location`.
+    location_base: Option<String>,
+    /// The body of the route's own response, if it has variables.
+    body: Option<LateText>,
+    /// Those of the route's error pages that have variables.
+    pages: Vec<FilledPage<'t>>,
+}
+
+impl<'t> OwnTexts<'t> {
+    /// `None` without any.
+    fn of(
+        route: &'t Route,
+        facts: &TemplateFacts<'_>,
+    ) -> Result<Option<Box<OwnTexts<'t>>>, Rejection> {
+        if !OwnTexts::are_in(route) {
+            return Ok(None);
+        }
+        let mut texts = OwnTexts {
+            location_base: location_base(route, facts)?,
+            pages: filled_pages(route, facts),
+            ..OwnTexts::default()
+        };
+        match &route.target {
+            Target::Redirect(redirect) => texts.location = Some(location(redirect, facts)?),
+            Target::Respond(respond) => {
+                if let RespondBody::Made(body) = &respond.body {
+                    texts.body = Some(made_body(body, facts)?);
+                }
+            }
+            Target::Upstream(_) => {}
+        }
+        Ok(Some(Box::new(texts)))
+    }
+
+    fn are_in(route: &Route) -> bool {
+        let of_target = match &route.target {
+            Target::Redirect(_) => true,
+            Target::Respond(respond) => matches!(respond.body, RespondBody::Made(_)),
+            Target::Upstream(_) => false,
+        };
+        let mut pages = route.error_pages.iter();
+        of_target || route.location_base.is_some() || pages.any(|page| page.made_text().is_some())
+    }
+}
+
 /// The header changes of one request and of its response.
 #[derive(Debug, Default)]
 pub struct Changes<'t> {
     up: Filled<'t>,
     down: Filled<'t>,
     trailers: Vec<FilledChange<'t>>,
-    location: Option<HeaderValue>,
-    /// What stands before a path in `Location`.
-    location_base: Option<Box<str>>,
     expires: Option<&'t Expires>,
     /// The method for the upstream.
     method: Option<Method>,
-    /// The body of the route's own response, if it has variables.
-    body: Option<LateText>,
-    /// Those of the route's error pages that have variables.
-    pages: Vec<FilledPage<'t>>,
+    texts: Option<Box<OwnTexts<'t>>>,
     /// The request's id, and its header.
     id: Option<(&'t HeaderName, HeaderValue)>,
     late: LateFacts,
@@ -164,25 +112,11 @@ impl<'t> Changes<'t> {
         downstream: &Downstream,
         record: &mut AccessRecord,
     ) -> Result<Option<Box<Changes<'t>>>, Rejection> {
-        let (redirect, body) = match &route.target {
-            Target::Redirect(redirect) => (Some(redirect), None),
-            Target::Respond(respond) => match &respond.body {
-                RespondBody::Made(template) => (None, Some(template)),
-                RespondBody::Fixed(_) => (None, None),
-            },
-            Target::Upstream(_) => (None, None),
-        };
-        let has_changes = redirect.is_some()
-            || body.is_some()
+        let has_changes = OwnTexts::are_in(route)
             || route.method_up.is_some()
-            || route
-                .error_pages
-                .iter()
-                .any(|page| page.made_text().is_some())
             || !route.headers_up.is_empty()
             || !route.headers_down.is_empty()
             || !route.trailers_down.is_empty()
-            || route.location_base.is_some()
             || route.expires.is_some();
         if !has_changes && id.is_none() {
             return Ok(None);
@@ -207,12 +141,9 @@ impl<'t> Changes<'t> {
                 true => fill(&route.trailers_down, &facts)?.into_vec(),
                 false => Vec::new(),
             },
-            location: redirect.map(|to| location(to, &facts)).transpose()?,
-            location_base: location_base(route, &facts)?,
             expires: route.expires.as_ref(),
             method: method(route, &facts)?,
-            body: body.map(|body| made_body(body, &facts)).transpose()?,
-            pages: filled_pages(route, &facts),
+            texts: OwnTexts::of(route, &facts)?,
             id,
             late: LateFacts {
                 began: Some(record.began),
@@ -251,7 +182,8 @@ impl<'t> Changes<'t> {
             Some(FilledValue::Late(text)) => text.tells_attempts(),
             _ => false,
         };
-        let of_pages = self.pages.iter().any(|one| one.text.tells_attempts());
+        let mut pages = self.texts.iter().flat_map(|texts| &texts.pages);
+        let of_pages = pages.any(|one| one.text.tells_attempts());
         if !of_pages && !self.down.iter().chain(&self.trailers).any(tells) {
             return of_trace;
         }
@@ -306,13 +238,14 @@ impl<'t> Changes<'t> {
     }
 
     fn filled_page(&self, page: &ErrorPage) -> Option<&FilledPage<'t>> {
-        let mut pages = self.pages.iter();
+        let mut pages = self.texts.as_ref()?.pages.iter();
         pages.find(|one| std::ptr::eq(one.page, page))
     }
 
     /// Puts scheme and host before a place that the proxy has made or rewritten.
     pub fn complete_location(&self, headers: &mut HeaderMap) {
-        let Some(base) = &self.location_base else {
+        let texts = self.texts.as_ref();
+        let Some(base) = texts.and_then(|texts| texts.location_base.as_ref()) else {
             return;
         };
         rewrite_lines(headers, &LOCATION, |place| {
@@ -359,7 +292,7 @@ pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Re
                 RespondBody::Fixed(bytes) => bytes.clone(),
                 RespondBody::Made(_) => {
                     let body = changes.and_then(|changes| {
-                        let text = changes.body.as_ref()?;
+                        let text = changes.texts.as_ref()?.body.as_ref()?;
                         Some(changes.late.fill(text, &HeaderMap::new()))
                     });
                     body.unwrap_or_default().into()
@@ -376,7 +309,7 @@ pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Re
         }
         Target::Redirect(answer) => {
             *response.status_mut() = answer.status;
-            let location = changes.and_then(|changes| changes.location.clone());
+            let location = changes.and_then(|changes| changes.texts.as_ref()?.location.clone());
             location.map(|value| (LOCATION, value))
         }
     };
@@ -391,39 +324,6 @@ pub fn own_response(target: &Target, changes: Option<&Changes<'_>>) -> Option<Re
 /// Whether the response can have a body with trailers.
 fn takes_trailers<B>(request: &Request<B>) -> bool {
     request.method() != Method::HEAD && request.version() != Version::HTTP_10
-}
-
-fn fill<'t>(
-    changes: &'t [HeaderChange],
-    facts: &TemplateFacts<'_>,
-) -> Result<Filled<'t>, Rejection> {
-    let filled = changes.iter().map(|change| {
-        let value = match &change.action {
-            Action::Set(text) | Action::Add(text) => value(text, facts)?,
-            Action::Remove => None,
-        };
-        Ok(FilledChange { change, value })
-    });
-    filled.collect()
-}
-
-/// `None` for an empty value.
-fn value(text: &HeaderText, facts: &TemplateFacts<'_>) -> Result<Option<FilledValue>, Rejection> {
-    let too_large = Rejection::HeadError(HeadError::TooLarge);
-    let value = match text {
-        HeaderText::Fixed(value) => value.clone(),
-        HeaderText::Made(template) if template.is_late() => {
-            let late = template.fill_late(facts).map_err(|TooLong| too_large)?;
-            return Ok(Some(FilledValue::Late(late)));
-        }
-        HeaderText::Made(template) => match template.fill(facts).map(HeaderValue::try_from) {
-            Ok(Ok(value)) => value,
-            Ok(Err(_)) | Err(TooLong) => return Err(too_large),
-        },
-    };
-    Ok(Some(value)
-        .filter(|value| !value.is_empty())
-        .map(FilledValue::Ready))
 }
 
 /// The facts for the variables of a route's texts.
@@ -493,43 +393,10 @@ fn location(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValu
     })
 }
 
-fn location_base(route: &Route, facts: &TemplateFacts<'_>) -> Result<Option<Box<str>>, Rejection> {
+fn location_base(route: &Route, facts: &TemplateFacts<'_>) -> Result<Option<String>, Rejection> {
     let base = route.location_base.as_ref().map(|base| base.fill(facts));
     let base = base
         .transpose()
         .map_err(|TooLong| Rejection::HeadError(HeadError::TooLarge))?;
-    Ok(base.flatten().map(String::into_boxed_str))
-}
-
-/// Applies changes of a request, or of a response of this status.
-fn apply(
-    changes: &Filled<'_>,
-    headers: &mut HeaderMap,
-    facts: &LateFacts,
-    status: Option<StatusCode>,
-) {
-    let fits =
-        |one: &&FilledChange<'_>| status.is_none_or(|status| one.change.changes_status(status));
-    for one in changes.iter().filter(fits) {
-        let change = one.change;
-        match (&change.action, one.value(headers, facts)) {
-            (_, value) if change.name == CONNECTION => {
-                // A tunnel ends with its connection.
-                let closes = value.is_some_and(|one| one.as_bytes().eq_ignore_ascii_case(b"close"));
-                if closes && !headers.contains_key(UPGRADE) {
-                    headers.append(CONNECTION, HeaderValue::from_static("close"));
-                }
-            }
-            (Action::Add(_), None) => {}
-            (Action::Add(_), Some(value)) => {
-                headers.append(&change.name, value);
-            }
-            (Action::Set(_) | Action::Remove, None) => {
-                headers.remove(&change.name);
-            }
-            (Action::Set(_) | Action::Remove, Some(value)) => {
-                headers.insert(&change.name, value);
-            }
-        }
-    }
+    Ok(base.flatten())
 }

@@ -333,21 +333,13 @@ impl<'p> ProxyPass<'p> {
             // nginx leaves the port out as well.
             add("name", name.split(':').next().unwrap_or(name));
         }
-        if let Some(one) = self.last("ssl_trusted_certificate") {
-            match files::is_readable(one.arg(0)) {
-                true => add("ca", one.arg(0)),
-                false => {
-                    let why = "no such file here; `tls = { ca = .. }` of the upstream names it";
-                    one.lost(why);
-                }
-            }
-        }
-        if let Some(one) = self.last("ssl_crl") {
-            match files::is_readable(one.arg(0)) {
-                true => add("crl", one.arg(0)),
-                false => {
-                    one.lost("no such file here; `tls = { crl = .. }` of the upstream names it")
-                }
+        for (theirs, ours) in [("ssl_trusted_certificate", "ca"), ("ssl_crl", "crl")] {
+            match self.last(theirs) {
+                Some(one) if files::is_readable(one.arg(0)) => add(ours, one.arg(0)),
+                Some(one) => one.lost(format!(
+                    "no such file here; `tls = {{ {ours} = .. }}` of the upstream names it"
+                )),
+                None => {}
             }
         }
         let cert = self.last("ssl_certificate");

@@ -9,14 +9,15 @@ pub(super) enum Escape {
     None,
     /// No client can put a script into the page of another one.
     Html,
-    /// In a line of a log no client can end a field or the line. Bytes as `\x0A`, and `-` for an empty value.
+    /// In a line of a log no client can end a field or the line. Bytes are as `\x0A`, and an empty
+    /// value is `-`.
     Text,
     /// The same as within a JSON string.
     Json,
 }
 
 impl Escape {
-    /// Escapes the bytes of `out` from `start` on. In a log a value has at most [`MAX_VALUE`] of them.
+    /// Escapes the bytes of `out` from `start` on. A log gets at most [`MAX_VALUE`] of them.
     pub(super) fn apply(self, out: &mut Vec<u8>, start: usize) {
         if self == Escape::None {
             return;
