@@ -117,9 +117,12 @@ def with_outer(server, outer):
     return Directive(server.words, [*moved, *server.block])
 
 
-def with_old_http2(server):
-    """The same server with HTTP/2 as a parameter of `listen`, as nginx before 1.25.1 has it."""
-    if not any(one.args() == ["on"] for one in server.named("http2")):
+def with_old_http2(server, http):
+    """The same server with HTTP/2 as a parameter of `listen`, as nginx before 1.25.1 has it. Without
+    TLS it speaks HTTP/2 alone then, so the proxy must do so."""
+    asks = any(one.name == "grpc_pass" or one.words == ["proxy_http_version", "2"]
+               for one in http.everywhere())
+    if not asks or not any(one.args() == ["on"] for one in server.named("http2")):
         return server
     listens = [Directive([*one.words, "http2"]) for one in server.named("listen")]
     rest = [one for one in server.block if one.name not in ("http2", "listen")]
@@ -181,7 +184,7 @@ def split(main, folder):
                       for server in group for address in addresses(server))
         asked = is_main or proxies(group) or not is_asked_by_proxy(group, http)
         if any_proxies and not asked:
-            origins += [with_old_http2(with_outer(server, rest)) for server in group]
+            origins += [with_old_http2(with_outer(server, rest), http) for server in group]
             continue
         socket = folder / f"behind-{number}.sock"
         group = [with_answering_location(server) if server.named("return") else server
