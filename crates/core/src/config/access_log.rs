@@ -1,8 +1,8 @@
 //! `[access_log.NAME]`: logs of requests in forms of their own.
 
 use super::*;
+use crate::route::RouteLog;
 use crate::route::template::LineTemplate;
-use crate::route::{HostPattern, PathPattern, RouteLog};
 
 /// `[access_log.NAME]`
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,15 +58,7 @@ fn target(section: &mut Section<'_>) -> Option<LogTarget> {
 fn line(section: &mut Section<'_>) -> Option<LineTemplate> {
     let form = TextForm::new(Code::BadTemplate, "the form of a line");
     let line = section.parse("format", form, LineTemplate::parse)?;
-    let template = line.template();
-    let every_path = PathPattern::parse("/*").expect("`/*` is a pattern");
-    let unknown = template.unknown_to_path(&every_path);
-    if let Some(unknown) = unknown.or(template.unknown_to_host(&HostPattern::Any)) {
-        let message = format!("a log of several routes has nothing for `{{{unknown}}}`");
-        Diagnostic::new(Code::NoSuchParameter, message)
-            .at(&section.value_span("format"), "asked for here")
-            .report_to(section.reader);
-    }
+    section.check_for_all_routes("format", line.template());
     Some(line)
 }
 

@@ -202,7 +202,9 @@ fn page_body(section: &mut Section<'_>, has_variables: bool) -> Option<PageBody>
     let text = match has_variables {
         true => {
             let form = TextForm::new(Code::BadTemplate, "a page with variables");
-            RespondBody::Made(section.parse("body", form, made_text)?)
+            let page = section.parse("body", form, BodyTemplate::parse)?;
+            section.check_for_all_routes("body", page.template());
+            RespondBody::Made(page)
         }
         false => RespondBody::Fixed(section.text("body")?.into()),
     };
@@ -213,15 +215,6 @@ fn page_body(section: &mut Section<'_>, has_variables: bool) -> Option<PageBody>
     Some(PageBody { text, content_type })
 }
 
-/// Several routes have the page, so it cannot tell parts of a route's path or host.
-fn made_text(text: &str) -> Result<BodyTemplate, String> {
-    let body = BodyTemplate::parse(text).map_err(|error| error.to_string())?;
-    match body.variable_of_pattern() {
-        Some(name) => Err(format!("a page cannot tell `{{{name}}}`")),
-        None => Ok(body),
-    }
-}
-
 fn file_text(section: &Section<'_>, bytes: &[u8]) -> Option<BodyTemplate> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned());
     let report = |why| {
@@ -230,7 +223,10 @@ fn file_text(section: &Section<'_>, bytes: &[u8]) -> Option<BodyTemplate> {
             .help(why)
             .report_to(section.reader);
     };
-    text.and_then(made_text).map_err(report).ok()
+    let parsed = text.and_then(|text| BodyTemplate::parse(text).map_err(|why| why.to_string()));
+    let page = parsed.map_err(report).ok()?;
+    section.check_for_all_routes("file", page.template());
+    Some(page)
 }
 
 fn page_file(section: &mut Section<'_>, has_variables: bool) -> Option<PageBody> {

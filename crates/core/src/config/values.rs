@@ -19,6 +19,8 @@ use super::reader::{Located, ValueKind};
 use super::reference;
 use super::section::Section;
 use crate::limit::rate;
+use crate::route::template::Template;
+use crate::route::{HostPattern, PathPattern};
 
 /// The form that a text must have.
 #[derive(Clone, Copy)]
@@ -48,6 +50,19 @@ pub(super) const DAY: Duration = Duration::from_secs(86_400);
 pub(super) const UP_TO_A_DAY: RangeInclusive<Duration> = MS..=DAY;
 
 impl Section<'_> {
+    /// Reports a variable that only routes with certain patterns have.
+    pub(super) fn check_for_all_routes(&self, key: &str, template: &Template) {
+        let every_path = PathPattern::parse("/*").expect("`/*` is a pattern");
+        let unknown = template.unknown_to_path(&every_path);
+        let Some(unknown) = unknown.or(template.unknown_to_host(&HostPattern::Any)) else {
+            return;
+        };
+        let message = format!("not every route has something for `{{{unknown}}}`");
+        Diagnostic::new(Code::NoSuchParameter, message)
+            .at(&self.value_span(key), "asked for here")
+            .report_to(self.reader);
+    }
+
     pub(super) fn text(&mut self, key: &'static str) -> Option<String> {
         let value = self.take(key, || ValueKind::Text)?;
         let text = self.interpolated(value);

@@ -3,7 +3,7 @@
 use http::HeaderValue;
 
 use super::escape::Escape;
-use super::{LateText, Template, TemplateError, TemplateFacts, TooLong, Variable};
+use super::{LateText, Template, TemplateError, TemplateFacts, TooLong};
 
 /// The body of a response of the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,18 +40,6 @@ impl BodyTemplate {
 
     pub fn template(&self) -> &Template {
         &self.template
-    }
-
-    /// A variable that only the patterns of a route have, as the configuration writes it.
-    pub fn variable_of_pattern(&self) -> Option<String> {
-        self.template
-            .variables()
-            .find_map(|variable| match variable {
-                Variable::Rest => Some("rest".to_owned()),
-                Variable::PathParam(name) => Some(format!("path:{name}")),
-                Variable::HostGroup(name) => Some(format!("host:{name}")),
-                _ => None,
-            })
     }
 
     /// Fills in the variables of the request. Those of the response are left.
