@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
 use http::Version;
 use http::header::{Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, VIA};
 
@@ -72,9 +71,10 @@ impl Peer {
             _ => {
                 let mut map = HeaderMap::new();
                 let element = last.element.clone();
-                replace_names(&mut map, self, Some(host.clone()), element);
+                // The copy, because the request's value keeps the whole read buffer.
+                replace_names(&mut map, self, Some(last.host.clone()), element);
                 map.insert(VIA, via_of(version));
-                let lines = PrerenderedHeaders::new(&map);
+                let lines = PrerenderedHeaders::new(map);
                 last.lines = Some((version, lines.clone()));
                 lines
             }
@@ -184,35 +184,35 @@ pub(super) fn append(headers: &mut HeaderMap, name: HeaderName, value: HeaderVal
     }
 }
 
-/// Header lines of HTTP/1.1 that are rendered once and sent with many requests of one client. The
-/// map of such a request contains none of their names.
+/// Headers of many requests of one client, made once. The map of such a request contains none of
+/// their names.
 #[derive(Clone, Debug)]
-pub struct PrerenderedHeaders(Bytes);
+pub struct PrerenderedHeaders(Arc<Prerendered>);
+
+#[derive(Debug)]
+struct Prerendered {
+    /// The lines of a head of HTTP/1.1.
+    lines: Vec<u8>,
+    headers: HeaderMap,
+}
 
 impl PrerenderedHeaders {
-    pub fn new(headers: &HeaderMap) -> PrerenderedHeaders {
+    pub fn new(headers: HeaderMap) -> PrerenderedHeaders {
         let mut lines = Vec::new();
-        for (name, value) in headers {
+        for (name, value) in &headers {
             put_line(&mut lines, name, value.as_bytes());
         }
-        PrerenderedHeaders(lines.into_boxed_slice().into())
+        lines.shrink_to_fit();
+        PrerenderedHeaders(Arc::new(Prerendered { lines, headers }))
     }
 
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.0.lines
     }
 
     pub fn insert_into(&self, headers: &mut HeaderMap) {
-        for line in self.0.split(|&byte| byte == b'\n') {
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            let Some(colon) = line.iter().position(|&byte| byte == b':') else {
-                continue;
-            };
-            let name = HeaderName::from_bytes(&line[..colon]);
-            let value = HeaderValue::from_bytes(line[colon + 1..].trim_ascii());
-            if let (Ok(name), Ok(value)) = (name, value) {
-                headers.insert(name, value);
-            }
+        for (name, value) in &self.0.headers {
+            headers.insert(name.clone(), value.clone());
         }
     }
 }
@@ -271,7 +271,7 @@ mod tests {
         for (name, value) in lines {
             headers.insert(name, HeaderValue::from_static(value));
         }
-        let prerendered = PrerenderedHeaders::new(&headers);
+        let prerendered = PrerenderedHeaders::new(headers.clone());
         let worded: &[u8] = b"x-real-ip: 2001:db8::1\r\nvia: 1.1 a: b\r\n";
         assert_eq!(prerendered.as_bytes(), worded);
         let mut joined = HeaderMap::new();
