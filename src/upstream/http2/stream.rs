@@ -16,14 +16,19 @@ use h2::{Reason, RecvStream, SendStream};
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
-use http::{HeaderValue, Request, Response, StatusCode, Version};
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, Version};
 use http_body::{Body as _, Frame, SizeHint};
 
 use super::Http2Connection;
-use super::upload::{Http2Upload, send_body};
+use super::upload::{Http2Upload, begin_upload};
 use crate::body::RequestBody;
+use crate::trace::TRACEPARENT;
 use crate::upstream::deadline::{AbortOnDrop, Deadline};
 use crate::upstream::error::{ExchangeError, HeadFault, UpstreamError};
+
+/// Headers whose values usually differ in each request. They are sent as literals that are never
+/// indexed (RFC 7541 section 6.2.3). In the table they would push the other headers out.
+const UNIQUE: [HeaderName; 2] = [HeaderName::from_static("x-request-id"), TRACEPARENT];
 
 /// A stream for one request. Dropped before the response has ended, it resets the stream, which
 /// cancels the work upstream.
@@ -103,7 +108,7 @@ impl Http2Stream {
         if !ends {
             let deadline = Arc::clone(&self.deadline);
             let sending = Http2Upload::new(std::mem::take(&mut body), deadline);
-            self.upload = AbortOnDrop::new(&tokio::spawn(send_body(stream, Arc::clone(&sending))));
+            self.upload = begin_upload(stream, Arc::clone(&sending)).await;
             upload = Some(sending);
         }
         match self.wait_for_head(response).await {
@@ -214,6 +219,11 @@ impl Http2Stream {
         let host = headers.remove(HOST);
         for name in [CONNECTION, TRANSFER_ENCODING, UPGRADE] {
             headers.remove(name);
+        }
+        for name in UNIQUE {
+            if let Some(value) = headers.get_mut(name) {
+                value.set_sensitive(true);
+            }
         }
         let authority = |host: &HeaderValue| Authority::try_from(host.as_bytes()).ok();
         let path = parts.uri.path_and_query().cloned();

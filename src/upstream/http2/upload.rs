@@ -3,7 +3,7 @@
 //! A small body is also copied until a response comes: if the server refuses the stream, the
 //! request can go to another one.
 
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
@@ -16,7 +16,7 @@ use http_body::{Body as _, Frame};
 
 use crate::body::{BodyError, RequestBody};
 use crate::telemetry::panics::lock;
-use crate::upstream::deadline::Deadline;
+use crate::upstream::deadline::{AbortOnDrop, Deadline};
 
 /// The most bytes of a body that are copied.
 const MAX_COPY_BYTES: usize = 64 << 10;
@@ -101,8 +101,22 @@ impl Http2UploadState {
     }
 }
 
+/// Sends what has come of `upload`. A task of its own sends the rest, and ends with the returned value.
+/// Usually the whole body of a call has come, and then it leaves in one write with the head.
+pub(super) async fn begin_upload(
+    stream: SendStream<Bytes>,
+    upload: Arc<Http2Upload>,
+) -> AbortOnDrop {
+    let mut sending = Box::pin(send_body(stream, upload));
+    let is_sent = poll_fn(|context| Poll::Ready(sending.as_mut().poll(context).is_ready()));
+    match is_sent.await {
+        true => AbortOnDrop::default(),
+        false => AbortOnDrop::new(&tokio::spawn(sending)),
+    }
+}
+
 /// Sends `upload` into `stream` until its end, or until the server resets the stream.
-pub(super) async fn send_body(mut stream: SendStream<Bytes>, upload: Arc<Http2Upload>) {
+async fn send_body(mut stream: SendStream<Bytes>, upload: Arc<Http2Upload>) {
     loop {
         let next = poll_fn(|context| match stream.poll_reset(context) {
             Poll::Ready(_) => Poll::Ready(Err(())),
