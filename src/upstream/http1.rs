@@ -184,6 +184,7 @@ impl Http1 {
                 body: std::mem::take(request.body_mut()),
                 framing,
                 is_read: false,
+                has_trailers: false,
             }),
         };
     }
@@ -215,14 +216,14 @@ impl Http1 {
         }
     }
 
-    /// Completes a request of which nothing was sent, unless the end of its body was read.
+    /// Completes a request of which nothing was sent, unless its trailers were read.
     fn restore_unsent(
         &mut self,
         request: &mut Request<RequestBody>,
         error: ExchangeError,
     ) -> ExchangeError {
         match (error, self.upload.take()) {
-            (ExchangeError::Unsent(error), Some(upload)) if upload.is_read => {
+            (ExchangeError::Unsent(error), Some(upload)) if upload.has_trailers => {
                 ExchangeError::Sent(error)
             }
             (ExchangeError::Unsent(error), Some(mut upload)) => {

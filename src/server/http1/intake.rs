@@ -204,7 +204,8 @@ impl<'c> Intake<'c> {
         Ok(())
     }
 
-    /// Returns the body of the request. The content is read into it later.
+    /// Returns the body of the request. Content that came with the head is in it already, so that it
+    /// leaves in one write with the head. The rest is read into it later.
     pub(super) fn begin_content(&mut self, head: RequestFraming) -> RequestBody {
         let length = match &head.content {
             Content::Nothing => return RequestBody::Empty,
@@ -215,8 +216,18 @@ impl<'c> Intake<'c> {
         if head.expects_continue {
             body.await_continue();
         }
+        let mut content = head.content;
+        if !head.expects_continue
+            && matches!(content, Content::Length(_))
+            && let Ok(ContentRead::Data(data)) = content.take(&mut self.ahead)
+        {
+            writer.put(data, content.has_ended());
+            if content.has_ended() {
+                self.phase.end_content();
+            }
+        }
         self.upload = Some(IncomingContent {
-            content: head.content,
+            content,
             pipe: writer,
             unsent_continue: if head.expects_continue { CONTINUE } else { b"" },
             is_requested: !head.expects_continue,
@@ -318,7 +329,8 @@ impl<'c> Intake<'c> {
             return Poll::Ready(());
         };
         let wanted = upload.content.known_left().map_or(READ_BYTES, |left| {
-            usize::try_from(left).unwrap_or(MAX_READ_BYTES)
+            // A read that does not fill the buffer tells that the socket is empty.
+            usize::try_from(left.saturating_add(1)).unwrap_or(MAX_READ_BYTES)
         });
         let wanted = wanted.clamp(MIN_READ_BYTES, MAX_READ_BYTES);
         if !self.read.try_reclaim(wanted) {

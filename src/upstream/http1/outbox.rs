@@ -144,6 +144,8 @@ pub(super) struct Http1Upload {
     pub(super) body: RequestBody,
     pub(super) framing: UploadFraming,
     pub(super) is_read: bool,
+    /// Whether trailers were read. They cannot be put back.
+    pub(super) has_trailers: bool,
 }
 
 impl Http1Upload {
@@ -168,7 +170,7 @@ impl Http1Upload {
                     outbox.put(data, self.is_read, &mut self.framing)?;
                 }
                 Err(frame) => {
-                    self.is_read = true;
+                    (self.is_read, self.has_trailers) = (true, true);
                     let trailers = frame.into_trailers().unwrap_or_default();
                     outbox.put_trailers(&trailers, &self.framing)?;
                 }
