@@ -223,8 +223,14 @@ fn put_target(out: &mut Vec<u8>, uri: &Uri) {
 #[cfg(test)]
 mod tests {
     use std::io::IoSlice;
+    use std::task::Waker;
+    use std::time::Duration;
+
+    use http_body::Frame;
 
     use super::*;
+    use crate::body::pipe;
+    use crate::clock::Sweep;
     use crate::wire::MAX_PIECES;
 
     const GET: &str = "GET /a?b HTTP/1.1\r\nhost: x\r\n";
@@ -388,6 +394,33 @@ mod tests {
         outbox.put("hel".into(), false, &mut framing).unwrap();
         assert_eq!(outbox.flow.take_back(), ["hel"]);
         assert!(outbox.flow.is_empty());
+    }
+
+    #[test]
+    fn a_body_that_was_read_to_its_end_comes_back_whole() {
+        let (writer, reader) = pipe(Some(5));
+        writer.put("hello".into(), true);
+        let mut request = request(&[]).map(|()| RequestBody::piped(reader));
+        let (seconds, sweep) = (Duration::from_secs(9), Sweep::new());
+        let deadline = Deadline::new(sweep.alarm(), seconds, seconds);
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..2 {
+            let framing = UploadFraming::new(&request);
+            assert!(matches!(framing, UploadFraming::Length(5)));
+            let mut outbox = Outbox::default();
+            let mut upload = Http1Upload {
+                body: std::mem::take(request.body_mut()),
+                framing,
+                is_read: false,
+                has_trailers: false,
+            };
+            let filled = upload.fill(&mut outbox, &deadline, &mut context);
+            assert_eq!(filled, Poll::Ready(Ok(())));
+            assert!(upload.is_read);
+            let taken = outbox.flow.take_back();
+            upload.body.put_back(taken.into_iter().map(Frame::data));
+            *request.body_mut() = upload.body;
+        }
     }
 
     const HEAD: &[u8] = b"PUT /a?b=%20c HTTP/1.1\r\nhost: x\r\na: 1\r\na: \xff\r\nempty:\r\n\r\n";
