@@ -126,10 +126,9 @@ impl Store {
     }
 
     /// Whether the store made the decision that [`Store::charge`] has just returned, or this worker
-    /// by what it knew of the store. Call it once, right after `charge`.
+    /// by what it knew of the store. Call it right after `charge`.
     pub fn decided_by(&self) -> Source {
-        self.redis()
-            .map_or(Source::Store, |redis| redis.take_source())
+        self.redis().map_or(Source::Store, |redis| redis.source())
     }
 
     /// Remembers a request that was admitted while the store was away. It is charged when the store

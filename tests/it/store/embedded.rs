@@ -11,6 +11,7 @@ use tidegate::store::fleet::Fleet;
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
 use tidegate::store::recovery::Recovery;
+use tidegate::telemetry::decisions::Source;
 
 use crate::support::{item, limit, log_rule, memory_settings, one};
 
@@ -166,7 +167,7 @@ fn an_answer_of_several_nodes_proves_a_loss_only_by_its_earliest_time() {
         local.keep_warm(&charge, 0);
     }
     // The first answer stands for what other workers know.
-    local.note(&charge, &answer(0), None);
+    local.note(&charge, &answer(0), None, Source::Store);
     time.fetch_add(1_000_000, Ordering::Relaxed);
     assert!(local.lost_by(&charge, &answer(1_000_000), true).is_empty());
     time.fetch_add(1_000_000, Ordering::Relaxed);

@@ -267,11 +267,11 @@ impl Limiter {
         local: Option<Decision>,
     ) -> Result<(), Rejection> {
         let (charge, decision) = (&admission.charge, &admission.decision);
-        let store = Decider::Store { local: None };
+        let (store, source) = (Decider::Store { local: None }, self.store.decided_by());
         if !decision.allowed {
             match local {
                 Some(local) => self.local.give_back(charge, &local),
-                None if self.is_shared() => self.local.note(charge, decision, None),
+                None if self.is_shared() => self.local.note(charge, decision, None, source),
                 None => {}
             }
             return self.finish(admission, store);
@@ -297,7 +297,7 @@ impl Limiter {
                 self.local.keep_warm(charge, admission.wait_us())
             }
         };
-        self.local.note(charge, decision, Some(&local));
+        self.local.note(charge, decision, Some(&local), source);
         let may_refund = charge.iter().any(|check| check.limit.gives_back);
         let local = may_refund.then(|| Box::new(local));
         self.finish(admission, Decider::Store { local })

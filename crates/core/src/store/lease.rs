@@ -32,7 +32,7 @@ const KEYS: usize = 1024;
 #[derive(Clone, Debug, Default)]
 pub struct WorkerCache {
     state: Arc<Mutex<CacheState>>,
-    /// The source of the last decision that was answered without asking; 0 for none.
+    /// The [`Source`] of the last decision.
     source: Arc<AtomicU8>,
 }
 
@@ -81,17 +81,13 @@ impl WorkerCache {
         self.source.store(source as u8, Ordering::Relaxed);
     }
 
-    /// The noted source, once, or else the store. Call it as soon as the decision is there: nothing
-    /// else runs on this worker in between.
-    pub fn take_source(&self) -> Source {
-        let noted = self.source.load(Ordering::Relaxed);
-        if noted == 0 {
-            return Source::Store;
-        }
-        self.source.store(0, Ordering::Relaxed);
-        match noted == Source::Lease as u8 {
-            true => Source::Lease,
-            false => Source::Cache,
+    /// The source of the last decision. Call it as soon as the decision is there: nothing else runs
+    /// on this worker in between.
+    pub fn source(&self) -> Source {
+        match self.source.load(Ordering::Relaxed) {
+            noted if noted == Source::Cache as u8 => Source::Cache,
+            noted if noted == Source::Lease as u8 => Source::Lease,
+            _ => Source::Store,
         }
     }
 

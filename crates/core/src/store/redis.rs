@@ -365,11 +365,13 @@ impl Redis {
             self.cache.note_source(source);
             return Ok(decision);
         }
-        match &self.servers {
+        let answer = match &self.servers {
             ServersView::Server(_) => self.send_charge(asked)?.take().await,
             // In a box: else each connection of a client had room for it, whatever the store is.
             ServersView::Cluster(view) => Box::pin(cluster::charge(self, view, asked)).await,
-        }
+        };
+        self.cache.note_source(Source::Store);
+        answer
     }
 
     /// See [`super::Store::find_denial`].
@@ -452,8 +454,8 @@ impl Redis {
         let _ = self.ready.clone().wait_for(|ready| *ready).await;
     }
 
-    pub(super) fn take_source(&self) -> Source {
-        self.cache.take_source()
+    pub(super) fn source(&self) -> Source {
+        self.cache.source()
     }
 
     pub(super) fn release(&self, charge: &Charge) {

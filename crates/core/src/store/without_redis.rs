@@ -148,7 +148,7 @@ impl Redis {
         match self.0 {}
     }
 
-    pub(super) fn take_source(&self) -> Source {
+    pub(super) fn source(&self) -> Source {
         match self.0 {}
     }
 

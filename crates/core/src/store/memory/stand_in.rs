@@ -11,7 +11,7 @@ use crate::store::is_slots;
 use crate::store::last_answers::{Away, StoreAnswer, slack_us};
 use crate::store::recovery::Recovery;
 use crate::store::store_clock::CheckTime;
-use crate::telemetry::decisions::BannedRequest;
+use crate::telemetry::decisions::{BannedRequest, Source};
 
 /// For what the counts are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,7 +267,13 @@ impl Memory {
 
     /// Remembers an answer of the shared store. `warm` is what this store counted for it; `None` if
     /// the shared store has denied the request.
-    pub fn note(&self, charge: &Charge, decision: &Decision, warm: Option<&Decision>) {
+    pub fn note(
+        &self,
+        charge: &Charge,
+        decision: &Decision,
+        warm: Option<&Decision>,
+        source: Source,
+    ) {
         let Some(recovery) = &self.recovery else {
             return;
         };
@@ -281,9 +287,13 @@ impl Memory {
                 store_us: decision.at_us,
                 now_us,
             };
+            let answers = &recovery.last_answers;
             // A store that does not know of all units says too little.
-            if !is_on || recovery.last_answers.is_tighter(&answer, &self.fleet) {
-                recovery.last_answers.note(&answer);
+            if !is_on || answers.is_tighter(&answer, &self.fleet) {
+                match source {
+                    Source::Store => answers.note(&answer),
+                    _ => answers.note_earlier(&answer),
+                }
             }
         };
         for (index, (item, verdict)) in charge.iter().zip(&decision.verdicts).enumerate() {
