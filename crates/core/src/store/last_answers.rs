@@ -52,6 +52,8 @@ pub(super) struct LastAnswer {
     /// When the first of the units expires, and when the last one does, by this process's clock.
     next_at_us: u64,
     reset_at_us: u64,
+    /// When a calendar window ends, by the store's clock.
+    ends_us: u64,
     /// The store's clock at the answer, and this process's.
     store_us: u64,
     now_us: u64,
@@ -120,6 +122,7 @@ impl LastAnswers {
             gap,
             next_at_us: now_us + verdict.next_us,
             reset_at_us: now_us + verdict.reset_us.max(verdict.next_us),
+            ends_us: answer.store_us + verdict.reset_us,
             store_us: answer.store_us,
             now_us,
             compared_us: map.keys.get(&id).map_or(0, |seen| seen.compared_us),
@@ -185,8 +188,15 @@ impl LastAnswers {
 
     /// The most units that this process may admit within the window while the store is away. These
     /// are the units that it had admitted, and its part of what was left. `None` if nothing that
-    /// still counts is known.
-    pub fn max_units(&self, item: &LimitCheck, fleet: &Fleet, at: Away) -> Option<u64> {
+    /// still counts is known. A calendar window ends at `ends_us` for the counts of this process,
+    /// by the store's clock.
+    pub fn max_units(
+        &self,
+        item: &LimitCheck,
+        fleet: &Fleet,
+        at: Away,
+        ends_us: Option<u64>,
+    ) -> Option<u64> {
         if fleet.size() == 1 {
             return None;
         }
@@ -198,7 +208,9 @@ impl LastAnswers {
             Algorithm::Calendar => seen.reset_at_us,
             _ => at.since_us + rule.window_us,
         };
-        let counts = seen.reset_at_us > at.since_us && at.now_us < until_us;
+        // The counts may be in the window of the answer for a moment longer.
+        let is_same = ends_us.is_some_and(|ends_us| ends_us <= seen.ends_us + SLACK_US);
+        let counts = is_same || seen.reset_at_us > at.since_us && at.now_us < until_us;
         let left = rule.units.saturating_sub(seen.used + seen.gap);
         counts.then(|| seen.own + fleet.part_of(left))
     }

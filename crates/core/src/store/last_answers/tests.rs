@@ -52,18 +52,18 @@ fn a_proxy_has_its_part_of_what_was_left_and_what_it_had() {
     let (answers, fleet, item) = (LastAnswers::default(), Fleet::of(4), item(1));
     let at = |since_us, now_us| Away { since_us, now_us };
     let soon = at(51_000_000, 52_000_000);
-    assert_eq!(answers.max_units(&item, &fleet, soon), None);
+    assert_eq!(answers.max_units(&item, &fleet, soon, None), None);
     answers.note(&answered(&item, &verdict(199), 50));
-    assert_eq!(answers.max_units(&item, &fleet, soon), Some(50 + 50));
+    assert_eq!(answers.max_units(&item, &fleet, soon, None), Some(50 + 50));
     answers.note(&answered(&item, &verdict(399), 100));
-    assert_eq!(answers.max_units(&item, &fleet, soon), Some(100));
+    assert_eq!(answers.max_units(&item, &fleet, soon, None), Some(100));
     // All that the store had admitted has left the window.
     assert_eq!(
-        answers.max_units(&item, &fleet, at(51_000_000, 61_000_000)),
+        answers.max_units(&item, &fleet, at(51_000_000, 61_000_000), None),
         None
     );
     assert_eq!(
-        answers.max_units(&item, &fleet, at(60_000_001, 60_000_002)),
+        answers.max_units(&item, &fleet, at(60_000_001, 60_000_002), None),
         None
     );
 }
@@ -78,12 +78,22 @@ fn what_is_known_of_a_calendar_window_holds_until_it_ends() {
     };
     item.window = Arc::new(Window::new("l", rule));
     answers.note(&answered(&item, &verdict(199), 50));
-    let at = |now_us| Away {
-        since_us: 51_000_000,
-        now_us,
+    let max_units = |now_us, ends_us| {
+        let at = Away {
+            since_us: 51_000_000,
+            now_us,
+        };
+        answers.max_units(&item, &fleet, at, Some(ends_us))
     };
-    assert_eq!(answers.max_units(&item, &fleet, at(59_999_999)), Some(100));
-    assert_eq!(answers.max_units(&item, &fleet, at(60_000_000)), None);
+    let next_us = 60_000_000 + 86_400_000_000;
+    assert_eq!(max_units(59_999_999, 60_000_000), Some(100));
+    assert_eq!(
+        max_units(60_000_400, 60_000_000),
+        Some(100),
+        "the store's clock is behind by the way of its answers"
+    );
+    assert_eq!(max_units(59_999_600, next_us), Some(100));
+    assert_eq!(max_units(60_000_000, next_us), None);
 }
 
 #[test]
@@ -114,15 +124,15 @@ fn a_cached_denial_does_not_replace_a_newer_answer() {
     };
     answers.note(&denied);
     answers.note(&answered(&item, &newer, 51));
-    assert_eq!(answers.max_units(&item, &fleet, at), Some(51));
+    assert_eq!(answers.max_units(&item, &fleet, at, None), Some(51));
     answers.note_earlier(&denied);
-    assert_eq!(answers.max_units(&item, &fleet, at), Some(50));
+    assert_eq!(answers.max_units(&item, &fleet, at, None), Some(50));
     let lease = StoreAnswer {
         charged: 1,
         ..answered(&item, &newer, 51)
     };
     answers.note_earlier(&lease);
-    assert_eq!(answers.max_units(&item, &fleet, at), Some(51));
+    assert_eq!(answers.max_units(&item, &fleet, at, None), Some(51));
 }
 
 #[test]
@@ -153,7 +163,7 @@ fn what_others_lately_used_between_two_answers_is_left_to_them() {
         now_us: 52_000_000,
     };
     assert_eq!(
-        answers.max_units(&item, &fleet, at),
+        answers.max_units(&item, &fleet, at, None),
         Some(51 + (280 - 20) / 4)
     );
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::shard::{CheckOutcome, PendingCheck, Shard};
 use super::{Memory, id};
+use crate::limit::decide::FirstPass;
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck, OnError, Retry, Verdict};
 use crate::store::is_slots;
 use crate::store::last_answers::{Away, StoreAnswer, slack_us};
@@ -166,7 +167,7 @@ impl Memory {
         let mut check = shard.check(item, rule, cost, time);
         if !is_bound {
             check.look.retry = Retry::Now;
-        } else if let Some(max_units) = self.max_units_of(item, mode, time.now_us()) {
+        } else if let Some(max_units) = self.max_units_of(item, mode, time, &check.look) {
             check.cap(max_units, check.look.left_us().unwrap_or(rule.window_us));
         }
         check
@@ -187,8 +188,14 @@ impl Memory {
 
     /// The most units of this item that may count here while the shared store is away; `None` if
     /// nothing is known of it.
-    fn max_units_of(&self, item: &LimitCheck, mode: DecisionMode, now_us: u64) -> Option<u64> {
-        let recovery = self.recovery.as_ref()?;
+    fn max_units_of(
+        &self,
+        item: &LimitCheck,
+        mode: DecisionMode,
+        time: &CheckTime,
+        look: &FirstPass,
+    ) -> Option<u64> {
+        let (recovery, now_us) = (self.recovery.as_ref()?, time.now_us());
         if mode == DecisionMode::Alone {
             recovery.note_window(item.window.rule.window_us);
         }
@@ -199,7 +206,8 @@ impl Memory {
             now_us,
         });
         let away = recovery.away_at(now_us).or(begins)?;
-        recovery.last_answers.max_units(item, &self.fleet, away)
+        let ends_us = look.left_us().map(|us| time.moment.now_us + us);
+        (recovery.last_answers).max_units(item, &self.fleet, away, ends_us)
     }
 
     /// Units of this budget that were admitted here and count at a time, microseconds.
