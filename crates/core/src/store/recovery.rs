@@ -175,7 +175,9 @@ impl Recovery {
         state.others = (beat.names.iter().copied())
             .filter(|name| *name != own)
             .collect();
-        self.stopped.store(false, Ordering::Release);
+        if !greeting.is_away {
+            self.stopped.store(false, Ordering::Release);
+        }
         if self.is_on() && !greeting.is_away {
             self.hear_of_others(&mut state, greeting, &beat, now_us);
         }
@@ -267,8 +269,8 @@ impl Recovery {
         }
     }
 
-    /// Whether this process may decide by itself. A process that was stopped may not, until the
-    /// store answers again: others may have divided its share.
+    /// Whether this process may decide by itself. A process that was stopped may not, until no
+    /// worker is without the store: others may have divided its share.
     pub fn may_decide(&self, now_us: u64) -> bool {
         let alive_us = self.alive_us.load(Ordering::Relaxed);
         let stopped = self.stopped.load(Ordering::Acquire) || alive_us + STOPPED_US < now_us;
@@ -419,6 +421,12 @@ mod tests {
         assert!(!recovery.may_decide(1_000_001 + STOPPED_US));
         recovery.alive(2_000_000 + STOPPED_US);
         assert!(!recovery.may_decide(2_000_000 + STOPPED_US));
+        let greeting = recovery.greeting(true, false);
+        recovery.heard(greeting, beat(150, &[ME, OTHER], &[]), 5_500_000);
+        assert!(
+            !recovery.may_decide(5_500_000),
+            "another node of the cluster is away, and others may use it"
+        );
         hear(&recovery, true, beat(200, &[ME, OTHER], &[]), 6_000_000);
         assert!(recovery.may_decide(6_000_000));
     }
