@@ -130,7 +130,7 @@ pub(super) struct Proxy {
     pub(super) is_alone: bool,
     /// When it lost the store last, or had it again.
     pub(super) lost_at_us: u64,
-    /// It has never reached the store.
+    /// It has never reached the store, or the store has never told it how many proxies there are.
     pub(super) is_new: bool,
     pub(super) began_us: u64,
     /// It will tell the store of denials.

@@ -380,7 +380,8 @@ impl World {
         }
         let proxy = &mut self.proxies[number];
         if proxy.store.task.is_connected() {
-            proxy.is_new = false;
+            // A store that refuses writes counts no proxy.
+            proxy.is_new &= proxy.known_began_us().is_none();
             proxy.serves = true;
         }
     }
