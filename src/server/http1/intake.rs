@@ -204,8 +204,8 @@ impl<'c> Intake<'c> {
         Ok(())
     }
 
-    /// Returns the body of the request. Content that came with the head is in it already, so that it
-    /// leaves in one write with the head. The rest is read into it later.
+    /// Returns the body of the request. Content that came with the head is in it already, so that
+    /// both leave in one write. The rest is read into it later.
     pub(super) fn begin_content(&mut self, head: RequestFraming) -> RequestBody {
         let length = match &head.content {
             Content::Nothing => return RequestBody::Empty,
