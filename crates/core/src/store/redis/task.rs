@@ -282,13 +282,26 @@ impl ServerTask {
         self.call(link, batch).await
     }
 
-    /// Sets the timer to the deadline of the oldest request, or for one call if none waits.
+    /// Sets the timer to the deadline of the oldest request.
     fn reset_to_oldest(&mut self) {
         let now = self.shared.clock.now();
-        self.expire(now);
-        let deadline = self.next_deadline();
-        let deadline = deadline.unwrap_or(now + self.shared.timeout);
+        let deadline = self.oldest_deadline(now);
         self.sleep.as_mut().reset(deadline.into());
+    }
+
+    /// The deadline of the oldest request, also of one in the queue, or of one call if none waits.
+    /// Requests whose time is over fail.
+    fn oldest_deadline(&mut self, now: Instant) -> Instant {
+        loop {
+            self.expire(now);
+            if let Some(deadline) = self.next_deadline() {
+                return deadline;
+            }
+            match self.queue.try_recv() {
+                Ok(request) => self.waiting.push_back(request),
+                Err(_) => return now + self.shared.timeout,
+            }
+        }
     }
 
     /// Everything that waits and is worth sending, up to a batch.

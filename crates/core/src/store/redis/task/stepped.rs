@@ -249,7 +249,7 @@ impl SteppedTask {
         if task.shared.journal.owes()
             && let Some(debts) = self.take_debts()
         {
-            let deadline = self.oldest_deadline(now);
+            let deadline = self.task.oldest_deadline(now);
             self.send_debts(&debts);
             self.stage = Stage::PayingBefore { deadline, debts };
         } else {
@@ -258,15 +258,8 @@ impl SteppedTask {
         true
     }
 
-    /// What `ServerTask::reset_to_oldest` does.
-    fn oldest_deadline(&mut self, now: Instant) -> Instant {
-        self.task.expire(now);
-        let deadline = self.task.next_deadline();
-        deadline.unwrap_or(now + self.task.shared.timeout)
-    }
-
     fn begin_maintenance(&mut self, now: Instant) {
-        let deadline = self.oldest_deadline(now);
+        let deadline = self.task.oldest_deadline(now);
         let shared = &self.task.shared;
         shared.recovery.alive(shared.clock.at_us(now));
         let greeting = greeting_if_due(&self.task.shared);
