@@ -4,6 +4,7 @@
 //! that is down gets no requests. Failed requests eject a server for a while, twice as long each
 //! time. After that a single trial request decides.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -44,8 +45,9 @@ pub(super) enum HealthChange {
     Ejected {
         rest: Duration,
         kind: FailureKind,
-        /// Failures in a row.
+        /// Failures in a row, or within the time.
         failures: u32,
+        within: Option<Duration>,
     },
     Returned,
     WentDown(u32),
@@ -61,6 +63,9 @@ pub(super) struct HealthState {
     /// Failures in a row.
     pub(super) failures: u32,
     pub(super) truncated: u32,
+    /// When requests failed, the oldest first. Only for rules with `within`, and at most as many as
+    /// these rules need.
+    recent: VecDeque<Instant>,
     ejected: Option<Instant>,
     /// The length of the last ejection; a trial keeps out others for the same time.
     pub(super) rest: Duration,
@@ -91,7 +96,8 @@ impl HealthState {
             let is_trial = reason == SendReason::Trial;
             return is_trial.then(|| self.eject(self.rest * 2, kind, rules, now));
         }
-        let enough = kind == FailureKind::Unreachable || self.failures >= rules.failures;
+        let failures = self.count_failures(rules, now);
+        let enough = kind == FailureKind::Unreachable || failures >= rules.failures;
         if !enough || !has_room || self.up == Some(false) {
             return None;
         }
@@ -121,6 +127,20 @@ impl HealthState {
         self.fail(FailureKind::Failed, reason, rules, has_room, now)
     }
 
+    /// The failures that count towards an ejection, with one at `now`.
+    fn count_failures(&mut self, rules: &Ejection, now: Instant) -> u32 {
+        let Some(within) = rules.within else {
+            return self.failures;
+        };
+        let counts = |failed: &Instant| now.saturating_duration_since(*failed) <= within;
+        self.recent.retain(counts);
+        self.recent.push_back(now);
+        // A server that has no room to be ejected goes on failing, and a reload may lower the rule.
+        let spare = self.recent.len().saturating_sub(rules.failures as usize);
+        self.recent.drain(..spare);
+        u32::try_from(self.recent.len()).unwrap_or(u32::MAX)
+    }
+
     fn eject(
         &mut self,
         rest: Duration,
@@ -130,10 +150,17 @@ impl HealthState {
     ) -> HealthChange {
         self.rest = rest.min(rules.longest_rest);
         self.ejected = Some(now + self.rest);
+        let recent = std::mem::take(&mut self.recent).len();
+        let enough = recent >= rules.failures as usize;
+        let within = rules.within.filter(|_| enough);
         HealthChange::Ejected {
             rest: self.rest,
             kind,
-            failures: self.failures,
+            failures: match within {
+                Some(_) => rules.failures,
+                None => self.failures,
+            },
+            within,
         }
     }
 
@@ -177,6 +204,7 @@ impl HealthState {
         }
         self.ejected = None;
         (self.failures, self.truncated) = (0, 0);
+        self.recent.clear();
         self.returned = Some(now);
         Some(HealthChange::CameUp(against))
     }
@@ -204,10 +232,14 @@ impl fmt::Display for HealthChange {
                 rest,
                 kind,
                 failures,
+                within,
             } => {
-                match kind {
-                    FailureKind::Unreachable => f.write_str("cannot be reached")?,
-                    FailureKind::Failed => write!(f, "failed {failures} times in a row")?,
+                match (kind, within) {
+                    (FailureKind::Unreachable, _) => f.write_str("cannot be reached")?,
+                    (FailureKind::Failed, Some(within)) => {
+                        write!(f, "failed {failures} times within {within:?}")?;
+                    }
+                    (FailureKind::Failed, None) => write!(f, "failed {failures} times in a row")?,
                 }
                 write!(f, ": gets no requests for {rest:?}")
             }

@@ -11,6 +11,7 @@ mod locations;
 mod precedence;
 mod rewrites;
 mod scope;
+mod servers;
 mod settings;
 mod syntax;
 mod upstreams;

@@ -54,6 +54,44 @@ fn failures_in_a_row_eject_and_a_success_between_them_does_not() {
 }
 
 #[test]
+fn within_a_time_failures_count_whatever_succeeds_between_them() {
+    let rules = Ejection {
+        failures: 3,
+        within: Some(10 * SECOND),
+        ..rules()
+    };
+    let (mut health, mut now) = (HealthState::default(), clock::now());
+    // The first of the three is too old, again and again.
+    for _ in 0..20 {
+        assert_eq!(health.fail(FAILED.0, FAILED.1, &rules, true, now), None);
+        health.succeed(SendReason::Healthy, now);
+        now += 6 * SECOND;
+    }
+    now -= SECOND;
+    assert_eq!(health.fail(FAILED.0, FAILED.1, &rules, true, now), None);
+    health.succeed(SendReason::Healthy, now);
+    now += 4 * SECOND;
+    let change = health.fail(FAILED.0, FAILED.1, &rules, true, now).unwrap();
+    assert_eq!(
+        change.to_string(),
+        "failed 3 times within 10s: gets no requests for 10s"
+    );
+    // A trial decides alone, and after it the count begins anew.
+    now += health.rest;
+    let change = health.fail(TRIAL.0, TRIAL.1, &rules, true, now).unwrap();
+    assert_eq!(
+        change.to_string(),
+        "failed 2 times in a row: gets no requests for 20s"
+    );
+    health.succeed(SendReason::Trial, now);
+    for _ in 0..2 {
+        assert_eq!(health.fail(FAILED.0, FAILED.1, &rules, true, now), None);
+        health.succeed(SendReason::Healthy, now);
+    }
+    assert!(health.fail(FAILED.0, FAILED.1, &rules, true, now).is_some());
+}
+
+#[test]
 fn one_that_cannot_be_reached_rests_at_once_and_briefly() {
     let (mut health, now) = (HealthState::default(), clock::now());
     let change = health

@@ -1,7 +1,7 @@
 //! What requests meet at a server, and how long it is gets no requests for that.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::{answer, before, named, post, reset};
 use crate::house::Upstream;
@@ -45,6 +45,36 @@ fn a_server_that_fails_is_left_alone_and_tried_by_one_request() {
     is_broken.store(false, Ordering::Relaxed);
     eventually("it is asked again", || post(&proxy).text() == "bad");
     proxy.wait_for_line("is back");
+}
+
+#[test]
+fn a_server_that_fails_now_and_then_is_ejected_within_a_time() {
+    let count = AtomicUsize::new(0);
+    let bad =
+        Upstream::start(
+            move |_, stream| match count.fetch_add(1, Ordering::Relaxed) % 3 == 2 {
+                true => reset(stream),
+                false => answer(stream, 200, "bad"),
+            },
+        );
+    let good = named("good");
+    // A pooled connection that ends is no failure.
+    let eject = "connection_requests = 1\n\
+                 eject = { failures = 3, within = \"1h\", for = \"1h\", max_for = \"1h\" }";
+    let proxy = before(&[bad.url(), good.url()], eject, "");
+    let mut failed = 0;
+    while failed < 3 {
+        failed += usize::from(post(&proxy).status == 502);
+    }
+    let line = proxy.wait_for_line("gets no requests");
+    assert!(
+        line.contains("failed 3 times within 3600s: gets no requests"),
+        "{line}"
+    );
+    for _ in 0..20 {
+        assert_eq!(post(&proxy).text(), "good");
+    }
+    assert_eq!(bad.seen().len(), 9);
 }
 
 #[test]

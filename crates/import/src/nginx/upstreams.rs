@@ -2,6 +2,7 @@
 
 use super::rewrites;
 use super::scope::{BlockScope, LocationPath};
+use super::servers::{ejection, read_server, server_url};
 use super::settings::{connection_requests, parse_timeout};
 use super::syntax::Directive;
 use super::variables;
@@ -10,7 +11,7 @@ use crate::files;
 use crate::path::Case;
 use crate::route::template::Template;
 use crate::route::{Replacement, host_of};
-use crate::values::{self, TomlEntries, inline_table, quote, quote_list};
+use crate::values::{self, TomlEntries, quote, quote_list};
 
 pub(super) struct ProxyPass<'p> {
     scope: &'p BlockScope<'p>,
@@ -423,72 +424,8 @@ impl<'p> ProxyPass<'p> {
     }
 }
 
-/// Reads `server 10.0.0.1:8080 weight=3;`.
-fn read_server(one: &Directive, scheme: &str) -> Option<ServerDraft> {
-    let mut server = ServerDraft {
-        url: server_url(one.arg(0), scheme),
-        ..ServerDraft::default()
-    };
-    for word in one.args.iter().skip(1) {
-        let (key, value) = word.split_once('=').unwrap_or((word, ""));
-        match key {
-            "weight" => {
-                let weight = value.parse().ok();
-                server.weight = weight.filter(|weight| (2..=1000).contains(weight));
-            }
-            "max_conns" => server.max_connections = value.parse().ok().filter(|most| *most > 0),
-            "max_fails" | "fail_timeout" | "resolve" => {}
-            "down" => {
-                one.needless("it is down");
-                return None;
-            }
-            "backup" => server.is_backup = true,
-            "slow_start" => {
-                one.notes
-                    .lost(&one.place, word, "`slow_start` of the upstream says it")
-            }
-            _ => one
-                .notes
-                .lost(&one.place, word, "tidegate has nothing like it"),
-        }
-    }
-    Some(server)
-}
-
-/// Translates `max_fails=3 fail_timeout=30s` to `eject`.
-fn ejection(server: &Directive, statuses: &[String]) -> Option<String> {
-    let fails = server.option("max_fails=");
-    if fails == Some("0") {
-        return Some("false".to_owned());
-    }
-    let fails = fails.and_then(|fails| fails.parse::<u64>().ok());
-    // A status is a failure here only if the list names it, and one failure is enough for nginx.
-    let fails = fails.or((!statuses.is_empty()).then_some(1));
-    let time = server
-        .option("fail_timeout=")
-        .and_then(values::parse_nginx_ms);
-    let mut fields = Vec::new();
-    fields.extend(fails.map(|fails| format!("failures = {fails}")));
-    if let Some(ms) = time.filter(|ms| *ms > 0) {
-        fields.push(format!("for = {}", values::time_text(ms)));
-        let longest = values::time_text(ms.max(60_000));
-        fields.push(format!("max_for = {longest}"));
-    }
-    if !statuses.is_empty() {
-        fields.push(format!("status = {}", quote_list(statuses)));
-    }
-    (!fields.is_empty()).then(|| inline_table(&fields))
-}
-
 /// Whether a word of `proxy_next_upstream` is a status: `http_502`.
 fn is_status_cause(word: &str) -> bool {
     let status = word.strip_prefix("http_").unwrap_or_default();
     status.len() == 3 && status.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-fn server_url(address: &str, scheme: &str) -> String {
-    match address.strip_prefix("unix:") {
-        Some(path) => format!("unix:{}", path.trim_end_matches(':')),
-        None => format!("{scheme}://{address}"),
-    }
 }

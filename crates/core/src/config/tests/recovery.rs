@@ -75,6 +75,9 @@ fn ejection_has_a_switch_and_settings() {
         (120 * SECOND, 120 * SECOND)
     );
     assert!(eject.status.contains(StatusCode::BAD_GATEWAY));
+    assert_eq!(eject.within, None);
+    let eject = upstream("eject = { failures = 3, within = \"20s\" }").eject;
+    assert_eq!(eject.unwrap().within, Some(20 * SECOND));
 }
 
 #[test]
@@ -112,6 +115,7 @@ fn mistakes_are_pointed_at() {
         ("eject = \"off\"", "T103"),
         ("eject = { failures = 0 }", "T105"),
         ("eject = { max_share = 101 }", "T105"),
+        ("eject = { within = \"2h\" }", "T105"),
         ("eject = { for = \"10s\", max_for = \"5s\" }", "T105"),
         ("eject = { fro = \"10s\" }", "T101"),
         ("retries = 11", "T105"),

@@ -34,8 +34,11 @@ pub struct HealthCheck {
 /// `eject`: when failed requests take a server out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ejection {
-    /// Failures in a row, at least 1. For a server that cannot be reached one is enough.
+    /// Failures in a row or `within` a time, at least 1. For a server that cannot be reached one
+    /// is enough.
     pub failures: u32,
+    /// With it, successes between failures do not matter.
+    pub within: Option<Duration>,
     /// The length of the first ejection. Each further one is twice as long.
     pub rest: Duration,
     pub longest_rest: Duration,
@@ -136,6 +139,7 @@ fn ejection(section: &mut Section<'_>) -> Ejection {
     }
     Ejection {
         failures: section.integer("failures", 1..=MAX_IN_A_ROW),
+        within: section.optional_duration("within", SHORTEST..=HOUR),
         rest,
         // A `for` above the default raises it.
         longest_rest: longest.unwrap_or_else(|| rest.max(section.default_duration("max_for"))),
