@@ -154,7 +154,8 @@ impl Upstream {
             }
             let request = failed.request.take();
             tried.push(Arc::clone(&failed.server));
-            let permit = self.retry_permit(&tried, terms.options.affinity, failed.was_pooled);
+            let may_be_same = failed.was_pooled || rules.same_server;
+            let permit = self.retry_permit(&tried, terms.options.affinity, may_be_same);
             let (Some(request), Some(permit)) = (request, permit) else {
                 break;
             };

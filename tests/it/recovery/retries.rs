@@ -74,6 +74,34 @@ fn what_does_not_bear_repetition_is_sent_once() {
 }
 
 #[test]
+fn a_single_server_gets_a_request_again_where_the_file_says_so() {
+    let count = Arc::new(AtomicUsize::new(0));
+    let server = || {
+        let count = Arc::clone(&count);
+        Upstream::start(
+            move |_, stream| match count.fetch_add(1, Ordering::Relaxed) {
+                0 | 1 => reset(stream),
+                _ => answer(stream, 200, "ok"),
+            },
+        )
+    };
+    let asked = |settings: &str| {
+        count.store(0, Ordering::Relaxed);
+        let upstream = server();
+        let proxy = before(&[upstream.url()], settings, "");
+        (proxy.get("/").status, count.load(Ordering::Relaxed))
+    };
+    assert_eq!(asked("retries = { attempts = 2 }"), (502, 1));
+    let same = |attempts| {
+        asked(&format!(
+            "retries = {{ attempts = {attempts}, same_server = true }}"
+        ))
+    };
+    assert_eq!(same(1), (502, 2));
+    assert_eq!(same(2), (200, 3));
+}
+
+#[test]
 fn a_connection_that_closes_as_it_is_used_again_is_no_failure() {
     let count = AtomicUsize::new(0);
     // Each connection answers one request, takes another and closes.

@@ -199,6 +199,7 @@ impl<'p> ProxyPass<'p> {
         let groups = self.scope.http.named("upstream");
         let group = groups.filter(|one| one.arg(0) == url.host).last();
         let socket = url.host.strip_prefix("unix:").unwrap_or(url.host);
+        let mut repeated = None;
         let mut upstream = UpstreamDraft {
             name: socket.trim_start_matches('/').to_owned(),
             servers: Vec::new(),
@@ -206,7 +207,7 @@ impl<'p> ProxyPass<'p> {
             place: self.one.place.clone(),
         };
         match group {
-            Some(block) => self.read_group(block, url.scheme, &mut upstream),
+            Some(block) => repeated = self.read_group(block, url.scheme, &mut upstream),
             None => upstream.servers.push(ServerDraft {
                 url: server_url(url.host, url.scheme),
                 ..ServerDraft::default()
@@ -220,7 +221,7 @@ impl<'p> ProxyPass<'p> {
             entries.add("host", quote(host));
         }
         self.add_timeouts(entries);
-        self.add_retries(entries);
+        self.add_retries(repeated, entries);
         if url.scheme == "https" {
             let name = group.is_some().then_some(url.host);
             self.add_tls(name, entries);
@@ -285,8 +286,9 @@ impl<'p> ProxyPass<'p> {
         }
     }
 
-    /// Translates `proxy_next_upstream error timeout http_502;`.
-    fn add_retries(&self, entries: &mut TomlEntries) {
+    /// Translates `proxy_next_upstream error timeout http_502;`. `repeated` is what `read_group`
+    /// returns: nginx tries a server once for each of its lines.
+    fn add_retries(&self, repeated: Option<usize>, entries: &mut TomlEntries) {
         let Some(one) = self.last("next_upstream") else {
             return;
         };
@@ -308,10 +310,14 @@ impl<'p> ProxyPass<'p> {
         causes.dedup();
         let tries = self.last_arg("next_upstream_tries");
         let tries = tries.and_then(|tries| tries.parse::<u64>().ok());
+        let tries = tries.or(repeated.map(|lines| lines.min(11) as u64));
         let tries = tries.filter(|tries| (1..=11).contains(tries));
-        let attempts = tries.map(|tries| format!("attempts = {}", tries - 1));
-        let on = format!("on = {}", quote_list(&causes));
-        let fields: Vec<String> = attempts.into_iter().chain([on]).collect();
+        let mut fields = Vec::new();
+        fields.extend(tries.map(|tries| format!("attempts = {}", tries - 1)));
+        if repeated.is_some() {
+            fields.push("same_server = true".to_owned());
+        }
+        fields.push(format!("on = {}", quote_list(&causes)));
         entries.add_table("retries", &fields);
     }
 
@@ -367,7 +373,14 @@ impl<'p> ProxyPass<'p> {
         entries.add_table("tls", &fields);
     }
 
-    fn read_group(&self, block: &Directive, scheme: &str, upstream: &mut UpstreamDraft) {
+    /// Reads an `upstream`. Returns the number of its lines of servers if one server is repeated.
+    fn read_group(
+        &self,
+        block: &Directive,
+        scheme: &str,
+        upstream: &mut UpstreamDraft,
+    ) -> Option<usize> {
+        let (mut lines, mut is_repeated) = (0, false);
         let UpstreamDraft {
             servers, entries, ..
         } = upstream;
@@ -378,10 +391,12 @@ impl<'p> ProxyPass<'p> {
                     let Some(server) = read_server(one, scheme) else {
                         continue;
                     };
+                    lines += 1;
                     match servers.iter_mut().find(|known| known.url == server.url) {
                         Some(known) => {
                             let both = known.weight.unwrap_or(1) + server.weight.unwrap_or(1);
                             known.weight = Some(both.min(1000));
+                            is_repeated = true;
                             one.differs("the same server twice: it is one with both weights");
                         }
                         None => servers.push(server),
@@ -421,6 +436,7 @@ impl<'p> ProxyPass<'p> {
                 _ => one.lost("tidegate has nothing like it"),
             }
         }
+        is_repeated.then_some(lines)
     }
 }
 

@@ -87,6 +87,12 @@ fn retries_are_a_number_or_more() {
     let retries = upstream("retries = { budget = 5, on = [\"timeout\", \"503\"] }").retries;
     assert_eq!((retries.attempts, retries.budget), (2, 5));
     assert!(!retries.on.closed && retries.on.timeout);
+    assert!(!retries.same_server);
+    assert!(
+        upstream("retries = { same_server = true }")
+            .retries
+            .same_server
+    );
     assert!(retries.on.status.contains(StatusCode::SERVICE_UNAVAILABLE));
 }
 

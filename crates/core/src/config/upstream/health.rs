@@ -59,6 +59,8 @@ pub struct Retries {
     pub attempts: u32,
     /// Percent of the requests that may be sent again.
     pub budget: u32,
+    /// Whether the same server may get the request again if no other server is left.
+    pub same_server: bool,
     pub on: RetryOn,
 }
 
@@ -188,6 +190,7 @@ pub(super) fn retries(outer: &mut Section<'_>) -> Retries {
     let retries = Retries {
         attempts: short.unwrap_or(attempts),
         budget: section.integer("budget", 0..=100),
+        same_server: section.boolean("same_server"),
         on: retry_on(&mut section).unwrap_or(RetryOn {
             closed: true,
             ..RetryOn::default()
