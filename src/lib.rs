@@ -5,11 +5,11 @@
 //! uses only those above it. `tests/tidy.rs` holds that; ARCHITECTURE.md walks through it. (A blank
 //! line between two keeps rustfmt from sorting them.)
 
-use tidegate_core::wire;
 pub use tidegate_core::{
     certificate, client, clock, config, ledger, limit, path, request_head, route, store, telemetry,
     tls, trace, usage,
 };
+use tidegate_core::{connection_use, wire};
 pub use {tidegate_import as import, tidegate_replay as replay};
 
 // -- machines: each owns one kind of IO
@@ -18,7 +18,6 @@ pub mod diagnostics;
 
 pub mod body;
 
-mod connection_use;
 mod http1;
 
 pub mod otlp;

@@ -156,7 +156,10 @@ impl Proxy {
     /// reverse.
     pub fn another_downstream(&self, known: &Downstream) -> Option<Box<Downstream>> {
         let same = self.trusts(known.arrival.ip) == known.trusted;
-        (!same).then(|| Box::new(self.downstream(known.arrival.clone())))
+        (!same).then(|| {
+            let renewed = self.downstream(known.arrival.clone());
+            Box::new(renewed.on_connection_of(known))
+        })
     }
 
     /// Drops a part of the expired counts. Call it a few times a second.

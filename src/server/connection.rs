@@ -28,7 +28,7 @@ use super::listen::ListenerKind;
 use super::tls::ServerTls;
 use super::worker::{ActiveConfig, ClientConnection, Worker};
 use crate::client::proxy_header::{ProxyHeader, RelayedAddresses, parse};
-use crate::clock::Alarm;
+use crate::clock::{self, Alarm};
 use crate::config::ProxyProtocol;
 use crate::connection_use::ConnectionUse;
 use crate::proxy::Arrival;
@@ -120,11 +120,12 @@ async fn open_connection(
         _ => (Version::Http1, header.ahead.into()),
     };
     let config = worker.serving.load();
+    let usage = ConnectionUse::new(config.settings.connections, worker.sweep.elapsed());
+    let downstream = config.proxy.downstream(arrival);
     let client = ClientConnection {
-        downstream: config.proxy.downstream(arrival),
+        downstream: downstream.on_connection(usage, clock::now()),
         generation: config.generation,
         asks: kind == ListenerKind::Decide,
-        usage: ConnectionUse::new(config.settings.connections, worker.sweep.elapsed()),
         _open: open,
         worker: Arc::clone(&worker),
     };

@@ -138,7 +138,7 @@ impl Http1Server<'_> {
             is_http10: self.request.version() == http::Version::HTTP_10,
             may_follow: head.may_follow,
         };
-        self.client.usage.count_request();
+        self.client.downstream.usage.count_request();
         let is_connect = self.request.method() == Method::CONNECT;
         let takes_trailers = head.takes_trailers;
         let error = head.error;

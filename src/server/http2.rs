@@ -112,7 +112,7 @@ pub(super) fn serve(
     drop(config);
     let (shared_flow, used) = (Arc::clone(&flow), Arc::clone(&client));
     let service = service_fn(move |request: Request<Incoming>| {
-        client.usage.count_request();
+        client.downstream.usage.count_request();
         let stream = executor.open_stream(Arc::clone(&shared_flow));
         let answering = stream::answer(request, Arc::clone(&client), stream);
         answering.map(|response| match response.extensions().get() {

@@ -23,7 +23,6 @@ use super::worker_set::Position;
 use crate::body::RequestBody;
 use crate::clock::Sweep;
 use crate::config::{Config, ServerSettings};
-use crate::connection_use::ConnectionUse;
 use crate::proxy::body::Body;
 use crate::proxy::limiter::{StoreHandle, WorkerStore};
 use crate::proxy::{Downstream, Proxy, local_reply};
@@ -79,7 +78,6 @@ pub(super) struct ClientConnection {
     pub(super) generation: u64,
     /// Whether its peer is a proxy that asks for decisions.
     pub(super) asks: bool,
-    pub(super) usage: ConnectionUse,
     pub(super) worker: Arc<Worker>,
     pub(super) _open: OpenConnection,
 }
@@ -87,7 +85,8 @@ pub(super) struct ClientConnection {
 impl ClientConnection {
     /// Whether the connection gets no more requests.
     pub(super) fn is_over(&self) -> bool {
-        self.usage.is_over(self.worker.sweep.elapsed()) || self.worker.drain.is_draining()
+        self.downstream.usage.is_over(self.worker.sweep.elapsed())
+            || self.worker.drain.is_draining()
     }
 
     /// Has the current configuration serve one request, and puts the answer into `response`. A

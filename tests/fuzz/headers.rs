@@ -258,6 +258,7 @@ fn check_templates(stage: &Stage, request: &Request<()>) {
         protocol: "HTTP/1.1",
         ports: Default::default(),
         relay: None,
+        connection: None,
         tls: None,
     };
     if let Ok(value) = stage.filled.fill(&facts) {

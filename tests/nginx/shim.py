@@ -36,7 +36,7 @@ PROXIES = ("proxy_pass", "grpc_pass")
 HANDLES = (*PROXIES, "fastcgi_pass", "uwsgi_pass", "scgi_pass", "memcached_pass", "stub_status",
            "internal", "dav_methods", "empty_gif", "mp4", "flv")
 # Variables that only the proxy in front knows.
-OF_PROXY = r"\$\{?(upstream_|ssl_|proxy_protocol|server_protocol|scheme|https|http2|remote_|realip_)"
+OF_PROXY = r"\$\{?(upstream_|ssl_|proxy_protocol|server_protocol|scheme|https|http2|remote_|realip_|connection_)"
 # The proxy does these, so the server behind it must not do them again.
 FRONT = ("limit_req", "limit_conn", "limit_rate", "allow", "deny", "auth_basic", "auth_request",
          "satisfy", "limit_except", "if", "rewrite", "add_header", "add_trailer", "error_page",

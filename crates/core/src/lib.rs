@@ -51,6 +51,8 @@ pub mod route;
 
 pub mod config;
 
+pub mod connection_use;
+
 // -- machines: each owns one kind of IO
 
 pub mod clock;

@@ -2,11 +2,13 @@
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::headers;
 use crate::certificate::Certificate;
+use crate::connection_use::ConnectionUse;
 use crate::request_head::Scheme;
-use crate::route::template::{Ports, Relay, TlsFacts};
+use crate::route::template::{ConnectionFacts, Ports, Relay, TlsFacts};
 
 /// How a client has connected.
 #[derive(Clone, Debug)]
@@ -78,6 +80,9 @@ pub struct Downstream {
     /// Whether another proxy only describes the client and its request.
     pub is_described: bool,
     pub arrival: Arrival,
+    pub usage: ConnectionUse,
+    /// `None` for a connection of another program, which only describes it.
+    opened: Option<Instant>,
     /// The headers that name the client.
     peer: OnceLock<headers::Peer>,
 }
@@ -88,8 +93,36 @@ impl Downstream {
             trusted,
             is_described: false,
             arrival,
+            usage: ConnectionUse::default(),
+            opened: None,
             peer: OnceLock::new(),
         }
+    }
+
+    /// The same client on a connection that was opened at this time.
+    pub fn on_connection(self, usage: ConnectionUse, opened: Instant) -> Downstream {
+        Downstream {
+            usage,
+            opened: Some(opened),
+            ..self
+        }
+    }
+
+    /// The same client on the connection of another value.
+    pub fn on_connection_of(self, known: &Downstream) -> Downstream {
+        Downstream {
+            usage: known.usage.snapshot(),
+            opened: known.opened,
+            ..self
+        }
+    }
+
+    /// What is told of the connection to a request that began at this time.
+    pub(super) fn connection_facts(&self, began: Instant) -> Option<ConnectionFacts> {
+        Some(ConnectionFacts {
+            requests: self.usage.requests(),
+            age: began.saturating_duration_since(self.opened?),
+        })
     }
 
     pub(super) fn described(self) -> Downstream {

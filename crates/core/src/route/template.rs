@@ -15,7 +15,7 @@ use super::{HostPattern, PathPattern, Route};
 use crate::path::CanonicalPath;
 
 pub use body::BodyTemplate;
-pub use connection::{Ports, Relay, TlsFacts};
+pub use connection::{ConnectionFacts, Ports, Relay, TlsFacts};
 use connection::{RelayVariable, TlsVariable};
 pub use error::TemplateError;
 use late::LateVariable;
@@ -70,6 +70,8 @@ pub(super) enum Variable {
     /// The port of the proxy that the client has connected to.
     Port,
     Relay(RelayVariable),
+    /// The number of the request on its connection.
+    ConnectionRequests,
     /// `:` and this port, unless it is that of the scheme.
     PortPart,
     Tls(TlsVariable),
@@ -102,6 +104,8 @@ pub struct TemplateFacts<'r> {
     pub ports: Ports,
     /// `None` for a connection without a PROXY header.
     pub relay: Option<Relay>,
+    /// `None` if another program describes the request.
+    pub connection: Option<ConnectionFacts>,
     /// `None` for a connection without TLS.
     pub tls: Option<TlsFacts<'r>>,
 }
@@ -309,6 +313,11 @@ impl Variable {
             Self::PeerPort => push_port(out, facts.ports.peer),
             Self::Port => push_port(out, facts.ports.local),
             Self::Relay(variable) => variable.write(out, facts),
+            Self::ConnectionRequests => {
+                if let Some(connection) = facts.connection {
+                    push(out, &connection.requests.to_string());
+                }
+            }
             Self::PortPart => facts.ports.push_part(facts.scheme, out),
             Self::Tls(variable) => variable.write(out, facts.tls),
             // They have no value yet.

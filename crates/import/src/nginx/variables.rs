@@ -155,6 +155,8 @@ fn translate_variable(name: &str) -> Option<String> {
         "proxy_protocol_port" => "{proxy_header_port}",
         "proxy_protocol_server_addr" => "{proxy_header_server_ip}",
         "proxy_protocol_server_port" => "{proxy_header_server_port}",
+        "connection_requests" => "{connection_requests}",
+        "connection_time" => "{connection_age}",
         "content_type" => "{header:content-type}",
         "content_length" => "{header:content-length}",
         "server_port" => "{port}",

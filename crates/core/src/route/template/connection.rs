@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -28,6 +29,15 @@ pub struct Relay {
     pub server: SocketAddr,
     /// The peer that sent the header.
     pub sender: SocketAddr,
+}
+
+/// The connection of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionFacts {
+    /// The requests that it has had, with this one.
+    pub requests: u32,
+    /// From its beginning to the head of the request.
+    pub age: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! Values of templates for requests.
 
+use std::time::Duration;
+
 use http::{HeaderName, HeaderValue, Request};
 use proptest::prelude::*;
 
@@ -42,6 +44,10 @@ fn facts<T>(
             local: 0,
         },
         relay: None,
+        connection: Some(ConnectionFacts {
+            requests: 7,
+            age: Duration::from_secs(1),
+        }),
         tls: Some(TlsFacts {
             version: "TLSv1.3",
             server_name: "a.example",
@@ -65,6 +71,29 @@ fn filled(text: &str) -> String {
         headers,
         |facts| String::from_utf8(template.fill(facts).unwrap()).unwrap(),
     )
+}
+
+#[test]
+fn a_connection_tells_its_requests_and_its_age() {
+    assert_eq!(filled("{connection_requests}"), "7");
+    let template = Template::parse("{connection_requests} {connection_age}").unwrap();
+    facts("/", "/", &[], |facts| {
+        let time = || ResponseTime {
+            took: Duration::from_millis(204),
+            unix: Duration::ZERO,
+        };
+        let filled = |facts: &TemplateFacts<'_>| {
+            let text = template.fill_late(facts).unwrap();
+            let sent = SentResponse::default();
+            text.fill(facts.headers, sent, time, |_| String::new())
+        };
+        assert_eq!(filled(facts), b"7 1.204");
+        let described = TemplateFacts {
+            connection: None,
+            ..*facts
+        };
+        assert_eq!(filled(&described), b" ");
+    });
 }
 
 #[test]

@@ -19,6 +19,8 @@ pub(in crate::route) enum LateVariable {
     RequestTime,
     /// Seconds since the Unix epoch, such as `1795843695.012`.
     UnixTime,
+    /// Seconds since the connection was opened, such as `0.012`.
+    ConnectionAge,
     /// All lines of a header of the response, joined.
     Header(HeaderName),
     /// The value of a cookie that the response sets.
@@ -74,6 +76,8 @@ pub struct ResponseTime {
 pub struct LateText {
     pieces: Vec<LatePiece>,
     escape: Escape,
+    /// That of the client's connection at the head of the request.
+    connection_age: Option<Duration>,
 }
 
 #[derive(Clone, Debug)]
@@ -145,6 +149,7 @@ impl Template {
         LateText {
             pieces: pieces.collect(),
             escape,
+            connection_age: facts.connection.map(|connection| connection.age),
         }
     }
 }
@@ -199,6 +204,11 @@ impl LateText {
                 LateVariable::Attempts(variable) => push(&mut text, &attempts(*variable)),
                 LateVariable::RequestTime => push_seconds(&mut text, time().took),
                 LateVariable::UnixTime => push_seconds(&mut text, time().unix),
+                LateVariable::ConnectionAge => {
+                    if let Some(age) = self.connection_age {
+                        push_seconds(&mut text, age + time().took);
+                    }
+                }
                 LateVariable::Header(name) => push_header(&mut text, headers, name),
                 LateVariable::Cookie(name) => text.extend_from_slice(set_cookie(headers, name)),
                 LateVariable::Line(variable) => variable.write(&mut text, sent, time()),

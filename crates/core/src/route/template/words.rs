@@ -5,7 +5,7 @@ use super::connection::{RelayVariable, TlsVariable};
 use super::late::LateVariable;
 
 /// Variables without a `:NAME`.
-pub(super) const WORDS: [(&str, Variable); 40] = [
+pub(super) const WORDS: [(&str, Variable); 42] = [
     ("client_ip", Variable::ClientIp),
     ("peer_ip", Variable::PeerIp),
     ("host", Variable::Host),
@@ -41,6 +41,11 @@ pub(super) const WORDS: [(&str, Variable); 40] = [
     (
         "connection_port",
         Variable::Relay(RelayVariable::SenderPort),
+    ),
+    ("connection_requests", Variable::ConnectionRequests),
+    (
+        "connection_age",
+        Variable::Late(LateVariable::ConnectionAge),
     ),
     ("tls_on", Variable::Tls(TlsVariable::On)),
     ("tls_version", Variable::Tls(TlsVariable::Version)),

@@ -7,14 +7,20 @@ use crate::config::ConnectionBounds;
 
 /// Times are those of the worker's sweep.
 #[derive(Debug)]
-pub(crate) struct ConnectionUse {
+pub struct ConnectionUse {
     requests: AtomicU32,
     most: u32,
     ends: Duration,
 }
 
+impl Default for ConnectionUse {
+    fn default() -> ConnectionUse {
+        ConnectionUse::new(ConnectionBounds::default(), Duration::ZERO)
+    }
+}
+
 impl ConnectionUse {
-    pub(crate) fn new(bounds: ConnectionBounds, now: Duration) -> ConnectionUse {
+    pub fn new(bounds: ConnectionBounds, now: Duration) -> ConnectionUse {
         let age = bounds.age.unwrap_or(Duration::MAX);
         ConnectionUse {
             requests: AtomicU32::new(0),
@@ -23,15 +29,28 @@ impl ConnectionUse {
         }
     }
 
-    pub(crate) fn count_request(&self) {
+    /// The same use, of which later requests are not a part.
+    pub fn snapshot(&self) -> ConnectionUse {
+        ConnectionUse {
+            requests: AtomicU32::new(self.requests()),
+            ..*self
+        }
+    }
+
+    pub fn count_request(&self) {
         // Only the tasks of one worker write.
         let requests = self.requests.load(Ordering::Relaxed);
         self.requests
             .store(requests.saturating_add(1), Ordering::Relaxed);
     }
 
+    /// The requests that were counted.
+    pub fn requests(&self) -> u32 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
     /// Whether a bound is reached: no request may follow those that were counted.
-    pub(crate) fn is_over(&self, now: Duration) -> bool {
+    pub fn is_over(&self, now: Duration) -> bool {
         self.requests.load(Ordering::Relaxed) >= self.most || now >= self.ends
     }
 }
