@@ -167,3 +167,56 @@ fn a_client_that_leaves_has_a_line() {
     };
     assert!(line.starts_with("/slow 499 0 0 "), "{line}");
 }
+
+#[test]
+fn a_log_chooses_responses_by_status_and_requests_by_a_variable() {
+    let upstream = upstream();
+    let proxy = Tidegate::start(&format!(
+        r#"
+        upstream = "{}"
+        [access_log.all]
+        to = "all.log"
+        format = "{{connection_requests}} {{uri}} {{connection_age}}"
+        [access_log.failed]
+        to = "failed.log"
+        format = "{{uri}}"
+        status = ["404", "5xx"]
+        [access_log.asked]
+        to = "asked.log"
+        format = "{{uri}}"
+        if = "{{query:l}}"
+        [access_log.both]
+        to = "both.log"
+        format = "{{uri}}"
+        status = ["2xx"]
+        if = "{{response_header:x-kind}}"
+        [[route]]
+        path = "/missing"
+        respond = {{ status = 404 }}
+        limits = []
+        [[route]]
+        path = "/*"
+        limits = []
+        "#,
+        upstream.url()
+    ));
+    let mut client = proxy.connect();
+    let mut ask = |target: &str| {
+        let head = format!("GET {target} HTTP/1.1\r\nHost: test\r\n\r\n");
+        client.ask(&head).status
+    };
+    for target in ["/a?l=0", "/missing?l=1", "/chunked", "/b?l="] {
+        ask(target);
+    }
+    let all = lines(&proxy, "all.log", 4);
+    for (number, line) in (1..).zip(&all) {
+        assert!(line.starts_with(&format!("{number} /")), "{all:?}");
+        assert!(
+            line.rsplit(' ').next().unwrap().starts_with("0."),
+            "{all:?}"
+        );
+    }
+    assert_eq!(lines(&proxy, "failed.log", 1), ["/missing?l=1"]);
+    assert_eq!(lines(&proxy, "asked.log", 1), ["/missing?l=1"]);
+    assert_eq!(lines(&proxy, "both.log", 2), ["/a?l=0", "/b?l="]);
+}

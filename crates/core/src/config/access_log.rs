@@ -26,6 +26,8 @@ pub(super) fn read_all(top: &mut Section<'_>) -> DefinedLogs {
         section.require("to", "to = \"/var/log/tidegate/requests.log\"");
         section.require("format", "format = \"{client_ip} {method} {uri} {status}\"");
         let (target, line) = (target(&mut section), line(&mut section));
+        let statuses = section.statuses("status").unwrap_or_default();
+        let condition = condition(&mut section);
         section.finish();
         let (Some(target), Some(line)) = (target, line) else {
             continue;
@@ -34,13 +36,20 @@ pub(super) fn read_all(top: &mut Section<'_>) -> DefinedLogs {
         defined.0.push(NamedLog {
             name: name.value.as_str().into(),
             target,
-            lines: Arc::new(RouteLog { place, line }),
+            lines: Arc::new(RouteLog {
+                place,
+                line,
+                statuses,
+                condition,
+            }),
         });
     }
     // A file without such a section declares the settings all the same.
     let mut absent = Section::absent(top.reader, "access_log.NAME", 0..0);
     target(&mut absent);
     line(&mut absent);
+    absent.statuses("status");
+    condition(&mut absent);
     defined
 }
 
@@ -60,6 +69,13 @@ fn line(section: &mut Section<'_>) -> Option<LineTemplate> {
     let line = section.parse("format", form, LineTemplate::parse)?;
     section.check_for_all_routes("format", line.template());
     Some(line)
+}
+
+fn condition(section: &mut Section<'_>) -> Option<LineTemplate> {
+    let form = TextForm::new(Code::BadTemplate, "a condition of lines");
+    let condition = section.parse("if", form, LineTemplate::parse_condition)?;
+    section.check_for_all_routes("if", condition.template());
+    Some(condition)
 }
 
 impl DefinedLogs {

@@ -20,7 +20,7 @@ use super::reference;
 use super::section::Section;
 use crate::limit::rate;
 use crate::route::template::Template;
-use crate::route::{HostPattern, PathPattern};
+use crate::route::{HostPattern, PathPattern, StatusSet};
 
 /// The form that a text must have.
 #[derive(Clone, Copy)]
@@ -61,6 +61,15 @@ impl Section<'_> {
         Diagnostic::new(Code::NoSuchParameter, message)
             .at(&self.value_span(key), "asked for here")
             .report_to(self.reader);
+    }
+
+    /// Reads a list of classes (`5xx`) and statuses (`404`).
+    pub(super) fn statuses(&mut self, key: &'static str) -> Option<StatusSet> {
+        self.declare(key, || ValueKind::WordsOrStatuses(Vec::new()));
+        let texts = self.texts(key)?;
+        let mut set = StatusSet::default();
+        self.parse_all(key, Some(texts), TextForm::STATUS, |text| set.add(text));
+        Some(set)
     }
 
     pub(super) fn text(&mut self, key: &'static str) -> Option<String> {

@@ -23,17 +23,28 @@ pub(super) struct NamedLines {
 
 #[derive(Debug)]
 struct NamedLine {
-    /// That of its log.
-    place: usize,
+    log: Arc<RouteLog>,
     text: LateText,
+    condition: Option<LateText>,
+}
+
+impl NamedLine {
+    fn new(log: &Arc<RouteLog>, facts: &TemplateFacts<'_>) -> NamedLine {
+        NamedLine {
+            log: Arc::clone(log),
+            text: log.line.fill(facts),
+            condition: log.condition.as_ref().map(|one| one.fill(facts)),
+        }
+    }
+
+    fn tells(&self, what: fn(&LateText) -> bool) -> bool {
+        what(&self.text) || self.condition.as_ref().is_some_and(what)
+    }
 }
 
 impl NamedLines {
     pub(super) fn new(logs: &[Arc<RouteLog>], facts: &TemplateFacts<'_>) -> Box<NamedLines> {
-        let lines = logs.iter().map(|log| NamedLine {
-            place: log.place,
-            text: log.line.fill(facts),
-        });
+        let lines = logs.iter().map(|log| NamedLine::new(log, facts));
         Box::new(NamedLines {
             lines: lines.collect(),
             headers: HeaderMap::new(),
@@ -43,7 +54,7 @@ impl NamedLines {
     }
 
     fn tells(&self, what: fn(&LateText) -> bool) -> bool {
-        self.lines.iter().any(|line| what(&line.text))
+        self.lines.iter().any(|line| line.tells(what))
     }
 
     /// Chooses the log of the attempts to send the request: the one that is kept already, or a new
@@ -85,9 +96,12 @@ impl NamedLines {
             let attempts = self.attempts.as_ref();
             attempts.map(|log| log.tell(variable)).unwrap_or_default()
         };
-        for NamedLine { place, text } in &self.lines {
-            let line = text.fill(&self.headers, sent, time, attempts);
-            log.record_named(*place, &line);
+        let fill = |text: &LateText| text.fill(&self.headers, sent, time, attempts);
+        for line in &self.lines {
+            let holds = |condition| !matches!(&fill(condition)[..], b"" | b"0");
+            if line.log.takes_status(status) && line.condition.as_ref().is_none_or(holds) {
+                log.record_named(line.log.place, &fill(&line.text));
+            }
         }
     }
 }

@@ -1,11 +1,15 @@
 //! Translates `access_log` and `log_format`.
 
+use http::StatusCode;
+
 use super::scope::BlockScope;
 use super::syntax::Directive;
 use super::variables;
 use crate::draft::Draft;
+use crate::patterns;
+use crate::route::Regex;
 use crate::route::template::LineTemplate;
-use crate::values::{TomlEntries, quote};
+use crate::values::{TomlEntries, quote, quote_list};
 
 /// The form of nginx's logs without a `log_format`.
 const COMBINED: &str = "{client_ip} - - [{common_time}] \"{method} {uri} {protocol}\" {status} \
@@ -31,11 +35,7 @@ fn translate(one: &Directive, scope: &BlockScope<'_>) -> Result<TomlEntries, Str
     if to.contains('$') || to.starts_with("syslog:") {
         return Err("a log is a file, or `stdout` or `stderr`".to_owned());
     }
-    let has_option = |name| one.option(name).is_some();
-    if has_option("if=") {
-        return Err("a log has all requests of its routes".to_owned());
-    }
-    if has_option("gzip") {
+    if one.option("gzip").is_some() {
         one.differs("logs are not compressed");
     }
     let line = match one.arg(1) {
@@ -56,7 +56,123 @@ fn translate(one: &Directive, scope: &BlockScope<'_>) -> Result<TomlEntries, Str
         }),
     );
     entries.add("format", quote(&line));
+    if let Some(condition) = one.option("if=") {
+        add_condition(one, condition, scope, &mut entries)?;
+    }
     Ok(entries)
+}
+
+/// Translates `if=$loggable`.
+fn add_condition(
+    one: &Directive,
+    condition: &str,
+    scope: &BlockScope<'_>,
+    entries: &mut TomlEntries,
+) -> Result<(), String> {
+    let map = condition
+        .strip_prefix('$')
+        .and_then(|name| scope.map(name))
+        .filter(|map| map.name == "map");
+    match map {
+        Some(map) if map.map_source() == "status" => {
+            let mut statuses = statuses_of(map)?;
+            let all = statuses.len();
+            statuses.retain(|status| is_usual(status));
+            if statuses.len() < all {
+                one.differs("of classes that are not whole, only registered statuses are listed");
+            }
+            entries.add("status", quote_list(&statuses));
+        }
+        Some(map) => return Err(format!("{} is not of $status", map.line())),
+        None => {
+            let text = variables::translate_line(condition, scope)?;
+            LineTemplate::parse_condition(&text).map_err(|error| error.to_string())?;
+            entries.add("if", quote(&text));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the classes and statuses for which a map of `$status` has a value that is true.
+fn statuses_of(map: &Directive) -> Result<Vec<String>, String> {
+    let values = StatusValues::read(map)?;
+    let mut listed = Vec::new();
+    for class in 1..=5 {
+        let taken: Vec<u16> = (class * 100..class * 100 + 100)
+            .filter(|status| values.is_true(*status))
+            .collect();
+        match taken.len() {
+            100 => listed.push(format!("{class}xx")),
+            _ => listed.extend(taken.iter().map(u16::to_string)),
+        }
+    }
+    match listed.is_empty() {
+        true => Err("it is never true".to_owned()),
+        false => Ok(listed),
+    }
+}
+
+/// Whether a word is a class, a registered status, or that of a client that left.
+fn is_usual(word: &str) -> bool {
+    let status = word.parse::<StatusCode>();
+    word.ends_with("xx")
+        || word == "499"
+        || status.is_ok_and(|status| status.canonical_reason().is_some())
+}
+
+/// The values of a map of `$status`.
+struct StatusValues<'d> {
+    lines: Vec<MappedStatus<'d>>,
+    default: &'d str,
+}
+
+struct MappedStatus<'d> {
+    pattern: StatusPattern<'d>,
+    value: &'d str,
+}
+
+enum StatusPattern<'d> {
+    Text(&'d str),
+    Regex(Regex),
+}
+
+impl<'d> StatusValues<'d> {
+    fn read(map: &'d Directive) -> Result<StatusValues<'d>, String> {
+        let lines = map.map_lines().map(|line| {
+            let regex = line.name.strip_prefix('~');
+            let pattern = match regex {
+                Some(regex) => {
+                    let regex = regex.trim_start_matches('*');
+                    StatusPattern::Regex(patterns::translate_regex(regex, false)?)
+                }
+                None => StatusPattern::Text(&line.name),
+            };
+            let value = line.arg(0);
+            Ok(MappedStatus { pattern, value })
+        });
+        Ok(StatusValues {
+            lines: lines.collect::<Result<_, String>>()?,
+            default: map.map_default(),
+        })
+    }
+
+    /// Whether the value of a status is neither empty nor `0`. Texts come before expressions.
+    fn is_true(&self, status: u16) -> bool {
+        let status = status.to_string();
+        let is_text = |line: &&MappedStatus<'_>| match &line.pattern {
+            StatusPattern::Text(text) => *text == status,
+            StatusPattern::Regex(_) => false,
+        };
+        let is_found = |line: &&MappedStatus<'_>| match &line.pattern {
+            StatusPattern::Text(_) => false,
+            StatusPattern::Regex(regex) => regex.is_in(status.as_bytes()),
+        };
+        let mut lines = self.lines.iter();
+        let line = lines
+            .find(is_text)
+            .or_else(|| self.lines.iter().find(is_found));
+        !matches!(line.map_or(self.default, |line| line.value), "" | "0")
+    }
 }
 
 /// Translates the `log_format` of a log.

@@ -38,6 +38,14 @@ fn wrong_logs_are_refused() {
     assert_eq!(format("{bytes_sant}"), ["T125"]);
     assert_eq!(format("{path:id}"), ["T123"]);
     assert_eq!(format("{host:name}"), ["T123"]);
+    let only = |key: &str| with(&format!("to = \"stdout\"\nformat = \"a\"\n{key}"));
+    assert_eq!(
+        only("if = \"{query:a}{bytes_sent}\"\nstatus = [\"4xx\", \"503\"]"),
+        [""; 0]
+    );
+    assert_eq!(only("if = \"{path:id}\""), ["T123"]);
+    assert_eq!(only("if = \"{a}\""), ["T125"]);
+    assert_eq!(only("status = [\"6xx\"]"), ["T116"]);
     let unknown = format!("{BASE}[[route]]\npath = \"/a\"\naccess_logs = [\"x\"]\n");
     assert_eq!(codes(&unknown), ["T106"]);
     // Only lines of logs have it.

@@ -100,7 +100,7 @@ pub(super) fn health(outer: &mut Section<'_>) -> Option<HealthCheck> {
     }
     let long = section.parse("path", PATH, path);
     let host = section.parse("host", TextForm::new(Code::BadHttp, "a host"), host);
-    let status = statuses(&mut section);
+    let status = section.statuses("status");
     let check = HealthCheck {
         path: short
             .or(long)
@@ -146,18 +146,8 @@ fn ejection(section: &mut Section<'_>) -> Ejection {
         // A `for` above the default raises it.
         longest_rest: longest.unwrap_or_else(|| rest.max(section.default_duration("max_for"))),
         max_share: section.integer("max_share", 1..=100),
-        status: statuses(section).unwrap_or_default(),
+        status: section.statuses("status").unwrap_or_default(),
     }
-}
-
-fn statuses(section: &mut Section<'_>) -> Option<StatusSet> {
-    section.declare("status", || ValueKind::WordsOrStatuses(Vec::new()));
-    let texts = section.texts("status")?;
-    let mut set = StatusSet::default();
-    section.parse_all("status", Some(texts), TextForm::STATUS, |text| {
-        set.add(text)
-    });
-    Some(set)
 }
 
 fn path(text: &str) -> Result<PathAndQuery, &'static str> {

@@ -44,6 +44,13 @@ impl LineTemplate {
         })
     }
 
+    /// A condition, which is not written.
+    pub fn parse_condition(text: &str) -> Result<LineTemplate, TemplateError> {
+        let line = LineTemplate::parse(text)?;
+        let escape = Escape::None;
+        Ok(LineTemplate { escape, ..line })
+    }
+
     pub fn template(&self) -> &Template {
         &self.template
     }
