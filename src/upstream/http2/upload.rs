@@ -101,8 +101,8 @@ impl Http2UploadState {
     }
 }
 
-/// Sends what has come of `upload`. A task of its own sends the rest, and ends with the returned value.
-/// Usually the whole body of a call has come, and then it leaves in one write with the head.
+/// Sends what has come of `upload`. A task of its own sends the rest, and ends with the returned
+/// value. Usually the whole body of a call has come, and then it leaves in one write with the head.
 pub(super) async fn begin_upload(
     stream: SendStream<Bytes>,
     upload: Arc<Http2Upload>,
