@@ -37,7 +37,8 @@ pub struct Ejection {
     /// Failures in a row or `within` a time, at least 1. For a server that cannot be reached one
     /// is enough.
     pub failures: u32,
-    /// With it, successes between failures do not matter.
+    /// The time in which failures count, also with successes between them. `None` counts failures
+    /// in a row.
     pub within: Option<Duration>,
     /// The length of the first ejection. Each further one is twice as long.
     pub rest: Duration,
