@@ -61,7 +61,8 @@ test: export BOLERO_RANDOM_ITERATIONS ?= 1000
 test:
 	./tests/install.sh
 	./tests/cargo.sh
-	./tests/suites.sh
+# The binary that the tests above ran: `cargo build` would compile it again with fewer features.
+	TIDEGATE="$${TIDEGATE:-$(TARGET)/debug/tidegate}" ./tests/suites.sh
 
 ci: fmt lint test deny docs book
 

@@ -37,7 +37,15 @@ mkdir "$context"
 sed -n 's/^!//p' "$root/.dockerignore" | while read -r kept; do
   (cd "$root" && cp -r --parents $kept "$context")
 done
-(cd "$context" && CARGO_TARGET_DIR=$target cargo check --quiet --locked --bin tidegate)
+(cd "$context" && cargo metadata --quiet --locked --no-deps --format-version 1 >/dev/null)
+# Cargo lists the files that a build has read beside the binary. A binary of elsewhere has no list.
+if [ -f "$TIDEGATE.d" ]; then
+  sed -e 's/^[^:]*: //' -e 's/\([^\]\) /\1\n/g' "$TIDEGATE.d" | sed 's/\\ / /g' |
+    while read -r file; do
+      [ -e "$context/${file#"$root"/}" ] ||
+        { echo "the image is built without $file: add it to .dockerignore" >&2; exit 1; }
+    done
+fi
 
 # `make install` makes a whole installation below DESTDIR and PREFIX, and `make uninstall` leaves none.
 export DESTDIR=$work/place PREFIX=/usr BINARY=$TIDEGATE
