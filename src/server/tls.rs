@@ -9,6 +9,7 @@
 mod acme;
 mod certificates;
 
+use std::future::poll_fn;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use rustls::crypto::aws_lc_rs::{Ticketer, default_provider};
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::{TLS12, TLS13};
 use rustls::{HandshakeKind, ProtocolVersion, ServerConfig};
+use tokio::io::AsyncWriteExt;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
 use super::watcher::Watcher;
@@ -38,6 +40,9 @@ use tidegate_core::failpoint;
 
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 const MAX_FILE_BYTES: u64 = 4 << 20;
+/// How long, and how many bytes, the socket is read after a handshake has failed.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: usize = 1 << 20;
 
 pub(crate) struct ServerTls {
     acceptor: ArcSwap<ServerConfig>,
@@ -49,6 +54,18 @@ pub(crate) struct ServerTls {
 struct TlsState {
     settings: TlsSettings,
     acquired: Option<IdentityFiles>,
+}
+
+/// Closes the connection of a failed handshake. A close with unread bytes resets the connection,
+/// and the reset can overtake the alert that says why.
+async fn linger(mut stream: Stream) {
+    let mut left = LINGER_BYTES;
+    let closing = async {
+        stream.shutdown().await?;
+        poll_fn(|cx| stream.poll_discard(cx, &mut left)).await;
+        io::Result::Ok(())
+    };
+    let _ = tokio::time::timeout(LINGER, closing).await;
 }
 
 /// The name of a version, as OpenSSL and nginx write it.
@@ -136,9 +153,14 @@ impl ServerTls {
         if is_plain_http(&stream).await? {
             return Ok((stream, Arrival::misplaced(ip)));
         }
-        let stream = TlsAcceptor::from(self.acceptor.load_full())
-            .accept(stream)
-            .await?;
+        let acceptor = TlsAcceptor::from(self.acceptor.load_full());
+        let stream = match acceptor.accept(stream).into_fallible().await {
+            Ok(stream) => stream,
+            Err((error, stream)) => {
+                linger(stream).await;
+                return Err(error);
+            }
+        };
         let session = stream.get_ref().1;
         if session.alpn_protocol() == Some(ACME_PROTOCOL) {
             return Err(io::Error::other("an authority has looked at a challenge"));

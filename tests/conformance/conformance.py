@@ -158,7 +158,7 @@ def conversations(port, script):
     source = script.stem.replace("-", "_")
     text = (root / "tlsfuzzer" / "_apps" / f"{source}.py").read_text()
     suite = ["-C", SUITE] if re.search(r"[\"']-C[\"']", text) else []
-    return run(sys.executable, script, "-h", "127.0.0.1", "-p", port, *suite, seconds=30,
+    return run(sys.executable, script, "-h", "127.0.0.1", "-p", port, *suite, seconds=60,
                cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
 
 

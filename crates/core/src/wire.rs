@@ -149,7 +149,14 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
-            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => {
+                let read = Pin::new(&mut *stream).poll_read(cx, buf);
+                // The alert that refuses a renegotiation does not wait for the next response.
+                if read.is_pending() && stream.get_ref().1.wants_write() {
+                    let _ = Pin::new(stream).poll_flush(cx);
+                }
+                read
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustls::version::TLS13;
@@ -59,6 +60,45 @@ fn garbage_is_answered_with_an_alert_at_most() {
         assert!(said.is_empty() || said[0] == 0x15, "{garbage:?}: {said:?}");
     }
     stage.curled("one.test", "/", &[]);
+}
+
+#[test]
+fn an_alert_comes_before_the_end_of_a_client_that_still_sends() {
+    let stage = impatient();
+    let mut stream = TcpStream::connect(stage.secure).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // A ClientHello of one byte.
+    let hello = b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00";
+    stream
+        .write_all(&[&hello[..], &[0; 64 << 10]].concat())
+        .unwrap();
+    let mut said = Vec::new();
+    // A reset of the connection would be an error.
+    stream.read_to_end(&mut said).unwrap();
+    assert_eq!(said.first(), Some(&0x15), "{said:?}");
+}
+
+#[test]
+fn a_renegotiation_is_refused_at_once() {
+    let stage = Stage::start("", WIDE);
+    let begun = Instant::now();
+    let mut openssl = Command::new("openssl")
+        .args(["s_client", "-connect", &stage.secure.to_string()])
+        .args(["-tls1_2", "-msg"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // OpenSSL begins a renegotiation. The pipe stays open, so that only an alert ends it.
+    let mut input = openssl.stdin.take().unwrap();
+    input.write_all(b"R\n").unwrap();
+    let output = openssl.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("warning no_renegotiation"), "{said}");
+    // An idle connection ends after 60 s.
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    drop(input);
 }
 
 #[test]
