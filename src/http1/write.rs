@@ -72,7 +72,7 @@ pub(crate) fn put_head<B>(
     }
     let headers = answer.headers();
     out.reserve((headers.len() + 2) * LINE_BYTES);
-    put_status(out, status, terms.is_http10, answer.extensions().get());
+    put_status(out, status, answer.extensions().get());
     let has_content = !terms.is_head
         && !status.is_informational()
         && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -150,20 +150,13 @@ fn put_date(out: &mut Vec<u8>, now: Duration) {
     });
 }
 
-fn put_status(
-    out: &mut Vec<u8>,
-    status: StatusCode,
-    is_http10: bool,
-    reason: Option<&ReasonPhrase>,
-) {
-    if status == StatusCode::OK && reason.is_none() && !is_http10 {
+/// Writes the first line. The version is this server's own, also for a request of HTTP/1.0
+/// (RFC 9110 section 6.2).
+fn put_status(out: &mut Vec<u8>, status: StatusCode, reason: Option<&ReasonPhrase>) {
+    if status == StatusCode::OK && reason.is_none() {
         return out.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
     }
-    out.extend_from_slice(if is_http10 {
-        b"HTTP/1.0 "
-    } else {
-        b"HTTP/1.1 "
-    });
+    out.extend_from_slice(b"HTTP/1.1 ");
     out.extend_from_slice(status.as_str().as_bytes());
     out.push(b' ');
     let usual = || status.canonical_reason().unwrap_or("<none>").as_bytes();
@@ -243,12 +236,13 @@ impl HeadWriter<'_> {
         self.put_joined(&CONNECTION, headers, more);
     }
 
-    /// The option that `Connection` needs, because each version of HTTP has another default.
+    /// The option that `Connection` needs. A client of HTTP/1.0 expects the end without one, but
+    /// the first line says HTTP/1.1, so the answer always says `close`.
     fn option(&self) -> Option<&'static str> {
         match (self.is_http10, self.may_follow) {
-            (false, false) => Some("close"),
+            (_, false) => Some("close"),
             (true, true) => Some("keep-alive"),
-            (false, true) | (true, false) => None,
+            (false, true) => None,
         }
     }
 

@@ -16,6 +16,32 @@ fn a_preface_of_http_2_is_no_request() {
 }
 
 #[test]
+fn requests_of_http_1_0_are_answered_with_the_servers_version() {
+    let upstream = Upstream::start(|_, stream| {
+        let _ = std::io::Write::write_all(stream, b"HTTP/1.1 404 Not Found\r\n\r\nno");
+        false
+    });
+    let probe = Probe::before(upstream, "");
+    // Content without a length ends with the connection, whatever the client asks for.
+    for kept in ["", "Connection: keep-alive\r\n"] {
+        let mut client = probe.proxy.connect();
+        let answer = client.ask(format!("GET / HTTP/1.0\r\nHost: test\r\n{kept}\r\n"));
+        assert!(answer.head.starts_with("HTTP/1.1 404 "), "{answer:?}");
+        assert_eq!(answer.header("connection").as_deref(), Some("close"));
+        assert_eq!(answer.header("transfer-encoding"), None);
+        assert_eq!(answer.text(), "no");
+    }
+    let probe = Probe::start("");
+    let mut client = probe.proxy.connect();
+    for _ in 0..2 {
+        let kept = "GET /row HTTP/1.0\r\nHost: test\r\nConnection: keep-alive\r\n\r\n";
+        let answer = client.ask(kept);
+        assert!(answer.head.starts_with("HTTP/1.1 200 "), "{answer:?}");
+        assert_eq!(answer.header("connection").as_deref(), Some("keep-alive"));
+    }
+}
+
+#[test]
 fn a_head_behind_another_is_judged_alike() {
     let probe = Probe::start("");
     let rows = [
