@@ -159,6 +159,9 @@ pub(super) fn take_head<B>(
     let mut close = version != Version::HTTP_11;
     let headers = response.headers_mut();
     headers.reserve(spans.len());
+    // These belong to this hop. Their removal moves the last header into their place, so they come
+    // last: the other headers keep their order.
+    let mut of_hop = SmallVec::<[(HeaderName, HeaderValue); 2]>::new();
     // By reference: an owning iterator would move the whole array.
     for span in &spans {
         let (name, value) = slice_line(&head, span)?;
@@ -166,9 +169,16 @@ pub(super) fn take_head<B>(
             framing.add_length(value.as_bytes());
         } else if name == TRANSFER_ENCODING {
             framing.add_coding(value.as_bytes());
+            of_hop.push((name, value));
+            continue;
         } else if name == CONNECTION {
             close |= has_option(value.as_bytes(), b"close");
+            of_hop.push((name, value));
+            continue;
         }
+        headers.append(name, value);
+    }
+    for (name, value) in of_hop {
         headers.append(name, value);
     }
     let announced = framing.into_content(version)?;
@@ -342,6 +352,23 @@ mod tests {
             let is_coding = matches!(fault, Err(UpstreamError::Head(HeadFault::TransferEncoding)));
             assert!(is_coding, "{lines}");
         }
+    }
+
+    #[test]
+    fn headers_keep_their_order_when_those_of_the_hop_are_removed() {
+        let mut bytes = BytesMut::from(
+            &b"HTTP/1.1 200 OK\r\nconnection: keep-alive\r\na: 1\r\ntransfer-encoding: chunked\r\n\
+               b: 2\r\nconnection: x\r\nc: 3\r\n\r\n"[..],
+        );
+        let mut response = Response::new(());
+        take_head(&mut bytes, &mut response, ResponseContext::default()).unwrap();
+        let headers = response.headers_mut();
+        let options: Vec<_> = headers.get_all(CONNECTION).iter().collect();
+        assert_eq!(options, ["keep-alive", "x"]);
+        headers.remove(CONNECTION);
+        headers.remove(TRANSFER_ENCODING);
+        let names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["a", "b", "c"]);
     }
 
     #[test]
