@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING};
+use http::uri::Authority;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version};
 use smallvec::SmallVec;
 
@@ -68,8 +69,10 @@ impl RequestFault {
 /// Checks the head, and returns its host as [`host_of`] spells it. The host is empty if HTTP/1.0
 /// names none.
 pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFault> {
-    if matches!(*request.method(), Method::CONNECT | Method::TRACE) {
-        return Err(RequestFault::Method);
+    match *request.method() {
+        Method::CONNECT if !is_host_and_port(request.uri()) => return Err(RequestFault::Target),
+        Method::CONNECT | Method::TRACE => return Err(RequestFault::Method),
+        _ => {}
     }
     let mut host = None;
     let mut authorized = false;
@@ -176,6 +179,14 @@ fn target_authority<'r>(method: &Method, uri: &'r Uri) -> Result<Option<&'r str>
         (Some("http" | "https"), Some(authority)) => Ok(Some(authority.as_str())),
         _ => Err(RequestFault::Target),
     }
+}
+
+/// Whether this is the only form that the target of CONNECT may have (RFC 9112 section 3.2.3).
+fn is_host_and_port(uri: &Uri) -> bool {
+    let has_port = |target: &Authority| target.port_u16().is_some();
+    uri.scheme().is_none()
+        && uri.path_and_query().is_none()
+        && uri.authority().is_some_and(has_port)
 }
 
 fn same_host<'r>(host: &'r str, target: &str, uri: &Uri) -> Result<Cow<'r, str>, RequestFault> {
@@ -317,11 +328,16 @@ mod tests {
 
     #[test]
     fn methods_that_mean_something_else_at_a_gateway_are_refused() {
-        for method in [Method::CONNECT, Method::TRACE] {
-            let mut request = request("/a", &[("host", "a")]);
+        for (method, target, fault) in [
+            (Method::CONNECT, "a:80", RequestFault::Method),
+            (Method::CONNECT, "a", RequestFault::Target),
+            (Method::CONNECT, "/a", RequestFault::Target),
+            (Method::CONNECT, "http://a:80/", RequestFault::Target),
+            (Method::TRACE, "/a", RequestFault::Method),
+        ] {
+            let mut request = request(target, &[("host", "a")]);
             *request.method_mut() = method;
-            let fault = check_framing(&request).unwrap_err();
-            assert_eq!(fault.message().0, StatusCode::METHOD_NOT_ALLOWED);
+            assert_eq!(check_framing(&request), Err(fault), "{target}");
         }
     }
 
