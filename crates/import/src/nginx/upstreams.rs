@@ -83,7 +83,15 @@ impl<'p> ProxyPass<'p> {
                 entries.add(&format!("pass_{part}"), "false");
             }
         }
-        let target = TargetDraft::Upstream(self.add_upstream(&url, draft));
+        let name = match self.group_of(&url) {
+            Some(block) if block.inner().iter().all(|one| !is_up(one)) => {
+                let why = "no server of the upstream is up: the route answers 502, as nginx does";
+                self.one.differs(why);
+                return Ok(TargetDraft::respond(502).into());
+            }
+            group => self.add_upstream(&url, group, draft),
+        };
+        let target = TargetDraft::Upstream(name);
         Ok(RouteAction { target, entries })
     }
 
@@ -195,9 +203,18 @@ impl<'p> ProxyPass<'p> {
         is_named.then(|| format!("{} = {}", quote(&from), quote(url.path.unwrap_or("/"))))
     }
 
-    fn add_upstream(&self, url: &PassUrl<'_>, draft: &mut Draft) -> String {
+    /// The `upstream` that a URL names.
+    fn group_of(&self, url: &PassUrl<'_>) -> Option<&'p Directive> {
         let groups = self.scope.http.named("upstream");
-        let group = groups.filter(|one| one.arg(0) == url.host).last();
+        groups.filter(|one| one.arg(0) == url.host).last()
+    }
+
+    fn add_upstream(
+        &self,
+        url: &PassUrl<'_>,
+        group: Option<&'p Directive>,
+        draft: &mut Draft,
+    ) -> String {
         let socket = url.host.strip_prefix("unix:").unwrap_or(url.host);
         let mut repeated = None;
         let mut upstream = UpstreamDraft {
@@ -436,8 +453,19 @@ impl<'p> ProxyPass<'p> {
                 _ => one.lost("tidegate has nothing like it"),
             }
         }
+        // nginx asks the backups then; a server that is down never comes back by itself.
+        if servers.iter().all(|server| server.is_backup) {
+            servers
+                .iter_mut()
+                .for_each(|server| server.is_backup = false);
+        }
         is_repeated.then_some(lines)
     }
+}
+
+/// Whether this is a server of an `upstream` that is asked.
+fn is_up(one: &Directive) -> bool {
+    one.name == "server" && one.args.iter().skip(1).all(|word| word != "down")
 }
 
 /// Whether a word of `proxy_next_upstream` is a status: `http_502`.
