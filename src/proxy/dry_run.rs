@@ -376,6 +376,7 @@ fn refused(rejection: &Rejection) -> DryRunOutcome {
         Rejection::BodyTooLarge => "body too large",
         Rejection::StatusBusy => "status busy",
         Rejection::AccessDenied => "access denied",
+        Rejection::NoCertificate(_) => "no certificate",
         Rejection::NoRoute => "no route",
         Rejection::MissingKey(_) => "missing key",
         Rejection::AmbiguousKey(_) => "ambiguous key",

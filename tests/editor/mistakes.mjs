@@ -5,7 +5,7 @@ const LIMIT =
   'enforce, exempt, exempt_file, hold, key, lease, missing, on_error, precision, rate, shadow, slot, status, tiers, values)" was expected';
 const ROUTE =
   '"a key of `[[route]]` (access, access_logs, add_prefix, bandwidth, bandwidth_after, body_limit, body_read, case, cost, error_pages, ' +
-  'expires, expires_from, headers, headers_down, headers_success, headers_up, host, limits, location_base, method_up, methods, name, pass_body, pass_headers, path, port, query, redirect, refund, replace_prefix, respond, rewrite_down, settle, ' +
+  'expires, expires_from, headers, headers_down, headers_success, headers_up, host, limits, location_base, method_up, methods, name, pass_body, pass_headers, path, port, query, redirect, refund, replace_prefix, require_client_certificate, respond, rewrite_down, settle, ' +
   'strip_prefix, timeout, trailers_down, trailing_slash, upstream, usage)" was expected';
 const SERVER =
   '"a key of `[server]` (body_memory, body_timeout, connection_age, connection_requests, control, drain_idle, ' +

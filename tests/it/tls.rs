@@ -293,6 +293,37 @@ fn where_certificates_are_optional_the_others_count_by_their_address() {
 }
 
 #[test]
+fn a_route_may_want_a_certificate_that_others_do_not() {
+    let stage = Stage::start(
+        "client_ca = \"ca.pem\"\nclient_auth = \"optional\"",
+        &format!(
+            "{BY_SUBJECT}[[route]]\npath = \"/*\"\n\
+             [[route]]\npath = \"/admin\"\nrequire_client_certificate = true\n\
+             [[route]]\npath = \"/text\"\nrequire_client_certificate = 400\nrespond = {{}}\n\
+             [[route]]\npath = \"/open\"\nrequire_client_certificate = false\n"
+        ),
+    );
+    let shown = ["--cert", "ann.pem", "--key", "ann.key"];
+    for (path, without, with) in [
+        ("/admin", 403, 200),
+        ("/admin/", 403, 200),
+        ("/text", 400, 200),
+        ("/open", 200, 429),
+        ("/", 200, 429),
+    ] {
+        for (more, status) in [(&[][..], without), (&shown, with)] {
+            let answer = stage.curled("one.test", path, more);
+            let begin = format!("HTTP/1.1 {status} ");
+            assert!(answer.starts_with(&begin), "{path} {more:?}: {answer}");
+        }
+    }
+    // Plain requests show no certificate.
+    let answer = stage.proxy.get("/admin");
+    answer.assert_problem(403);
+    assert!(answer.text().contains("verified certificate"), "{answer:?}");
+}
+
+#[test]
 fn upstreams_and_clients_are_told_facts_of_the_connection() {
     let facts = "{tls_version}|{tls_cipher}|{tls_server_name}|{tls_resumed}|{tls_verified}|\
                  {tls_subject}|{tls_issuer}|{protocol}|{port}";

@@ -2,6 +2,7 @@
 
 mod access_logs;
 mod actions;
+mod client_certificates;
 mod conditions;
 mod directives;
 mod early_answers;
@@ -26,6 +27,7 @@ use super::draft::{Draft, ProxyProtocolDraft};
 use super::files::{ImportError, SourceEntry};
 use super::patterns;
 use super::values::quote;
+use client_certificates::ClientAuthorities;
 use conditions::ServerTls;
 use locations::Site;
 use scope::BlockScope;
@@ -82,8 +84,11 @@ fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
         blocks.map(|one| read_server(one, scope, draft)).collect();
     share_tls(&mut servers);
     add_listens(&servers, draft);
+    let with_tls = servers.iter().filter(|one| one.is_secure() != Some(false));
+    let authorities = ClientAuthorities::find(with_tls.map(|one| &one.scope));
+    authorities.add_to(&mut draft.tls);
     let redirects = find_redirecting(&servers, draft);
-    read_deny_status(&servers, draft);
+    limits::read_deny_status(servers.iter().map(|one| &one.scope), draft);
     let kept: Vec<&ServerBlock<'_>> = (servers.iter().enumerate())
         .filter(|(index, _)| !redirects.contains(index))
         .map(|(_, one)| one)
@@ -94,15 +99,20 @@ fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
             let mut ports: Vec<Option<u16>> = group.iter().flat_map(|one| one.ports()).collect();
             ports.sort_unstable();
             ports.dedup();
-            add_group(&group, &ports, draft);
+            add_group(&group, &ports, &authorities, draft);
         }
     } else {
-        add_group(&kept, &[None], draft);
+        add_group(&kept, &[None], &authorities, draft);
     }
 }
 
 /// Adds the routes of servers with the same ports. `ports` are those that the routes are for.
-fn add_group(servers: &[&ServerBlock<'_>], ports: &[Option<u16>], draft: &mut Draft) {
+fn add_group(
+    servers: &[&ServerBlock<'_>],
+    ports: &[Option<u16>],
+    authorities: &ClientAuthorities<'_>,
+    draft: &mut Draft,
+) {
     let default = find_default(servers);
     let has_wildcards = servers.iter().any(|one| one.has_wildcard());
     // Routes keep the file's order of expressions. nginx tries the longest `name.*` first.
@@ -132,6 +142,8 @@ fn add_group(servers: &[&ServerBlock<'_>], ports: &[Option<u16>], draft: &mut Dr
             [None] => closed_as_internal(one, servers),
             _ => None,
         };
+        let secure = one.is_secure();
+        let others = || authorities.closed(&one.scope, secure);
         let mut site = Site {
             scope: &one.scope,
             hosts,
@@ -140,10 +152,10 @@ fn add_group(servers: &[&ServerBlock<'_>], ports: &[Option<u16>], draft: &mut Dr
                 _ => one.ports().collect(),
             },
             tls: ServerTls {
-                secure: one.is_secure(),
-                verified: one.verifies_clients(),
+                secure,
+                certificates: authorities.of(&one.scope, secure),
             },
-            closed,
+            closed: closed.or_else(others),
         };
         site.add_routes(draft);
     }
@@ -201,11 +213,6 @@ fn closed_as_internal(one: &ServerBlock<'_>, all: &[&ServerBlock<'_>]) -> Option
 }
 
 impl ServerBlock<'_> {
-    /// Whether clients without a certificate are refused, by nginx and by tidegate.
-    fn verifies_clients(&self) -> bool {
-        self.scope.is_on("ssl_verify_client") && self.scope.last("ssl_client_certificate").is_some()
-    }
-
     /// Whether all requests use TLS; `None` if only some do.
     fn is_secure(&self) -> Option<bool> {
         let first = self.listens.first()?.ssl;
@@ -460,36 +467,4 @@ fn redirects_to_https(list: &[Directive], depth: usize) -> bool {
         }
     }
     redirects
-}
-
-/// The status of denials without `limit_req_status` or `limit_conn_status`.
-const NGINX_STATUS: u16 = 503;
-
-/// Reads the status of denials: one for all, or else each limit has its own.
-fn read_deny_status(servers: &[ServerBlock<'_>], draft: &mut Draft) {
-    let mut statuses: Vec<u16> = Vec::new();
-    for ServerBlock { scope, .. } in servers {
-        let locations = scope.named("location").map(|one| scope.enter(one));
-        for scope in std::iter::once(scope.clone()).chain(locations) {
-            for kind in limits::KINDS {
-                if scope.last(kind).is_none() {
-                    continue;
-                }
-                let one = scope.last(&format!("{kind}_status"));
-                let status = one.map_or(Ok(NGINX_STATUS), |one| one.arg(0).parse::<u16>());
-                match (status, one) {
-                    (Ok(status @ 400..=599), _) => statuses.push(status),
-                    (_, Some(one)) => one.lost("400 to 599 are possible"),
-                    (_, None) => {}
-                }
-            }
-        }
-    }
-    draft.deny_status = statuses.first().copied();
-    draft.has_own_statuses = statuses
-        .iter()
-        .any(|status| Some(*status) != draft.deny_status);
-    if draft.has_own_statuses {
-        draft.deny_status = Some(NGINX_STATUS);
-    }
 }

@@ -440,7 +440,7 @@ const PROXY_SETTINGS: &[(&str, &str)] = &[
         "upstream strip_prefix add_prefix replace_prefix body_limit bandwidth bandwidth_after \
          method_up pass_headers pass_body headers_up headers_down headers_success expires \
          expires_from trailers_down rewrite_down location_base respond redirect usage body_read \
-         error_pages access_logs",
+         error_pages access_logs require_client_certificate",
     ),
 ];
 

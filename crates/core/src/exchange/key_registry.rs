@@ -13,6 +13,7 @@ use super::Exchange;
 use super::headers::check_framing;
 use super::key_callback::KeyCallback;
 use super::key_lookup::KeyLookup;
+use super::router::Router;
 use super::stages::Stages;
 
 /// What a request asks the callback, each question by itself.
@@ -86,7 +87,8 @@ impl Stages {
             Err(_) => return None,
         };
         let route = found.route;
-        let asks = route.access.admits(head.client) && self.router.counts_by_key(route);
+        let is_served = Router::check_client(route, &head).is_ok();
+        let asks = is_served && self.router.counts_by_key(route);
         asks.then_some(head.client)
     }
 }

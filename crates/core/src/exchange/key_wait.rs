@@ -44,7 +44,7 @@ impl Stages {
         self.router.reads_tokens(route).then(|| keys.wait(now_us))?
     }
 
-    /// The route of a request, unless its client is refused by its address.
+    /// The route of a request, unless its client is not served.
     fn admitted_route<B, R>(&self, x: &Exchange<'_, B, R>) -> Option<&Route> {
         let host = check_framing(x.request).ok()?;
         let path = self.router.routes.read_path(x.request.uri().path()).ok()?;
@@ -61,7 +61,7 @@ impl Stages {
                 found => found.ok()?.route,
             },
         };
-        route.access.admits(head.client).then_some(route)
+        Router::check_client(route, &head).ok().map(|()| route)
     }
 }
 

@@ -32,6 +32,8 @@ pub enum Rejection {
     BodyTooLarge,
     /// `access` serves other clients only.
     AccessDenied,
+    /// The route serves clients with a verified certificate only. Holds its status.
+    NoCertificate(StatusCode),
     NoRoute,
     /// The request lacks the key of a limit.
     MissingKey(Box<KeyFault>),
@@ -204,6 +206,10 @@ impl Rejection {
                 StatusCode::FORBIDDEN,
                 "clients with this address are not served here",
             ),
+            Rejection::NoCertificate(status) => (
+                *status,
+                "only clients with a verified certificate are served here",
+            ),
             Rejection::NoRoute => (
                 StatusCode::NOT_FOUND,
                 "no route matches this host, path and method",
@@ -266,6 +272,7 @@ impl Rejection {
             Rejection::AmbiguousPath => Some("ambiguous_path"),
             Rejection::BodyTooLarge => Some("request_too_large"),
             Rejection::AccessDenied => Some("access_denied"),
+            Rejection::NoCertificate(_) => Some("missing_certificate"),
             Rejection::NoRoute => Some("no_route"),
             Rejection::BodyMemory => Some("body_memory"),
             Rejection::StatusBusy => Some("status_busy"),

@@ -106,6 +106,17 @@ impl Router {
         then(&facts)
     }
 
+    /// Refuses a client that the route does not serve.
+    pub(super) fn check_client(route: &Route, head: &RequestHead<'_>) -> Result<(), Rejection> {
+        if !route.access.admits(head.client) {
+            return Err(Rejection::AccessDenied);
+        }
+        match route.certificate_required {
+            Some(status) if head.certificate.is_none() => Err(Rejection::NoCertificate(status)),
+            _ => Ok(()),
+        }
+    }
+
     /// The index of the first bypass rule that covers a request.
     pub fn bypass_of(&self, facts: &Facts<'_>, client: IpAddr, case: Case) -> Option<usize> {
         let mut rules = self.bypass.iter();

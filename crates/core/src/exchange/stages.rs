@@ -257,9 +257,7 @@ impl Stages {
             let facts = facts_of(request, downstream, found.route, &x.record, &host, &path);
             x.record.named = Some(NamedLines::new(&found.route.access_logs, &facts));
         }
-        if !found.route.access.admits(head.client) {
-            return Err(Rejection::AccessDenied);
-        }
+        Router::check_client(found.route, &head)?;
         let trace = x.record.trace.as_deref().filter(|_| self.logs_traces);
         let trace = trace.map(Trace::id);
         let admission = &mut x.admission;

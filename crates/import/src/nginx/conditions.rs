@@ -1,5 +1,6 @@
 //! `if (..)`: what a condition requires of a request, in terms that routes have.
 
+use super::client_certificates::{ServerCertificates, Shown};
 use super::scope::{BlockScope, LocationPath};
 use super::syntax::Directive;
 use crate::draft::HeaderDraft;
@@ -26,6 +27,8 @@ pub(super) enum Condition {
     Path(String),
     Any(Vec<Condition>),
     File,
+    /// It shows no certificate.
+    NoCertificate,
     /// No route can test it, for this reason.
     Untranslatable(String),
 }
@@ -48,8 +51,7 @@ pub(super) struct ConditionScope<'a> {
 pub(super) struct ServerTls {
     /// Whether all requests use TLS; `None` if only some do.
     pub(super) secure: Option<bool>,
-    /// Whether clients without a certificate are refused.
-    pub(super) verified: bool,
+    pub(super) certificates: ServerCertificates,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,9 +126,11 @@ fn variable_condition(
         "host" | "http_host" | "server_name" => host_condition(comparison),
         "scheme" => known_condition(secure("https", "http"), comparison),
         "https" => known_condition(secure("on", ""), comparison),
-        "ssl_client_verify" => {
-            known_condition(around.tls.verified.then_some("SUCCESS"), comparison)
-        }
+        "ssl_client_verify" => match around.tls.certificates.shown {
+            Shown::Unknown => known_condition(None, comparison),
+            Shown::Optional => certificate_condition(comparison),
+            Shown::Always => known_condition(Some("SUCCESS"), comparison),
+        },
         "uri" | "document_uri" => path_condition(comparison),
         "invalid_referer" => untranslatable("`valid_referers` has nothing like it here"),
         _ => {
@@ -165,6 +169,19 @@ fn known_condition(value: Option<&str>, comparison: Comparison<'_>) -> Condition
         },
     };
     always_if(equal != comparison.negated)
+}
+
+/// Compares `$ssl_client_verify`. No handshake succeeds with a certificate that is not verified, so
+/// it is SUCCESS or NONE.
+fn certificate_condition(comparison: Comparison<'_>) -> Condition {
+    let holds = |value| known_condition(Some(value), comparison);
+    match (holds("SUCCESS"), holds("NONE")) {
+        (Condition::Never, Condition::Always) => Condition::NoCertificate,
+        (Condition::Always, Condition::Never) => {
+            untranslatable("no route is only for clients with a certificate")
+        }
+        (same, _) => same,
+    }
 }
 
 fn always_if(holds: bool) -> Condition {

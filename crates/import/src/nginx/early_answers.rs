@@ -101,11 +101,40 @@ fn translate_if(
         }
         condition => vec![condition],
     };
-    let answers = conditions.into_iter().map(|condition| EarlyAnswer {
-        condition: note_untranslatable(condition, one),
-        action: action.clone(),
+    let refusal = refusal_status(&action.target);
+    let answers = conditions.into_iter().map(|condition| {
+        let condition = match condition {
+            Condition::NoCertificate if refusal.is_none() => Condition::Untranslatable(
+                "without a certificate, a route answers with a status from 400 to 499".to_owned(),
+            ),
+            condition => condition,
+        };
+        EarlyAnswer {
+            condition: note_untranslatable(condition, one),
+            action: action.clone(),
+        }
     });
     answers.collect()
+}
+
+/// The status that refuses a client without a certificate.
+fn refusal_status(target: &TargetDraft) -> Option<u16> {
+    match target {
+        TargetDraft::Respond { status: 444, .. } => None,
+        TargetDraft::Respond { status, .. } => {
+            Some(*status).filter(|one| *one < 500 && *one >= 400)
+        }
+        _ => None,
+    }
+}
+
+/// Takes the answers to clients without a certificate out of a list. Returns their status.
+pub(super) fn take_refusal(answers: &mut Vec<EarlyAnswer>) -> Option<u16> {
+    let is_one = |one: &EarlyAnswer| one.condition == Condition::NoCertificate;
+    let first = answers.iter().find(|one| is_one(one));
+    let status = first.and_then(|one| refusal_status(&one.action.target));
+    answers.retain(|one| !is_one(one));
+    status
 }
 
 fn note_untranslatable(condition: Condition, one: &Directive) -> Condition {
@@ -247,7 +276,7 @@ fn evaluate(condition: &Condition, class: RequestClass<'_>) -> Result<bool, Stri
             let regex = Regex::parse(text).ok().zip(class.path);
             regex.is_some_and(|(regex, path)| regex.is_in(path.as_bytes()))
         }
-        Condition::Headers(_) | Condition::Any(_) | Condition::File => {
+        Condition::Headers(_) | Condition::Any(_) | Condition::File | Condition::NoCertificate => {
             return Err("it cannot be asked".to_owned());
         }
         Condition::Untranslatable(why) => return Err(why.clone()),

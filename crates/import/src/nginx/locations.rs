@@ -15,6 +15,7 @@ use super::syntax::Directive;
 use crate::draft::{Draft, RouteAction, RouteDraft, TargetDraft};
 use crate::patterns::ImportedPath;
 use crate::route::HostPattern;
+use crate::values::TomlEntries;
 
 pub(super) struct Site<'a> {
     pub(super) scope: &'a BlockScope<'a>,
@@ -33,7 +34,9 @@ impl Site<'_> {
             path: Some("/"),
             ..LocationPath::default()
         };
-        let answers = self.read_answers(self.scope, &whole, draft);
+        let mut answers = self.read_answers(self.scope, &whole, draft);
+        let refusal = early_answers::take_refusal(&mut answers);
+        self.tls.certificates.status = self.tls.certificates.status.or(refusal);
         self.add_tested_hosts(&answers);
         for (path, action) in early_answers::answers_by_path(&answers, None) {
             self.add_for_hosts(self.scope, &path, action, draft);
@@ -174,6 +177,7 @@ impl Site<'_> {
         if let Some(fallback) = actions::find_fallback(scope) {
             own_answers.extend(self.read_answers(&fallback.scope, &path, draft));
         }
+        let refusal = early_answers::take_refusal(&mut own_answers);
         let mut answers = [server_answers, &own_answers].concat();
         if scope.first("internal").is_some() {
             answers.clear();
@@ -182,6 +186,10 @@ impl Site<'_> {
         let mut action = location.action.clone();
         if let Some(why) = self.closed.as_ref().filter(|_| !action.target.denies()) {
             action = TargetDraft::Closed(why.clone()).into();
+        }
+        require_certificate(&mut action.entries, refusal);
+        for answer in answers.iter_mut().chain(&mut own_answers) {
+            require_certificate(&mut answer.action.entries, refusal);
         }
         let prefix = path.path.filter(|_| !path.is_exact);
         for (path, action) in early_answers::answers_by_path(&own_answers, prefix) {
@@ -224,10 +232,11 @@ impl Site<'_> {
 
     fn add_for_ports(&self, route: &RouteDraft, one: &Directive, draft: &mut Draft) {
         for port in &self.ports {
-            let route = RouteDraft {
+            let mut route = RouteDraft {
                 port: *port,
                 ..route.clone()
             };
+            require_certificate(&mut route.entries, self.tls.certificates.status);
             add_route(route, one, draft);
         }
     }
@@ -277,6 +286,14 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
         access_logs,
         entries,
         ..RouteDraft::new(scope.block().source(), target)
+    }
+}
+
+/// Has a route refuse clients without a certificate. All its answers do so, also those that stand
+/// before the check.
+fn require_certificate(entries: &mut TomlEntries, status: Option<u16>) {
+    if let Some(status) = status {
+        entries.add_new("require_client_certificate", status.to_string());
     }
 }
 

@@ -204,15 +204,6 @@ pub(super) fn read_tls(scope: &BlockScope<'_>, draft: &mut Draft) {
             tls.entries.add_new("min_version", quote("1.3"));
         }
     }
-    let verify = scope.last_arg("ssl_verify_client").unwrap_or("off");
-    if let (Some(ca), true) = (scope.last_arg("ssl_client_certificate"), verify != "off") {
-        tls.entries.add_new("client_ca", quote(ca));
-        let word = ["optional", "required"][usize::from(verify == "on")];
-        tls.entries.add_new("client_auth", quote(word));
-        if let Some(crl) = scope.last_arg("ssl_crl") {
-            tls.entries.add_new("client_crl", quote(crl));
-        }
-    }
     let is_hsts = |one: &&Directive| one.arg(0).eq_ignore_ascii_case("strict-transport-security");
     if let Some(one) = scope.inherited("add_header").into_iter().find(is_hsts) {
         let mut parts = one.arg(1).split(';');
@@ -377,6 +368,9 @@ fn changed_header(one: &Directive, direction: Direction) -> Option<String> {
 }
 
 fn header_value(one: &Directive, scope: &BlockScope<'_>) -> Option<String> {
+    if variables::names(one.arg(1), "ssl_client_cert") {
+        one.differs("a header has one line: the certificate is escaped, as for a URL");
+    }
     variables::translate_value(one.arg(1), scope)
         .map_err(|why| one.lost(why))
         .ok()

@@ -64,6 +64,16 @@ pub(super) fn is_constant(text: &str) -> bool {
     parts.iter().all(|part| matches!(part, ValuePart::Text(_)))
 }
 
+/// Whether a text has this variable.
+pub(super) fn names(text: &str, variable: &str) -> bool {
+    let parts = split_variables(text).into_iter();
+    let mut names = parts.filter_map(|part| match part {
+        ValuePart::Variable(name) => Some(name),
+        ValuePart::Text(_) => None,
+    });
+    names.any(|name| name == variable)
+}
+
 /// Translates a value with variables to a template. Fails with a reason if `proxy.toml` has not one
 /// of the variables.
 pub(super) fn translate_template(text: &str) -> Result<String, String> {
@@ -82,6 +92,8 @@ pub(super) fn translate_value(text: &str, scope: &BlockScope<'_>) -> Result<Stri
 fn translate_scoped(name: &str, scope: &BlockScope<'_>) -> Option<String> {
     // nginx takes the client from a PROXY header only where it is told to.
     let name = match name {
+        // Here a client may show a certificate that another server asks for.
+        "ssl_client_verify" if scope.asks_for_no_certificate() => return Some("NONE".to_owned()),
         "remote_addr" | "remote_port" if scope.ignores_proxy_header() => {
             format!("realip_{name}")
         }
@@ -170,7 +182,7 @@ fn translate_variable(name: &str) -> Option<String> {
         "ssl_client_s_dn" => "{tls_subject}",
         "ssl_client_i_dn" => "{tls_issuer}",
         "ssl_client_serial" => "{tls_serial}",
-        "ssl_client_escaped_cert" => "{tls_cert}",
+        "ssl_client_cert" | "ssl_client_escaped_cert" => "{tls_cert}",
         "upstream_addr" => "{upstream_addr}",
         "upstream_status" => "{upstream_status}",
         "upstream_header_time" | "upstream_response_time" => "{upstream_time}",

@@ -1,5 +1,6 @@
-//! `headers` and `query` of a route: what a request must have.
+//! `headers`, `query` and `require_client_certificate` of a route: what a request must have.
 
+use http::StatusCode;
 use toml::Spanned;
 use toml::de::DeValue;
 
@@ -40,6 +41,21 @@ pub(super) fn parameters(section: &mut Section<'_>) -> Vec<QueryMatch> {
         Some(QueryMatch { name, value })
     });
     matches.collect()
+}
+
+/// Reads the status for clients without a certificate.
+pub(super) fn client_certificate(section: &mut Section<'_>) -> Option<StatusCode> {
+    const KEY: &str = "require_client_certificate";
+    let value = section.take(KEY, || ValueKind::BooleanOrInteger)?;
+    if section.has_integer(KEY) {
+        let status = section.optional_integer::<u16>(KEY, 400..=499)?;
+        return StatusCode::from_u16(status).ok();
+    }
+    let Some(wanted) = value.get_ref().as_bool() else {
+        section.wrong_type(KEY, value, "true, false or a status");
+        return None;
+    };
+    wanted.then_some(StatusCode::FORBIDDEN)
 }
 
 fn value_match(

@@ -251,6 +251,8 @@ fn a_route_answers_by_itself() {
         ("trailers_down = { x-a = false }", "T103"),
         ("respond = {}\nmethod_up = \"PUT\"", "T124"),
         ("respond = {}\npass_headers = false", "T124"),
+        ("require_client_certificate = 500", "T105"),
+        ("require_client_certificate = \"yes\"", "T103"),
         ("respond = {}\npass_body = true", "T124"),
         ("headers_up = { connection = \"keep-alive\" }", "T116"),
         ("headers_up = { connection = false }", "T116"),
