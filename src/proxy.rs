@@ -245,6 +245,9 @@ impl Proxy {
         if route.adjusts() && may_settle {
             x.response.body().note_settling();
         }
+        if let Some(changes) = &mut x.changes {
+            changes.note_decision(&x.record);
+        }
         if let Target::Upstream(upstream) = &route.target {
             if let Err(rejection) = self.forward(x, route, *upstream).await {
                 self.stages.reject(x, &rejection);

@@ -121,7 +121,7 @@ impl Proxy {
         booking.admission.end_wait(micros(waited));
         drop(booking);
         waiting.passes(waited);
-        x.record.delayed = waited;
+        x.record.note_delay(waited);
         Ok(())
     }
 }

@@ -220,3 +220,62 @@ fn a_log_chooses_responses_by_status_and_requests_by_a_variable() {
     assert_eq!(lines(&proxy, "asked.log", 1), ["/missing?l=1"]);
     assert_eq!(lines(&proxy, "both.log", 2), ["/a?l=0", "/b?l="]);
 }
+
+#[test]
+fn headers_and_lines_tell_what_the_limits_decided() {
+    let upstream = upstream();
+    let proxy = Tidegate::start(&format!(
+        r#"
+        upstream = "{}"
+        [access_log.limits]
+        to = "limits.log"
+        format = "{{path}} {{status}} {{limit_status}}"
+        [limit.one]
+        rate = "1/h"
+        [limit.waits]
+        rate = "1/200ms"
+        delay = "10s"
+        [limit.shadow]
+        rate = "1/h"
+        shadow = true
+        [[route]]
+        path = "/one"
+        limits = ["one"]
+        headers_down = {{ x-limits = "{{limit_status}}" }}
+        [[route]]
+        path = "/text"
+        limits = ["waits"]
+        respond = {{}}
+        headers_down = {{ x-limits = "{{limit_status}}" }}
+        [[route]]
+        path = "/*"
+        limits = ["shadow"]
+        headers_down = {{ x-limits = "{{limit_status}}" }}
+        "#,
+        upstream.url()
+    ));
+    for (path, status, told) in [
+        ("/one", 200, Some("PASSED")),
+        ("/one", 429, Some("REJECTED")),
+        ("/text", 200, Some("PASSED")),
+        ("/text", 200, Some("DELAYED")),
+        ("/b", 200, None),
+        ("/b", 200, None),
+    ] {
+        let answer = proxy.get(path);
+        assert_eq!(answer.status, status, "{answer:?}");
+        assert_eq!(answer.header("x-limits").as_deref(), told, "{answer:?}");
+    }
+    // Each worker writes its lines by itself.
+    let mut lines = lines(&proxy, "limits.log", 6);
+    lines.sort();
+    let expected = [
+        "/b 200 -",
+        "/b 200 -",
+        "/one 200 PASSED",
+        "/one 429 REJECTED",
+        "/text 200 DELAYED",
+        "/text 200 PASSED",
+    ];
+    assert_eq!(lines, expected);
+}

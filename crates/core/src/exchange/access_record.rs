@@ -14,6 +14,7 @@ use super::shadow::ShadowChecks;
 use super::traced::Trace;
 use crate::clock;
 use crate::limit::{Decided, DeniedKey, KeyHash, Retry};
+use crate::route::template::SentResponse;
 use crate::telemetry::access::{Buffer, LoggedUsage, Outcome, UpstreamFailure};
 use crate::telemetry::door::Door;
 use crate::telemetry::metrics::method_of;
@@ -67,6 +68,8 @@ pub struct AccessRecord {
     pub(super) is_truncated: bool,
     /// How long a limit held the request.
     pub delayed: Duration,
+    /// What the limits decided, in nginx's words; empty if no limit was asked.
+    pub(super) limit_status: &'static str,
 }
 
 #[derive(Debug)]
@@ -122,6 +125,7 @@ impl AccessRecord {
             expected: None,
             is_truncated: false,
             delayed: Duration::ZERO,
+            limit_status: "",
         }
     }
 
@@ -148,11 +152,16 @@ impl AccessRecord {
 
     /// Notes that the request was admitted, and whether a limit decided that.
     pub fn note_admission(&mut self, limited: bool) {
-        self.outcome = if limited {
-            Outcome::Allowed
-        } else {
-            Outcome::Unlimited
+        (self.outcome, self.limit_status) = match limited {
+            true => (Outcome::Allowed, "PASSED"),
+            false => (Outcome::Unlimited, ""),
         };
+    }
+
+    /// Notes that a limit held the request, which passes now.
+    pub fn note_delay(&mut self, waited: Duration) {
+        self.delayed = waited;
+        self.limit_status = "DELAYED";
     }
 
     /// Notes the limits that denied the request, and its keys.
@@ -252,7 +261,13 @@ impl AccessRecord {
     /// Writes the lines in the logs of the route. Later calls do nothing.
     pub(super) fn write_named(&mut self) {
         if let Some(named) = self.named.take() {
-            named.write(&self.log, self.began, self.status, self.bytes);
+            let sent = SentResponse {
+                status: self.status,
+                bytes: self.bytes,
+                body_bytes: self.bytes,
+                limit_status: self.limit_status,
+            };
+            named.write(&self.log, self.began, sent);
         }
     }
 

@@ -148,6 +148,7 @@ impl<'t> Changes<'t> {
             late: LateFacts {
                 began: Some(record.began),
                 attempts: None,
+                limit_status: "",
             },
         })))
     }
@@ -173,6 +174,11 @@ impl<'t> Changes<'t> {
             });
             apply(&self.up, headers, &self.late, None);
         }
+    }
+
+    /// Takes what the limits decided for headers that tell it.
+    pub fn note_decision(&mut self, record: &AccessRecord) {
+        self.late.limit_status = record.limit_status;
     }
 
     /// Chooses the log of the attempts to send the request: that of its trace, or a new one if a

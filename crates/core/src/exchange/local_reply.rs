@@ -33,6 +33,7 @@ use crate::limit::headers::{
     write_appending,
 };
 use crate::limit::{Decision, LimitCheck, Retry};
+use crate::telemetry::access::Outcome;
 
 /// The settings of the proxy's own responses, and of rate-limit headers.
 #[derive(Debug)]
@@ -115,6 +116,9 @@ impl LocalReplies {
     ) -> Response<Bytes> {
         let record = &mut x.record;
         record.outcome = rejection.outcome();
+        if record.outcome == Outcome::Denied {
+            record.limit_status = "REJECTED";
+        }
         record.reason = rejection.reason();
         if let Rejection::Upstream(error) = rejection {
             record.failure.clone_from(&error.failure);

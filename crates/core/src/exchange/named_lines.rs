@@ -82,11 +82,11 @@ impl NamedLines {
     }
 
     /// Writes the lines of a request that began at this time, and whose response has ended.
-    pub(super) fn write(&self, log: &Buffer, began: Instant, status: u16, body_bytes: u64) {
+    /// `sent` has the bytes of the body alone.
+    pub(super) fn write(&self, log: &Buffer, began: Instant, sent: SentResponse) {
         let sent = SentResponse {
-            status,
-            bytes: self.sent.unwrap_or(body_bytes),
-            body_bytes,
+            bytes: self.sent.unwrap_or(sent.body_bytes),
+            ..sent
         };
         let time = || ResponseTime {
             took: clock::now().saturating_duration_since(began),
@@ -99,7 +99,7 @@ impl NamedLines {
         let fill = |text: &LateText| text.fill(&self.headers, sent, time, attempts);
         for line in &self.lines {
             let holds = |condition| !matches!(&fill(condition)[..], b"" | b"0");
-            if line.log.takes_status(status) && line.condition.as_ref().is_none_or(holds) {
+            if line.log.takes_status(sent.status) && line.condition.as_ref().is_none_or(holds) {
                 log.record_named(line.log.place, &fill(&line.text));
             }
         }

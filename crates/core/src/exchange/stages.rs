@@ -429,7 +429,8 @@ impl Stages {
     /// the route is known.
     pub fn reject<B, R: From<Bytes>>(&self, x: &mut Exchange<'_, B, R>, rejection: &Rejection) {
         let mut response = self.replies.respond(rejection, x);
-        if let Some(changes) = &x.changes {
+        if let Some(changes) = &mut x.changes {
+            changes.note_decision(&x.record);
             changes.add_missing(response.status(), response.headers_mut());
         }
         *x.response = response.map(R::from);

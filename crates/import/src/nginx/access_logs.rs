@@ -183,7 +183,9 @@ fn translate_format(one: &Directive, name: &str, scope: &BlockScope<'_>) -> Resu
     let escape = format.option("escape=");
     let text = format.args[1..].iter();
     let text = text.filter(|arg| !arg.starts_with("escape="));
-    let line = variables::translate_line(&text.map(String::as_str).collect::<String>(), scope)?;
+    let text: String = text.map(String::as_str).collect();
+    variables::note_differences(&text, one);
+    let line = variables::translate_line(&text, scope)?;
     LineTemplate::parse(&line).map_err(|error| error.to_string())?;
     if (escape == Some("json")) != line.starts_with("{{") || escape == Some("none") {
         one.differs("a form that begins with a brace has JSON's escapes, others have `\\x0A`");

@@ -368,9 +368,7 @@ fn changed_header(one: &Directive, direction: Direction) -> Option<String> {
 }
 
 fn header_value(one: &Directive, scope: &BlockScope<'_>) -> Option<String> {
-    if variables::names(one.arg(1), "ssl_client_cert") {
-        one.differs("a header has one line: the certificate is escaped, as for a URL");
-    }
+    variables::note_differences(one.arg(1), one);
     variables::translate_value(one.arg(1), scope)
         .map_err(|why| one.lost(why))
         .ok()

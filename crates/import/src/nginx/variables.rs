@@ -64,14 +64,22 @@ pub(super) fn is_constant(text: &str) -> bool {
     parts.iter().all(|part| matches!(part, ValuePart::Text(_)))
 }
 
-/// Whether a text has this variable.
-pub(super) fn names(text: &str, variable: &str) -> bool {
-    let parts = split_variables(text).into_iter();
-    let mut names = parts.filter_map(|part| match part {
-        ValuePart::Variable(name) => Some(name),
-        ValuePart::Text(_) => None,
-    });
-    names.any(|name| name == variable)
+/// Notes variables of a value whose values are a little different here.
+pub(super) fn note_differences(text: &str, one: &Directive) {
+    for part in split_variables(text) {
+        match part {
+            ValuePart::Variable("ssl_client_cert") => {
+                one.differs("the certificate is in one line, escaped as for a URL");
+            }
+            ValuePart::Variable("limit_req_status" | "limit_conn_status") => {
+                one.differs(
+                    "`{limit_status}` tells the decision of all limits, and nothing of those in \
+                     shadow",
+                );
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Translates a value with variables to a template. Fails with a reason if `proxy.toml` has not one
@@ -183,6 +191,7 @@ fn translate_variable(name: &str) -> Option<String> {
         "ssl_client_i_dn" => "{tls_issuer}",
         "ssl_client_serial" => "{tls_serial}",
         "ssl_client_cert" | "ssl_client_escaped_cert" => "{tls_cert}",
+        "limit_req_status" | "limit_conn_status" => "{limit_status}",
         "upstream_addr" => "{upstream_addr}",
         "upstream_status" => "{upstream_status}",
         "upstream_header_time" | "upstream_response_time" => "{upstream_time}",

@@ -88,6 +88,8 @@ pub(super) struct LateFacts {
     pub(super) began: Option<Instant>,
     /// The attempts to send the request, if a header of the response tells them.
     pub(super) attempts: Option<Arc<AttemptLog>>,
+    /// That of the request's record.
+    pub(super) limit_status: &'static str,
 }
 
 impl LateFacts {
@@ -96,7 +98,11 @@ impl LateFacts {
             let attempts = self.attempts.as_ref();
             attempts.map(|log| log.tell(variable)).unwrap_or_default()
         };
-        text.fill(headers, SentResponse::default(), || self.time(), tell)
+        let sent = SentResponse {
+            limit_status: self.limit_status,
+            ..SentResponse::default()
+        };
+        text.fill(headers, sent, || self.time(), tell)
     }
 
     fn time(&self) -> ResponseTime {

@@ -15,6 +15,8 @@ use crate::stamp;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::route) enum LateVariable {
     Attempts(AttemptVariable),
+    /// What the limits decided: `PASSED`, `DELAYED` or `REJECTED`, as in nginx.
+    LimitStatus,
     /// Seconds since the head of the request, such as `0.012`.
     RequestTime,
     /// Seconds since the Unix epoch, such as `1795843695.012`.
@@ -53,13 +55,16 @@ pub enum AttemptVariable {
     BodyBytes,
 }
 
-/// What only the line of a log tells of a response.
+/// What the line of a log tells of a response. Headers of the response tell only what the limits
+/// decided.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SentResponse {
     pub status: u16,
     /// With the head.
     pub bytes: u64,
     pub body_bytes: u64,
+    /// Empty if no limit was asked.
+    pub limit_status: &'static str,
 }
 
 /// The time at which a value is filled in.
@@ -202,6 +207,7 @@ impl LateText {
             let start = text.len();
             match variable {
                 LateVariable::Attempts(variable) => push(&mut text, &attempts(*variable)),
+                LateVariable::LimitStatus => push(&mut text, sent.limit_status),
                 LateVariable::RequestTime => push_seconds(&mut text, time().took),
                 LateVariable::UnixTime => push_seconds(&mut text, time().unix),
                 LateVariable::ConnectionAge => {

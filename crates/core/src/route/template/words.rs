@@ -5,7 +5,7 @@ use super::connection::{RelayVariable, TlsVariable};
 use super::late::LateVariable;
 
 /// Variables without a `:NAME`.
-pub(super) const WORDS: [(&str, Variable); 42] = [
+pub(super) const WORDS: [(&str, Variable); 43] = [
     ("client_ip", Variable::ClientIp),
     ("peer_ip", Variable::PeerIp),
     ("host", Variable::Host),
@@ -61,6 +61,7 @@ pub(super) const WORDS: [(&str, Variable); 42] = [
     ("upstream_addr", LateVariable::ADDRESS),
     ("upstream_status", LateVariable::STATUS),
     ("upstream_time", LateVariable::TIME),
+    ("limit_status", Variable::Late(LateVariable::LimitStatus)),
     ("request_time", Variable::Late(LateVariable::RequestTime)),
     ("unix_time", Variable::Late(LateVariable::UnixTime)),
 ];
