@@ -66,23 +66,23 @@ impl<'d> ClientAuthorities<'d> {
 
     /// What the routes of a server know. `secure` is that of [`super::conditions::ServerTls`].
     pub(super) fn of(&self, scope: &BlockScope<'_>, secure: Option<bool>) -> ServerCertificates {
-        match asked_for(scope).filter(|_| secure != Some(false)) {
-            None => ServerCertificates {
+        let Some(one) = asked_for(scope).filter(|_| secure != Some(false)) else {
+            return ServerCertificates {
                 shown: Shown::Unknown,
                 status: None,
-            },
-            Some(_) if is_needed(scope) => ServerCertificates {
-                shown: Shown::Always,
-                status: (!self.required).then_some(NGINX_STATUS),
-            },
-            Some(_) => ServerCertificates {
-                shown: match self.required {
-                    true => Shown::Always,
-                    false => Shown::Optional,
-                },
-                status: None,
-            },
+            };
+        };
+        let is_needed = is_needed(scope);
+        let status = (is_needed && !self.required).then_some(NGINX_STATUS);
+        if secure.is_none() && status.is_some() {
+            one.differs("requests without TLS show no certificate, so they are refused too");
         }
+        // Requests without TLS show none.
+        let shown = match is_needed && secure.is_some() {
+            true => Shown::Always,
+            false => Shown::Optional,
+        };
+        ServerCertificates { shown, status }
     }
 
     /// Returns why a server is closed whose authorities are others: clients of one server must not

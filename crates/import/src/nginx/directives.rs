@@ -89,7 +89,8 @@ stream mail | tidegate speaks HTTP only
 gzip brotli | tidegate does not compress; let upstreams do it
 gzip_static root alias try_files | tidegate serves no files
 proxy_cache proxy_cache_path | tidegate does not cache
-ssl_stapling ssl_stapling_verify ssl_trusted_certificate | responses of OCSP are not sent
+ssl_stapling ssl_stapling_verify | responses of OCSP are not sent
+ssl_trusted_certificate | responses of OCSP are not sent, and `client_ca` alone says whom to believe
 proxy_set_body sub_filter | bodies pass as they are
 proxy_ignore_client_abort | a client that disconnects cancels its request
 proxy_bind | connections come from the system's choice of address
