@@ -4,6 +4,7 @@ package Client;
 #
 # - the client ends each line of a head with CR LF. It wrote LF, which tidegate refuses;
 # - names of header fields are spelled as nginx spells them. HTTP has no case in them;
+# - the phrase of status 405 is nginx's. HTTP gives phrases no meaning (RFC 9112, section 4);
 # - a connection of HTTP/2 begins with SETTINGS of both sides (RFC 9113, section 3.4). The client sent
 #   none, and waited for a WINDOW_UPDATE. It waits for a frame for 3 seconds; it waited for 8;
 # - a text in Huffman's code has at most 7 bits of padding (RFC 7541, section 5.2). It had 8.
@@ -61,6 +62,7 @@ sub head_of_answer {
 
 sub spelled {
 	my ($head) = @_;
+	$head =~ s!^(HTTP/1\.\d 405 )Method !$1!;
 	$head =~ s/^([a-z0-9_-]+):/name_of_field($1) . ':'/gme;
 	return $head;
 }
