@@ -20,6 +20,15 @@ pub(super) struct Compiled<'r> {
     pub(super) ledger: Option<billing::DefinedLedger>,
 }
 
+fn inherited(top: &mut Section<'_>, config: &Config, present: SectionsPresent) -> Inherited {
+    Inherited {
+        on_error: config.store.on_error,
+        max_body: config.server.max_body,
+        case: top.optional_word("case", route::CASES),
+        certificates: present.client_ca,
+    }
+}
+
 /// Reads every section, and checks the agreement of all. Returns `None` if there is no table of
 /// routes.
 pub(super) fn compile<'r>(
@@ -33,11 +42,7 @@ pub(super) fn compile<'r>(
     check_listen(reader, &config, &places);
     let only_decides = config.decide.is_some() && config.listen.is_empty() && config.tls.is_none();
     let upstream = top_upstream(&mut top);
-    let inherited = Inherited {
-        on_error: config.store.on_error,
-        max_body: config.server.max_body,
-        case: top.optional_word("case", route::CASES),
-    };
+    let inherited = inherited(&mut top, &config, present);
     let limits = top.named("limit").into_iter();
     let limits = limits
         .map(|(name, section)| limits::read(name, section, present, inherited.on_error))

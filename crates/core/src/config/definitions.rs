@@ -27,6 +27,8 @@ pub(super) struct Inherited {
     pub(super) max_body: Option<u64>,
     /// Whether paths ignore letter case, if the file says it.
     pub(super) case: Option<Case>,
+    /// Whether clients show certificates.
+    pub(super) certificates: bool,
 }
 
 /// Places of one route that warnings point to.

@@ -43,19 +43,30 @@ pub(super) fn parameters(section: &mut Section<'_>) -> Vec<QueryMatch> {
     matches.collect()
 }
 
-/// Reads the status for clients without a certificate.
-pub(super) fn client_certificate(section: &mut Section<'_>) -> Option<StatusCode> {
+/// Reads the status for clients without a certificate. Whether clients `show` certificates is told
+/// by another section.
+pub(super) fn client_certificate(section: &mut Section<'_>, show: bool) -> Option<StatusCode> {
     const KEY: &str = "require_client_certificate";
     let value = section.take(KEY, || ValueKind::BooleanOrInteger)?;
-    if section.has_integer(KEY) {
-        let status = section.optional_integer::<u16>(KEY, 400..=499)?;
-        return StatusCode::from_u16(status).ok();
-    }
-    let Some(wanted) = value.get_ref().as_bool() else {
-        section.wrong_type(KEY, value, "true, false or a status");
-        return None;
+    let status = match value.get_ref().as_bool() {
+        Some(wanted) => wanted.then_some(StatusCode::FORBIDDEN),
+        None if section.has_integer(KEY) => {
+            let status = section.optional_integer::<u16>(KEY, 400..=499)?;
+            StatusCode::from_u16(status).ok()
+        }
+        None => {
+            section.wrong_type(KEY, value, "true, false or a status");
+            None
+        }
     };
-    wanted.then_some(StatusCode::FORBIDDEN)
+    if status.is_some() && !show {
+        let message = "a route wants certificates, and no client shows one";
+        Diagnostic::new(Code::NobodyCertified, message)
+            .at(&value.span(), "every request is refused")
+            .help("name the authorities: `client_ca = \"/etc/tidegate/clients.pem\"` in `[tls]`")
+            .report_to(section.reader);
+    }
+    status
 }
 
 fn value_match(
