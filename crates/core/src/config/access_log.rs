@@ -1,8 +1,8 @@
 //! `[access_log.NAME]`: logs of requests in forms of their own.
 
 use super::*;
-use crate::route::RouteLog;
 use crate::route::template::LineTemplate;
+use crate::route::{RouteLog, StatusSet};
 
 /// `[access_log.NAME]`
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(super) fn read_all(top: &mut Section<'_>) -> DefinedLogs {
         section.require("to", "to = \"/var/log/tidegate/requests.log\"");
         section.require("format", "format = \"{client_ip} {method} {uri} {status}\"");
         let (target, line) = (target(&mut section), line(&mut section));
-        let statuses = section.statuses("status").unwrap_or_default();
+        let statuses = statuses(&mut section);
         let condition = condition(&mut section);
         section.finish();
         let (Some(target), Some(line)) = (target, line) else {
@@ -48,7 +48,7 @@ pub(super) fn read_all(top: &mut Section<'_>) -> DefinedLogs {
     let mut absent = Section::absent(top.reader, "access_log.NAME", 0..0);
     target(&mut absent);
     line(&mut absent);
-    absent.statuses("status");
+    statuses(&mut absent);
     condition(&mut absent);
     defined
 }
@@ -69,6 +69,11 @@ fn line(section: &mut Section<'_>) -> Option<LineTemplate> {
     let line = section.parse("format", form, LineTemplate::parse)?;
     section.check_for_all_routes("format", line.template());
     Some(line)
+}
+
+fn statuses(section: &mut Section<'_>) -> StatusSet {
+    let statuses = section.one_or_more_statuses("status", |_| Ok(()));
+    statuses.unwrap_or_default()
 }
 
 fn condition(section: &mut Section<'_>) -> Option<LineTemplate> {

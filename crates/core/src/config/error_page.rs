@@ -91,16 +91,10 @@ fn read(name: Located<String>, mut section: Section<'_>) -> Option<DefinedPage> 
 }
 
 fn statuses(section: &mut Section<'_>) -> Option<StatusSet> {
-    section.declare("status", || ValueKind::WordsOrStatuses(Vec::new()));
-    let texts = section.counted_texts("status", 1..=usize::MAX, "one or more")?;
-    let mut set = StatusSet::default();
-    section.parse_all("status", Some(texts), TextForm::STATUS, |text| {
-        match text.starts_with(['4', '5']) {
-            true => set.add(text),
-            false => Err("write an error: a status from 400 to 599, `4xx` or `5xx`"),
-        }
-    });
-    Some(set)
+    section.one_or_more_statuses("status", |text| match text.starts_with(['4', '5']) {
+        true => Ok(()),
+        false => Err("write an error: a status from 400 to 599, `4xx` or `5xx`"),
+    })
 }
 
 /// Reads `answer = 200`, or `answer = "upstream"`.

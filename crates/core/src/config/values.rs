@@ -72,6 +72,22 @@ impl Section<'_> {
         Some(set)
     }
 
+    /// The statuses of a setting that needs at least one. `check` can refuse a text.
+    pub(super) fn one_or_more_statuses(
+        &mut self,
+        key: &'static str,
+        check: impl Fn(&str) -> Result<(), &'static str>,
+    ) -> Option<StatusSet> {
+        self.declare(key, || ValueKind::WordsOrStatuses(Vec::new()));
+        let texts = self.counted_texts(key, 1..=usize::MAX, "one or more")?;
+        let mut set = StatusSet::default();
+        self.parse_all(key, Some(texts), TextForm::STATUS, |text| {
+            check(text)?;
+            set.add(text)
+        });
+        Some(set)
+    }
+
     pub(super) fn text(&mut self, key: &'static str) -> Option<String> {
         let value = self.take(key, || ValueKind::Text)?;
         let text = self.interpolated(value);

@@ -75,9 +75,13 @@ fn add_condition(
         .filter(|map| map.name == "map");
     match map {
         Some(map) if map.map_source() == "status" => {
-            let mut statuses = statuses_of(map)?;
+            let values = StatusValues::read(map)?;
+            let mut statuses = values.listed();
             let all = statuses.len();
-            statuses.retain(|status| is_usual(status));
+            statuses.retain(|status| is_usual(status) || values.names(status));
+            if statuses.is_empty() {
+                return Err("it is true for no registered status".to_owned());
+            }
             if statuses.len() < all {
                 one.differs("of classes that are not whole, only registered statuses are listed");
             }
@@ -91,25 +95,6 @@ fn add_condition(
         }
     }
     Ok(())
-}
-
-/// Returns the classes and statuses for which a map of `$status` has a value that is true.
-fn statuses_of(map: &Directive) -> Result<Vec<String>, String> {
-    let values = StatusValues::read(map)?;
-    let mut listed = Vec::new();
-    for class in 1..=5 {
-        let taken: Vec<u16> = (class * 100..class * 100 + 100)
-            .filter(|status| values.is_true(*status))
-            .collect();
-        match taken.len() {
-            100 => listed.push(format!("{class}xx")),
-            _ => listed.extend(taken.iter().map(u16::to_string)),
-        }
-    }
-    match listed.is_empty() {
-        true => Err("it is never true".to_owned()),
-        false => Ok(listed),
-    }
 }
 
 /// Whether a word is a class, a registered status, or that of a client that left.
@@ -154,6 +139,27 @@ impl<'d> StatusValues<'d> {
             lines: lines.collect::<Result<_, String>>()?,
             default: map.map_default(),
         })
+    }
+
+    /// Returns the classes and statuses that have a value that is true.
+    fn listed(&self) -> Vec<String> {
+        let mut listed = Vec::new();
+        for class in 1..=5 {
+            let taken: Vec<u16> = (class * 100..class * 100 + 100)
+                .filter(|status| self.is_true(*status))
+                .collect();
+            match taken.len() {
+                100 => listed.push(format!("{class}xx")),
+                _ => listed.extend(taken.iter().map(u16::to_string)),
+            }
+        }
+        listed
+    }
+
+    /// Whether a line of the map is for this status alone.
+    fn names(&self, status: &str) -> bool {
+        let mut lines = self.lines.iter();
+        lines.any(|line| matches!(line.pattern, StatusPattern::Text(text) if text == status))
     }
 
     /// Whether the value of a status is neither empty nor `0`. Texts come before expressions.

@@ -306,23 +306,27 @@ impl<'p> ProxyPass<'p> {
     /// Translates `proxy_next_upstream error timeout http_502;`. `repeated` is what `read_group`
     /// returns: nginx tries a server once for each of its lines.
     fn add_retries(&self, repeated: Option<usize>, entries: &mut TomlEntries) {
-        let Some(one) = self.last("next_upstream") else {
-            return;
-        };
-        if one.arg(0) == "off" {
-            entries.add("retries", "0");
-            return;
-        }
         let mut causes = Vec::new();
-        for word in &one.args {
-            match word.as_str() {
-                "error" | "invalid_header" => causes.push("closed".to_owned()),
-                "timeout" => causes.push("timeout".to_owned()),
-                status if is_status_cause(status) => causes.push(status[5..].to_owned()),
-                _ => one
-                    .notes
-                    .lost(&one.place, word, "no reason to send a request again"),
+        match self.last("next_upstream") {
+            Some(one) if one.arg(0) == "off" => {
+                entries.add("retries", "0");
+                return;
             }
+            Some(one) => {
+                for word in &one.args {
+                    match word.as_str() {
+                        "error" | "invalid_header" => causes.push("closed".to_owned()),
+                        "timeout" => causes.push("timeout".to_owned()),
+                        status if is_status_cause(status) => causes.push(status[5..].to_owned()),
+                        _ => one
+                            .notes
+                            .lost(&one.place, word, "no reason to send a request again"),
+                    }
+                }
+            }
+            // nginx's default.
+            None if repeated.is_some() => causes = vec!["closed".to_owned(), "timeout".to_owned()],
+            None => return,
         }
         causes.dedup();
         let tries = self.last_arg("next_upstream_tries");
