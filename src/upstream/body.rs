@@ -125,7 +125,8 @@ impl UpstreamBody {
     }
 
     fn end(&mut self, trailers: Option<&HeaderMap>) {
-        if let BodyState::Reading(lease) = std::mem::replace(&mut self.state, BodyState::Ended) {
+        if let BodyState::Reading(mut lease) = std::mem::replace(&mut self.state, BodyState::Ended)
+        {
             lease.permit.server.health.complete();
             if let Some(cells) = self.grpc.take() {
                 let status = trailers.and_then(GrpcStatus::of);

@@ -19,6 +19,8 @@ pub struct ServerPermit {
     reason: SendReason,
     /// Whether the request counts towards the server's cap.
     is_capped: bool,
+    /// Whether the status of the response has counted as a failure of the server.
+    has_failed: bool,
     /// The start of the measurement, if the latency of the response is measured.
     pub(super) started: Option<Instant>,
 }
@@ -42,6 +44,7 @@ impl ServerPermit {
             server: Arc::clone(server),
             reason: SendReason::Healthy,
             is_capped: false,
+            has_failed: false,
             started: None,
         }
     }
@@ -71,6 +74,9 @@ impl ServerPermit {
             return;
         }
         self.server.cells.truncated.add(1);
+        if self.has_failed {
+            return;
+        }
         self.server.cells.failures.add(1);
         let rules = self.settings().eject.as_ref();
         if self.server.health.truncate(self.reason, rules) {
@@ -79,10 +85,11 @@ impl ServerPermit {
     }
 
     /// Judges the server by the status of its response, or by the equivalent of a gRPC status.
-    pub(super) fn judge(&self, status: StatusCode) {
+    pub(super) fn judge(&mut self, status: StatusCode) {
         let server = &self.server;
         let eject = self.settings().eject.as_ref();
         let ejects = eject.is_some_and(|eject| eject.status.contains(status));
+        self.has_failed = ejects;
         if ejects || status.is_server_error() {
             server.cells.failures.add(1);
             server.health.note_failure();

@@ -1,5 +1,6 @@
 //! What requests meet at a server, and how long it is gets no requests for that.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -45,6 +46,32 @@ fn a_server_that_fails_is_left_alone_and_tried_by_one_request() {
     is_broken.store(false, Ordering::Relaxed);
     eventually("it is asked again", || post(&proxy).text() == "bad");
     proxy.wait_for_line("is back");
+}
+
+#[test]
+fn a_failure_that_is_also_truncated_counts_once() {
+    let bad = Upstream::start(|_, stream| {
+        let head = "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 9\r\n\r\ncut";
+        let _ = stream.write_all(head.as_bytes());
+        false
+    });
+    let good = named("good");
+    let eject = "eject = { failures = 3, status = [\"5xx\"], for = \"1h\", max_for = \"1h\" }";
+    let proxy = before(&[bad.url(), good.url()], eject, "");
+    let fail = || {
+        let known = bad.seen().len();
+        while bad.seen().len() == known {
+            let mut client = proxy.connect();
+            client.send("GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+            client.rest();
+        }
+    };
+    fail();
+    fail();
+    let is_ejected = |line: &String| line.contains("gets no requests");
+    assert!(!proxy.said().iter().any(is_ejected), "{:?}", proxy.said());
+    fail();
+    proxy.wait_for_line("gets no requests");
 }
 
 #[test]
