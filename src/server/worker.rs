@@ -97,6 +97,7 @@ impl ClientConnection {
         response: &mut Response<Body>,
         error: Option<HeadError>,
     ) {
+        self.downstream.usage.begin_request();
         let serving = self.worker.serving.load_full();
         if let Some(tls) = &serving.tls
             && let Some(proof) = tls.challenges.answer_at(request.uri().path())

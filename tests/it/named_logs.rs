@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 
 use crate::house::{Client, Tidegate, Upstream};
+use crate::http2::raw::{END_HEADERS, END_STREAM, HEADERS, REQUEST, Raw, block, frame};
 use crate::probe::eventually;
 
 const RESPONSE: &str = "HTTP/1.1 200 OK\r\nX-Kind: a \"b\"\r\nContent-Length: 5\r\n\r\nhello";
@@ -166,6 +167,32 @@ fn a_client_that_leaves_has_a_line() {
         panic!("one line");
     };
     assert!(line.starts_with("/slow 499 0 0 "), "{line}");
+}
+
+#[test]
+fn streams_that_come_at_once_have_numbers_of_their_own() {
+    let proxy = Tidegate::start(
+        r#"
+        [server]
+        workers = 1
+        [access_log.all]
+        to = "all.log"
+        format = "{connection_requests}"
+        [[route]]
+        path = "/*"
+        respond = { body = "a" }
+        limits = []
+        "#,
+    );
+    let mut client = Raw::to(proxy.address, &[]);
+    let heads = (0..5).flat_map(|turn| {
+        let stream = 2 * turn + 1;
+        frame(HEADERS, END_STREAM | END_HEADERS, stream, &block(&REQUEST))
+    });
+    client.send(&heads.collect::<Vec<u8>>());
+    let mut numbers = lines(&proxy, "all.log", 5);
+    numbers.sort();
+    assert_eq!(numbers, ["1", "2", "3", "4", "5"]);
 }
 
 #[test]

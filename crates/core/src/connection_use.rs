@@ -8,7 +8,10 @@ use crate::config::ConnectionBounds;
 /// Times are those of the worker's sweep.
 #[derive(Debug)]
 pub struct ConnectionUse {
+    /// Requests that the connection has brought. Many streams of HTTP/2 can come at once.
     requests: AtomicU32,
+    /// Those of them whose handling has begun.
+    begun: AtomicU32,
     most: u32,
     ends: Duration,
 }
@@ -24,6 +27,7 @@ impl ConnectionUse {
         let age = bounds.age.unwrap_or(Duration::MAX);
         ConnectionUse {
             requests: AtomicU32::new(0),
+            begun: AtomicU32::new(0),
             most: bounds.requests.unwrap_or(u32::MAX),
             ends: now.saturating_add(age),
         }
@@ -32,27 +36,35 @@ impl ConnectionUse {
     /// The same use, of which later requests are not a part.
     pub fn snapshot(&self) -> ConnectionUse {
         ConnectionUse {
-            requests: AtomicU32::new(self.requests()),
+            requests: AtomicU32::new(self.requests.load(Ordering::Relaxed)),
+            begun: AtomicU32::new(self.begun()),
             ..*self
         }
     }
 
     pub fn count_request(&self) {
-        // Only the tasks of one worker write.
-        let requests = self.requests.load(Ordering::Relaxed);
-        self.requests
-            .store(requests.saturating_add(1), Ordering::Relaxed);
+        add_one(&self.requests);
     }
 
-    /// The requests that were counted.
-    pub fn requests(&self) -> u32 {
-        self.requests.load(Ordering::Relaxed)
+    pub fn begin_request(&self) {
+        add_one(&self.begun);
+    }
+
+    /// The number of the request that began last.
+    pub fn begun(&self) -> u32 {
+        self.begun.load(Ordering::Relaxed)
     }
 
     /// Whether a bound is reached: no request may follow those that were counted.
     pub fn is_over(&self, now: Duration) -> bool {
         self.requests.load(Ordering::Relaxed) >= self.most || now >= self.ends
     }
+}
+
+/// Only the tasks of one worker write.
+fn add_one(counted: &AtomicU32) {
+    let next = counted.load(Ordering::Relaxed).saturating_add(1);
+    counted.store(next, Ordering::Relaxed);
 }
 
 #[cfg(test)]

@@ -33,6 +33,8 @@ pub struct AccessRecord {
     pub(super) show_keys: bool,
     /// When the head was complete.
     pub began: Instant,
+    /// The number of the request on its connection, from 1 on.
+    pub(super) connection_requests: u32,
     /// A place in `METHODS`.
     pub method: u8,
     pub client: IpAddr,
@@ -103,6 +105,7 @@ impl AccessRecord {
             log: log.clone(),
             show_keys,
             began,
+            connection_requests: 0,
             method: method_of(request.method()),
             client,
             route: None,

@@ -355,7 +355,7 @@ pub(super) fn facts_of<'r, B>(
         protocol: version_text(request.version()),
         ports: downstream.arrival.ports,
         relay: downstream.arrival.relay,
-        connection: downstream.connection_facts(record.began),
+        connection: downstream.connection_facts(record.connection_requests, record.began),
         tls: downstream.arrival.tls_facts(),
     }
 }

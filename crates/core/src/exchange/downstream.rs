@@ -117,10 +117,14 @@ impl Downstream {
         }
     }
 
-    /// What is told of the connection to a request that began at this time.
-    pub(super) fn connection_facts(&self, began: Instant) -> Option<ConnectionFacts> {
+    /// What is told of the connection to its request of this number, which began at this time.
+    pub(super) fn connection_facts(
+        &self,
+        requests: u32,
+        began: Instant,
+    ) -> Option<ConnectionFacts> {
         Some(ConnectionFacts {
-            requests: self.usage.requests(),
+            requests,
             age: began.saturating_duration_since(self.opened?),
         })
     }

@@ -166,6 +166,7 @@ impl Stages {
     ) -> Exchange<'c, B, R> {
         let ip = downstream.arrival.ip;
         let mut record = AccessRecord::begin(request, ip, &self.log, self.log_keys != LogKeys::Off);
+        record.connection_requests = downstream.usage.begun();
         if let Some(name) = &self.request_id {
             let id = request_id::of(request.headers(), name, downstream.trusted);
             record.request_id = Some(id);
