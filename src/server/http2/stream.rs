@@ -5,7 +5,7 @@
 //! before the deadline for bodies. Otherwise the stream is reset, which cancels the work upstream.
 
 use std::error::Error;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,13 +16,13 @@ use futures_util::future::BoxFuture;
 use futures_util::task::AtomicWaker;
 use h2::Reason;
 use http::header::{CONTENT_LENGTH, COOKIE, EXPECT, Entry, HeaderMap, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::{Bytes, Incoming};
 use pin_project_lite::pin_project;
 
 use super::ConnectionFlow;
-use crate::body::{BodyError, BodyProgress, RequestBody};
+use crate::body::{BodyProgress, RequestBody};
 use crate::clock::{Alarm, Sweep};
 use crate::proxy::body::Body;
 use crate::server::http1::socket::HALF_CLOSE_GRACE;
@@ -140,14 +140,11 @@ pub(super) fn answer(
     let (settles_later, flow) = (Arc::clone(&settles), Arc::clone(&open.flow));
     let work = async move {
         let mut response = Response::new(Body::awaited(settles_later));
-        // An upstream takes such a head for the whole request. So the head must wait until the
-        // stream ends without content.
-        if claims_no_content && read_to_end(request.body_mut()).await.is_err() {
-            *response.status_mut() = StatusCode::BAD_REQUEST;
-        } else {
-            client.handle(&mut request, &mut response, None).await;
-        }
-        drop(request);
+        // An upstream takes such a head for the whole request, and so does the proxy. The library
+        // resets the stream if content follows, so only its end is read. Nothing waits for that.
+        let end = claims_no_content.then(|| std::mem::take(request.body_mut()));
+        client.handle(&mut request, &mut response, None).await;
+        drop((request, end));
         if is_head {
             add_length(&mut response);
         }
@@ -167,13 +164,6 @@ pub(super) fn answer(
         received,
         flow,
     }
-}
-
-async fn read_to_end(body: &mut RequestBody) -> Result<(), BodyError> {
-    while let Some(frame) = poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
-        frame?;
-    }
-    Ok(())
 }
 
 /// The work on one request. It is dropped when the client resets the stream or loses the
