@@ -260,6 +260,7 @@ fn check_templates(stage: &Stage, request: &Request<()>) {
         relay: None,
         connection: None,
         tls: None,
+        max_value: tidegate_core::route::template::max_value(0),
     };
     if let Ok(value) = stage.filled.fill(&facts) {
         assert!(

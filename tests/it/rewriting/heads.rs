@@ -154,6 +154,19 @@ fn a_value_that_grows_too_long_is_refused_and_not_charged() {
 }
 
 #[test]
+fn values_may_be_longer_where_heads_may() {
+    let probe = changing(
+        "headers_up = { x-a = \"{header:x-long}{header:x-long}\" }\n\
+         [server]\nmax_header_bytes = \"64KiB\"",
+    );
+    let lines = format!("X-Long: {}\r\n", "a".repeat(5000));
+    let (seen, _) = ask(&probe, "/u/7/a", &lines);
+    assert_eq!(seen.header("x-a"), Some("a".repeat(10_000)));
+    let lines = format!("X-Long: {}\r\n", "a".repeat(8193));
+    probe.proxy.get_with("/u/7/a", &lines).assert_problem(431);
+}
+
+#[test]
 fn bytes_that_are_no_text_stay_within_their_value() {
     let probe = changing("headers_up = { x-copy = \"<{header:x-odd}>\" }");
     let mut client = probe.proxy.connect();

@@ -357,6 +357,7 @@ pub(super) fn facts_of<'r, B>(
         relay: downstream.arrival.relay,
         connection: downstream.connection_facts(record.connection_requests, record.began),
         tls: downstream.arrival.tls_facts(),
+        max_value: downstream.max_value,
     }
 }
 

@@ -81,6 +81,8 @@ pub struct Downstream {
     pub is_described: bool,
     pub arrival: Arrival,
     pub usage: ConnectionUse,
+    /// Bytes of a value that a template of a route makes, at most.
+    pub(super) max_value: usize,
     /// `None` for a connection of another program, which only describes it.
     opened: Option<Instant>,
     /// The headers that name the client.
@@ -88,12 +90,13 @@ pub struct Downstream {
 }
 
 impl Downstream {
-    pub(super) fn new(trusted: bool, arrival: Arrival) -> Downstream {
+    pub(super) fn new(trusted: bool, arrival: Arrival, max_value: usize) -> Downstream {
         Downstream {
             trusted,
             is_described: false,
             arrival,
             usage: ConnectionUse::default(),
+            max_value,
             opened: None,
             peer: OnceLock::new(),
         }

@@ -30,6 +30,7 @@ use crate::limit::key::Facts;
 use crate::limit::{Limit, OnError};
 use crate::path::CanonicalPath;
 use crate::request_head::{HeadError, RequestHead, Scheme};
+use crate::route::template::max_value;
 use crate::route::{Route, RouteMatch, RouteQuery};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::Buffer;
@@ -59,6 +60,8 @@ pub struct Stages {
     logs_traces: bool,
     secure: Secure,
     max_headers: usize,
+    /// Bytes of a value that a template of a route makes, at most.
+    max_value: usize,
     underscores_in_headers: bool,
     /// Whether a route needs the body of a request for its decision.
     reads_bodies: bool,
@@ -141,6 +144,7 @@ impl Stages {
             logs_traces: config.tracing.is_some() && config.log.decisions.is_some(),
             secure,
             max_headers: config.server.max_headers,
+            max_value: max_value(config.server.max_header_bytes),
             underscores_in_headers: config.server.underscores_in_headers,
             reads_bodies,
             has_access_lists,
@@ -150,7 +154,8 @@ impl Stages {
     }
 
     pub fn downstream(&self, arrival: Arrival) -> Downstream {
-        Downstream::new(self.router.client_ip.trusts(arrival.ip), arrival)
+        let trusted = self.router.client_ip.trusts(arrival.ip);
+        Downstream::new(trusted, arrival, self.max_value)
     }
 
     /// A client that another proxy describes.

@@ -27,8 +27,16 @@ use words::WORDS;
 pub const MAX_TEXT: usize = 4096;
 /// Variables in one template, at most.
 pub const MAX_VARIABLES: usize = 32;
-/// Bytes of a value that is filled in, at most.
+/// Bytes of a value that is filled in, at most, unless heads may be large.
 pub const MAX_VALUE: usize = 8192;
+/// The part of the longest head that one value may be, if that is more.
+const VALUES_OF_HEAD: usize = 4;
+
+/// The bound of values that are filled in, where heads have at most so many bytes. One long line of
+/// a head then fits into a value, and a few values are not longer than a head.
+pub fn max_value(max_head_bytes: usize) -> usize {
+    MAX_VALUE.max(max_head_bytes / VALUES_OF_HEAD)
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
@@ -108,6 +116,8 @@ pub struct TemplateFacts<'r> {
     pub connection: Option<ConnectionFacts>,
     /// `None` for a connection without TLS.
     pub tls: Option<TlsFacts<'r>>,
+    /// Bytes of a value, at most: see [`max_value`].
+    pub max_value: usize,
 }
 
 impl TemplateFacts<'_> {
@@ -124,7 +134,7 @@ impl TemplateFacts<'_> {
     }
 }
 
-/// The value would have more than [`MAX_VALUE`] bytes. The client is at fault.
+/// The value would be longer than [`max_value`]. The client is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong;
 
@@ -186,7 +196,7 @@ impl Template {
                 TemplatePiece::Text(text) => value.extend_from_slice(text.as_bytes()),
                 TemplatePiece::Variable(variable) => variable.write(&mut value, facts),
             }
-            if value.len() > MAX_VALUE {
+            if value.len() > facts.max_value {
                 return Err(TooLong);
             }
         }
@@ -212,7 +222,7 @@ impl Template {
                     variable.escape(&mut url, &value, part);
                 }
             }
-            if url.len() > MAX_VALUE {
+            if url.len() > facts.max_value {
                 return Err(TooLong);
             }
         }

@@ -44,6 +44,7 @@ impl BodyTemplate {
 
     /// Fills in the variables of the request. Those of the response are left.
     pub fn fill(&self, facts: &TemplateFacts<'_>) -> Result<LateText, TooLong> {
-        self.template.fill_escaped(facts, self.escape).bounded()
+        let text = self.template.fill_escaped(facts, self.escape);
+        text.bounded(facts.max_value)
     }
 }

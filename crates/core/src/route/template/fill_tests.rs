@@ -53,6 +53,7 @@ fn facts<T>(
             server_name: "a.example",
             ..TlsFacts::default()
         }),
+        max_value: max_value(32 << 10),
     })
 }
 
@@ -139,15 +140,31 @@ fn a_group_of_a_path_is_found_as_routes_find_it() {
 
 #[test]
 fn a_value_has_its_bound() {
-    let fits = |length: usize| {
+    let fits = |length: usize, max_head_bytes: usize| {
         let value = vec![b'a'; length];
         let template = Template::parse("{header:x-a}").unwrap();
+        let body = BodyTemplate::parse("{header:x-a}").unwrap();
         facts("/*", "/", &[("x-a", &value)], |facts| {
-            template.fill(facts).is_ok()
+            let facts = TemplateFacts {
+                max_value: max_value(max_head_bytes),
+                ..*facts
+            };
+            let fits = template.fill(&facts).is_ok();
+            assert_eq!(template.fill_url(&facts).is_ok(), fits);
+            assert_eq!(template.fill_late(&facts).is_ok(), fits);
+            assert_eq!(body.fill(&facts).is_ok(), fits);
+            fits
         })
     };
-    assert!(fits(MAX_VALUE));
-    assert!(!fits(MAX_VALUE + 1));
+    // Short heads do not make values shorter, and long ones make them longer.
+    for (max_head_bytes, most) in [
+        (8 << 10, MAX_VALUE),
+        (32 << 10, MAX_VALUE),
+        (128 << 10, 32 << 10),
+    ] {
+        assert!(fits(most, max_head_bytes));
+        assert!(!fits(most + 1, max_head_bytes));
+    }
 }
 
 fn url(to: &str, path: &str, target: &str) -> String {

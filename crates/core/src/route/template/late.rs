@@ -6,9 +6,7 @@ use http::header::SET_COOKIE;
 use http::{HeaderMap, HeaderName};
 
 use super::escape::Escape;
-use super::{
-    MAX_VALUE, Template, TemplateFacts, TemplatePiece, TooLong, Variable, push, push_header,
-};
+use super::{Template, TemplateFacts, TemplatePiece, TooLong, Variable, push, push_header};
 use crate::stamp;
 
 /// A variable that has a value only when the response is there.
@@ -137,7 +135,8 @@ impl Template {
 
     /// Fills in the variables of the request.
     pub fn fill_late(&self, facts: &TemplateFacts<'_>) -> Result<LateText, TooLong> {
-        self.fill_escaped(facts, Escape::None).bounded()
+        self.fill_escaped(facts, Escape::None)
+            .bounded(facts.max_value)
     }
 
     pub(super) fn fill_escaped(&self, facts: &TemplateFacts<'_>, escape: Escape) -> LateText {
@@ -160,15 +159,15 @@ impl Template {
 }
 
 impl LateText {
-    /// The same text if it has at most [`MAX_VALUE`] bytes until now.
-    pub(super) fn bounded(self) -> Result<LateText, TooLong> {
+    /// The same text if it has at most `most` bytes until now.
+    pub(super) fn bounded(self, most: usize) -> Result<LateText, TooLong> {
         let lengths = self.pieces.iter().map(|piece| match piece {
             LatePiece::Bytes(bytes) => bytes.len(),
             LatePiece::Late(_) => 0,
         });
-        match lengths.sum::<usize>() {
-            0..=MAX_VALUE => Ok(self),
-            _ => Err(TooLong),
+        match lengths.sum::<usize>() <= most {
+            true => Ok(self),
+            false => Err(TooLong),
         }
     }
 
