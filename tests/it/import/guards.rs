@@ -382,7 +382,8 @@ fn an_address_is_believed_from_the_header_that_nginx_believes() {
     ] {
         let source = tempfile::tempdir().unwrap();
         let conf = format!(
-            "set_real_ip_from 10.0.0.0/8; {header}\nmax_headers 50;\nserver {{ listen 80;\n\
+            "set_real_ip_from 10.0.0.0/8; {header}\nmax_headers 50;\n\
+             http2_max_concurrent_streams 7;\nserver {{ listen 80;\n\
              location / {{ proxy_pass http://127.0.0.1:1; proxy_http_version 2;\n\
              add_header X-A 1; add_header X-A 2; }} }}\n"
         );
@@ -391,6 +392,7 @@ fn an_address_is_believed_from_the_header_that_nginx_believes() {
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains(said), "{text}");
         assert!(text.contains("max_headers            = 50"), "{text}");
+        assert!(text.contains("max_streams            = 7"), "{text}");
         assert!(text.contains("underscores_in_headers = false"), "{text}");
         assert!(text.contains("[\"h2c://127.0.0.1:1\"]"), "{text}");
         assert!(text.contains("{ \"+x-a\" = [\"1\", \"2\"] }"), "{text}");

@@ -29,7 +29,7 @@ const TRANSLATED: &str = "\
     client_body_timeout keepalive_timeout large_client_header_buffers set_real_ip_from \
     real_ip_header real_ip_recursive allow deny auth_basic auth_request auth_jwt \
     access_by_lua_block modsecurity SecRulesEnabled app_protect_enable wallarm_mode max_headers \
-    worker_shutdown_timeout access_log log_format \
+    http2_max_concurrent_streams worker_shutdown_timeout access_log log_format \
     default_type fastcgi_pass uwsgi_pass scgi_pass memcached_pass \
     content_by_lua_block stub_status autoindex dav_methods limit_rate limit_rate_after \
     proxy_limit_rate proxy_redirect proxy_cookie_path proxy_method \
@@ -59,7 +59,6 @@ error_log | standard error, for the journal
 open_log_file_cache | logs are kept open
 limit_req_log_level limit_conn_log_level | the access log has every denial
 http2 | HTTP/2 is spoken by itself
-http2_max_concurrent_streams | `max_streams` of [server]
 keepalive_disable proxy_socket_keepalive | connections are kept by themselves
 reset_timedout_connection lingering_close | always
 ignore_invalid_headers | headers that are none are refused

@@ -23,16 +23,9 @@ pub(super) fn parse_timeout(text: &str) -> Option<u64> {
 pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
     type Translate = fn(&Directive) -> Option<String>;
     let time: Translate = |one| Some(values::time_text(parse_timeout(one.arg(0))?));
-    let buffers: Translate = |one| {
-        let count = one.arg(0).parse::<u64>().ok()?;
-        let bytes = count.checked_mul(values::parse_nginx_size(one.arg(1))?)?;
-        let fits = (4096..=1 << 20).contains(&bytes);
-        fits.then(|| values::size_text(bytes))
-    };
-    let count: Translate = |one| {
-        let count = one.arg(0).parse::<u64>().ok();
-        Some(count.filter(|most| (1..=1000).contains(most))?.to_string())
-    };
+    let buffers: Translate = head_bytes;
+    let headers: Translate = |one| count_text(one, 1000);
+    let streams: Translate = |one| count_text(one, 10_000);
     let requests: Translate = |one| Some(connection_requests(one)?.to_string());
     let no_time = "not such a time here";
     for (theirs, ours, translate, why) in [
@@ -48,8 +41,14 @@ pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
         (
             "max_headers",
             "max_headers",
-            count,
+            headers,
             "1 to 1000 are possible",
+        ),
+        (
+            "http2_max_concurrent_streams",
+            "max_streams",
+            streams,
+            "1 to 10000 are possible",
         ),
         ("worker_shutdown_timeout", "drain_timeout", time, no_time),
         (
@@ -87,6 +86,20 @@ pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
     let bytes = max_body(scope).unwrap_or(DEFAULT_BODY);
     draft.server.add("max_body", body_text(bytes));
     read_real_ip(scope, draft);
+}
+
+/// Returns the size of all `large_client_header_buffers` together.
+fn head_bytes(one: &Directive) -> Option<String> {
+    let count = one.arg(0).parse::<u64>().ok()?;
+    let bytes = count.checked_mul(values::parse_nginx_size(one.arg(1))?)?;
+    let fits = (4096..=1 << 20).contains(&bytes);
+    fits.then(|| values::size_text(bytes))
+}
+
+/// Returns a number from 1 to `most`.
+fn count_text(one: &Directive, most: u64) -> Option<String> {
+    let count = one.arg(0).parse::<u64>().ok()?;
+    (1..=most).contains(&count).then(|| count.to_string())
 }
 
 /// Returns the requests that one connection may have.
