@@ -235,8 +235,12 @@ def unverified(text):
 
 
 def unkept(text):
-    """The same file with one request for each connection to an upstream."""
-    return re.sub(r"(?m)^(\[upstream\..*\])$", r"\1\nconnection_requests = 1", text)
+    """The same file with one request for each connection to an upstream without `keepalive`."""
+    tables = re.split(r"(?m)^(?=\[)", text)
+    for number, table in enumerate(tables):
+        if table.startswith("[upstream.") and not re.search(r"(?m)^max_idle\b", table):
+            tables[number] = table.replace("\n", "\nconnection_requests = 1\n", 1)
+    return "".join(tables)
 
 
 def imported(front, number, folder, log):
@@ -253,8 +257,7 @@ def imported(front, number, folder, log):
     # The note of the import says that nginx verifies no certificate here. This is how to do the same.
     if "proxy_ssl_verify on" not in conf.written(front):
         text = unverified(text)
-    if not re.search(r"(?m)^ *keepalive\b", conf.written(front)):
-        text = unkept(text)
+    text = unkept(text)
     # So does the note about the PROXY protocol, which tidegate reads from trusted peers only.
     wants = re.search(r"(?m)^ *listen .*\bproxy_protocol\b", conf.written(front))
     if wants and not re.search("(?m)^proxy_protocol", text):
