@@ -129,6 +129,18 @@ def with_old_http2(server, http):
     return Directive(server.words, [*listens, *rest])
 
 
+def take_parts_of_segments(server):
+    """Writes prefixes of files as expressions, where no other location is below them."""
+    locations = [one for one in server.everywhere() if one.name == "location"]
+    paths = [one.words[-1] for one in locations]
+    for one in locations:
+        path = one.words[1]
+        is_prefix = len(one.words) == 2 and re.fullmatch(r"/[\w/-]*\w", path)
+        is_lowest = sum(other.startswith(path) for other in paths) == 1
+        if is_prefix and is_lowest and is_file(one) and not one.named("return", "location"):
+            one.words = ["location", "~", f"^{path}"]
+
+
 def pass_files(server, socket):
     """Sends what the proxy does not serve itself to the server behind it. Returns whether any is."""
     to = [Directive(["proxy_pass", f"http://unix:{socket}"]),
@@ -190,6 +202,8 @@ def split(main, folder):
         group = [with_answering_location(server) if server.named("return") else server
                  for server in group]
         twins = [behind(server, socket) for server in group]
+        for server in group:
+            take_parts_of_segments(server)
         passes = [pass_files(server, socket) for server in group]
         if any(passes):
             origins += twins
