@@ -28,6 +28,7 @@ mod usage;
 
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use demo::DemoArgs;
@@ -104,7 +105,8 @@ enum CliCommand {
 
 /// Reads the command line and runs the command.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse_from(limits::with_hashes(std::env::args_os()));
+    let line = limits::with_hashes(std::env::args_os());
+    let cli = Cli::try_parse_from(line).unwrap_or_else(|error| with_advice(error).exit());
     let done = match cli.command.unwrap_or(CliCommand::Run(cli.run)) {
         CliCommand::Run(args) => run::run(&args),
         CliCommand::Demo(args) => demo::demo(&args),
@@ -136,6 +138,19 @@ pub fn main() -> ExitCode {
         error.code
     });
     ExitCode::from(code)
+}
+
+/// Says how to name a file of settings.
+fn with_advice(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && error.kind() == ErrorKind::UnknownArgument
+        && word.ends_with(".toml")
+    {
+        let advice = format!("to use this file, write `-c {word}`");
+        let advice = ContextValue::StyledStrs(vec![advice.into()]);
+        error.insert(ContextKind::Suggested, advice);
+    }
+    error
 }
 
 #[derive(Debug, Args)]

@@ -50,6 +50,8 @@ impl DemoSettings {
         let on_terminal = matches!(config.log.access, LogTarget::Stdout | LogTarget::Stderr);
         if let (Some(file), true) = (&self.access_log, on_terminal) {
             config.log.access = LogTarget::File(file.clone());
+            // `tidegate replay` of the demo's log must know all requests.
+            config.log.sample_allowed = 1.0;
         }
     }
 }

@@ -306,6 +306,12 @@ fn a_demo_has_clients_of_its_own_and_follows_its_file() {
     tap.extend(["-n", "1"]);
     assert!(stdout(&run(folder.path(), &tap)).contains("default"));
 
+    // The log has all requests, not only the denied ones.
+    eventually("an allowed request is logged", || {
+        let log = printed(&said, "replay").pop().unwrap();
+        std::fs::read_to_string(log).is_ok_and(|text| text.contains("\"status\":200"))
+    });
+
     // A changed rate holds without a restart, and the clients go on.
     let file = folder.path().join("proxy.toml");
     let text = std::fs::read_to_string(&file).unwrap();
@@ -391,6 +397,10 @@ fn help_knows_commands_and_codes() {
     for line in ["\n  explain ", "\n  T101  unknown key\n", "\n  T302  "] {
         assert!(all.contains(line), "no `{line}` in\n{all}");
     }
+    let output = run(folder.path(), &["check", "proxy.toml"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("write `-c proxy.toml`"), "{said}");
     for (word, near) in [("chekc", "check"), ("T191", "T101"), ("relaod", "reload")] {
         let output = help(&[word]);
         assert_eq!(output.status.code(), Some(2));

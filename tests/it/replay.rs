@@ -292,3 +292,23 @@ fn requests_that_would_wait_are_told_apart_from_denied_ones() {
     let told = text(&replay(&folder, &[], &[&log]));
     assert!(told.contains("would hold   3 "), "{told}");
 }
+
+#[test]
+fn a_log_of_tidegate_with_denials_alone_is_noted() {
+    let folder = folder();
+    let line = |second: u32, status: u16, outcome: &str| {
+        format!(
+            "{{\"ts\":\"2026-01-02T03:04:{second:02}.000Z\",\"ip\":\"192.0.2.1\",\
+             \"method\":\"GET\",\"path\":\"/\",\"status\":{status},\"outcome\":\"{outcome}\"}}\n"
+        )
+    };
+    let denied = folder.path().join("denied.log");
+    std::fs::write(&denied, line(1, 429, "denied") + &line(2, 429, "denied")).unwrap();
+    let notes = |log: &Path| json(&replay(&folder, &["--json"], &[log]))["notes"].to_string();
+    let said = notes(&denied);
+    assert!(said.contains("`[log] sample_allowed = 1.0`"), "{said}");
+    let all = folder.path().join("all.log");
+    std::fs::write(&all, line(1, 429, "denied") + &line(2, 200, "allowed")).unwrap();
+    let said = notes(&all);
+    assert!(!said.contains("sample_allowed"), "{said}");
+}

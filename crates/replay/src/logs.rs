@@ -75,6 +75,8 @@ pub struct LogSummary {
     pub name: String,
     /// All lines but empty ones.
     pub lines: u64,
+    /// Lines of denials, which have status 429.
+    pub denials: u64,
     pub format: Option<LineFormat>,
     /// Unreadable lines for each fault.
     pub unread: [u64; Fault::ALL.len()],
@@ -190,6 +192,7 @@ impl OpenLog {
                 }
                 Ok((entry, format)) => {
                     summary.lines += 1;
+                    summary.denials += u64::from(entry.status == 429);
                     summary.format = summary.format.max(Some(format));
                     take(&entry);
                 }

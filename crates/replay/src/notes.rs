@@ -2,6 +2,7 @@
 
 use super::counts::CallTotals;
 use super::engine::Engine;
+use super::entry::LineFormat;
 use super::figures::counted;
 use super::logs::LogSummary;
 use crate::limit::key::Part;
@@ -52,6 +53,14 @@ pub fn of_log(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
         }
     }
     for log in logs {
+        let is_own = matches!(log.format, Some(LineFormat::Own | LineFormat::OwnText));
+        if is_own && log.lines > 0 && log.denials == log.lines {
+            notes.push(format!(
+                "{} has denials alone, so the figures are too low: `[log] sample_allowed = 1.0` \
+                 makes tidegate log the other requests too",
+                log.name
+            ));
+        }
         if let Some(error) = &log.error {
             notes.push(format!("{} ends early: {error}", log.name));
         }
