@@ -172,7 +172,15 @@ fn report_no_forwarding(definitions: &Definitions<'_>) {
         return;
     }
     let nothing = Diagnostic::new(Code::MissingKey, "the file forwards nothing");
-    let help = "write `upstream = \"http://127.0.0.1:3000\"` at the top, or a `[[route]]`";
+    let help = match definitions.upstreams.first() {
+        None => {
+            "write `upstream = \"http://127.0.0.1:3000\"` at the top, or a `[[route]]`".to_owned()
+        }
+        Some(one) => format!(
+            "write a `[[route]]` with `path = \"/*\"` and `upstream = \"{}\"`",
+            one.settings.name
+        ),
+    };
     definitions.reader.report(nothing.help(help));
 }
 
