@@ -14,7 +14,7 @@ use super::shadow::ShadowChecks;
 use super::traced::Trace;
 use crate::clock;
 use crate::limit::{Decided, DeniedKey, KeyHash, Retry};
-use crate::route::template::SentResponse;
+use crate::route::template::{LimitResult, SentResponse};
 use crate::telemetry::access::{Buffer, LoggedUsage, Outcome, UpstreamFailure};
 use crate::telemetry::door::Door;
 use crate::telemetry::metrics::method_of;
@@ -70,8 +70,8 @@ pub struct AccessRecord {
     pub(super) is_truncated: bool,
     /// How long a limit held the request.
     pub delayed: Duration,
-    /// What the limits decided, in nginx's words; empty if no limit was asked.
-    pub(super) limit_status: &'static str,
+    /// What the limits decided; `None` if no limit was asked.
+    pub(super) limit_status: Option<LimitResult>,
 }
 
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl AccessRecord {
             expected: None,
             is_truncated: false,
             delayed: Duration::ZERO,
-            limit_status: "",
+            limit_status: None,
         }
     }
 
@@ -156,15 +156,15 @@ impl AccessRecord {
     /// Notes that the request was admitted, and whether a limit decided that.
     pub fn note_admission(&mut self, limited: bool) {
         (self.outcome, self.limit_status) = match limited {
-            true => (Outcome::Allowed, "PASSED"),
-            false => (Outcome::Unlimited, ""),
+            true => (Outcome::Allowed, Some(LimitResult::Passed)),
+            false => (Outcome::Unlimited, None),
         };
     }
 
     /// Notes that a limit held the request, which passes now.
     pub fn note_delay(&mut self, waited: Duration) {
         self.delayed = waited;
-        self.limit_status = "DELAYED";
+        self.limit_status = Some(LimitResult::Delayed);
     }
 
     /// Notes the limits that denied the request, and its keys.

@@ -148,7 +148,7 @@ impl<'t> Changes<'t> {
             late: LateFacts {
                 began: Some(record.began),
                 attempts: None,
-                limit_status: "",
+                limit_status: None,
             },
         })))
     }

@@ -33,6 +33,7 @@ use crate::limit::headers::{
     write_appending,
 };
 use crate::limit::{Decision, LimitCheck, Retry};
+use crate::route::template::LimitResult;
 use crate::telemetry::access::Outcome;
 
 /// The settings of the proxy's own responses, and of rate-limit headers.
@@ -117,7 +118,7 @@ impl LocalReplies {
         let record = &mut x.record;
         record.outcome = rejection.outcome();
         if record.outcome == Outcome::Denied {
-            record.limit_status = "REJECTED";
+            record.limit_status = Some(LimitResult::Rejected);
         }
         record.reason = rejection.reason();
         if let Rejection::Upstream(error) = rejection {

@@ -19,7 +19,7 @@ pub use connection::{ConnectionFacts, Ports, Relay, TlsFacts};
 use connection::{RelayVariable, TlsVariable};
 pub use error::TemplateError;
 use late::LateVariable;
-pub use late::{AttemptVariable, LateText, ResponseTime, SentResponse};
+pub use late::{AttemptVariable, LateText, LimitResult, ResponseTime, SentResponse};
 pub use line::LineTemplate;
 use words::WORDS;
 

@@ -10,7 +10,9 @@ use smallvec::SmallVec;
 use crate::clock;
 use crate::exchange::rejection::Rejection;
 use crate::request_head::HeadError;
-use crate::route::template::{LateText, ResponseTime, SentResponse, TemplateFacts, TooLong};
+use crate::route::template::{
+    LateText, LimitResult, ResponseTime, SentResponse, TemplateFacts, TooLong,
+};
 use crate::route::{Action, HeaderChange, HeaderText};
 use crate::telemetry::spans::AttemptLog;
 
@@ -89,7 +91,7 @@ pub(super) struct LateFacts {
     /// The attempts to send the request, if a header of the response tells them.
     pub(super) attempts: Option<Arc<AttemptLog>>,
     /// That of the request's record.
-    pub(super) limit_status: &'static str,
+    pub(super) limit_status: Option<LimitResult>,
 }
 
 impl LateFacts {

@@ -53,6 +53,24 @@ pub enum AttemptVariable {
     BodyBytes,
 }
 
+/// What the limits decided, in nginx's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitResult {
+    Passed,
+    Delayed,
+    Rejected,
+}
+
+impl LimitResult {
+    fn as_str(self) -> &'static str {
+        match self {
+            LimitResult::Passed => "PASSED",
+            LimitResult::Delayed => "DELAYED",
+            LimitResult::Rejected => "REJECTED",
+        }
+    }
+}
+
 /// What the line of a log tells of a response. Headers of the response tell only what the limits
 /// decided.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,8 +79,8 @@ pub struct SentResponse {
     /// With the head.
     pub bytes: u64,
     pub body_bytes: u64,
-    /// Empty if no limit was asked.
-    pub limit_status: &'static str,
+    /// `None` if no limit was asked.
+    pub limit_status: Option<LimitResult>,
 }
 
 /// The time at which a value is filled in.
@@ -206,7 +224,9 @@ impl LateText {
             let start = text.len();
             match variable {
                 LateVariable::Attempts(variable) => push(&mut text, &attempts(*variable)),
-                LateVariable::LimitStatus => push(&mut text, sent.limit_status),
+                LateVariable::LimitStatus => {
+                    push(&mut text, sent.limit_status.map_or("", LimitResult::as_str));
+                }
                 LateVariable::RequestTime => push_seconds(&mut text, time().took),
                 LateVariable::UnixTime => push_seconds(&mut text, time().unix),
                 LateVariable::ConnectionAge => {
