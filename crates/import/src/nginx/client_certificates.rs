@@ -1,4 +1,4 @@
-//! `ssl_verify_client`: [tls] asks the clients of all servers in one way, and routes say which of
+//! `ssl_verify_client`: `[tls]` asks the clients of all servers in one way, and routes say which of
 //! them serve only clients with a certificate.
 
 use super::scope::BlockScope;
@@ -27,7 +27,7 @@ pub(super) struct ServerCertificates {
 
 /// What the servers of a file want of the certificates of clients.
 pub(super) struct ClientAuthorities<'d> {
-    /// Those that [tls] believes: of the first server that asks.
+    /// Those that `[tls]` believes: of the first server that asks.
     believed: Option<&'d Directive>,
     crl: Option<&'d str>,
     /// Whether no handshake succeeds without a certificate.
