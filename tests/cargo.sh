@@ -20,7 +20,7 @@ mapfile -t failed < <(sed -n 's/^test \([a-z0-9_:]*\) \.\.\. FAILED$/\1/p' "$log
 [ "$targets" = "-p tidegate --test it" ] || exit "$result"
 [ ${#failed[@]} -ge 1 ] && [ ${#failed[@]} -le 2 ] || exit "$result"
 echo "== failed beside others, and runs again alone: ${failed[*]}"
-RUST_TEST_THREADS=1 cargo test --locked -p tidegate --test it -- --exact "${failed[@]}"
+RUST_TEST_THREADS=1 cargo test --locked --workspace --test it -- --exact "${failed[@]}"
 result=$?
 [ "$result" -eq 0 ] && echo "== passed alone, after a failure beside others: ${failed[*]}"
 exit "$result"
