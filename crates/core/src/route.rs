@@ -91,7 +91,7 @@ pub struct Route {
     /// The clients that are served, of those that `[access]` serves.
     pub access: AccessList,
     /// The status for clients without a verified certificate; `None` serves them too.
-    pub certificate_required: Option<StatusCode>,
+    pub require_client_certificate: Option<StatusCode>,
     /// The largest body of a request, bytes; `None` for no bound.
     pub body_limit: Option<u64>,
     /// The speed of the bodies of its responses; `None` for no bound.
@@ -153,7 +153,7 @@ impl Route {
             add_prefix: None,
             replace_prefix: None,
             access: AccessList::default(),
-            certificate_required: None,
+            require_client_certificate: None,
             body_limit: None,
             bandwidth: None,
             method_up: None,

@@ -230,7 +230,7 @@ codes! {
     ForgottenLedger = "T236",
     UntoldClients = "T237",
     UnusedCountsFile = "T242",
-    NobodyCertified = "T243",
+    NoClientCertificates = "T243",
     NothingLimited = "T301",
     LetterCase = "T302",
     SlidingDay = "T303",

@@ -116,7 +116,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         settle: section.parse("settle", cost_form, settle),
         refund: refund(section).unwrap_or_default(),
         access: access::read(section.section("access")),
-        certificate_required: matching::client_certificate(section, inherited.certificates),
+        require_client_certificate: matching::client_certificate(section, inherited.certificates),
         body_limit: inherited.max_body,
         timeout: section.optional_duration("timeout", UP_TO_A_DAY),
         body_read: section.size("body_read", 1 << 10..=MAX_BODY_READ as u64),

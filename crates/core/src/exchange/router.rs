@@ -111,7 +111,7 @@ impl Router {
         if !route.access.admits(head.client) {
             return Err(Rejection::AccessDenied);
         }
-        match route.certificate_required {
+        match route.require_client_certificate {
             Some(status) if head.certificate.is_none() => Err(Rejection::NoCertificate(status)),
             _ => Ok(()),
         }

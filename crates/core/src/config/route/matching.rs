@@ -61,7 +61,7 @@ pub(super) fn client_certificate(section: &mut Section<'_>, show: bool) -> Optio
     };
     if status.is_some() && !show {
         let message = "a route wants certificates, and no client shows one";
-        Diagnostic::new(Code::NobodyCertified, message)
+        Diagnostic::new(Code::NoClientCertificates, message)
             .at(&value.span(), "every request is refused")
             .help("name the authorities: `client_ca = \"/etc/tidegate/clients.pem\"` in `[tls]`")
             .report_to(section.reader);
