@@ -9,7 +9,7 @@
 //!
 //! It runs on a thread of its own, reads the counters of the workers, and never makes a worker
 //! wait. It listens until all connections of clients have ended; after an upgrade the new process
-//! has the address. A panic costs one request, or one reading of the counters.
+//! has the socket. A panic costs one request, or one reading of the counters.
 
 mod answer;
 pub(crate) mod billing;
@@ -49,8 +49,9 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::AdminSettings;
 use crate::server::ServerHandles;
+use crate::server::listener::OpenedSocket;
 use crate::telemetry::panics::contained;
-use listener::{AdminListener, bind};
+use listener::{AdminListener, open};
 use state::{AdminState, check_store};
 
 /// How often the counters of the workers are read.
@@ -70,8 +71,9 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Listens at the address in `settings`. `own_token` is the token if they name none. `replaces`
-    /// says that an older process of ours may still have the address.
+    /// Listens at the address in `settings`, with its socket among `inherited` if there is one.
+    /// `own_token` is the token if they name none. `replaces` says that an older process of ours may
+    /// still have the address.
     ///
     /// # Errors
     /// The address cannot be bound, or the thread cannot be started.
@@ -79,9 +81,10 @@ impl Admin {
         settings: &AdminSettings,
         own_token: Option<Vec<u8>>,
         server: ServerHandles,
+        inherited: &mut Vec<OpenedSocket>,
         replaces: bool,
     ) -> io::Result<Admin> {
-        let listener = bind(settings.address, replaces)?;
+        let listener = open(settings.address, inherited, replaces)?;
         let address = listener.local_addr()?;
         let shown = own_token.clone().filter(|_| settings.token.is_none());
         let state = Arc::new(AdminState::new(settings, own_token, server));
@@ -100,7 +103,7 @@ impl Admin {
         })
     }
 
-    /// Ends the admin. Answers that are being sent are cut off.
+    /// Ends the admin. Answers that are being sent are cut off, after an upgrade one second later.
     pub fn end(self) {
         drop(self.end);
         if self.thread.join().is_err() {
@@ -128,6 +131,7 @@ async fn serve(
         _ = end => {}
         _ = parts => {}
     }
+    listener.end().await;
 }
 
 /// Calls `act` at once and then once a period. A panic costs one call.

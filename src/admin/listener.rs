@@ -20,16 +20,18 @@ use tokio::sync::{Semaphore, watch};
 use super::answer::answer;
 use super::state::{AdminState, check_store};
 use crate::config::{Listen, SettingError};
-use crate::server::listener::bind_tcp;
+use crate::server::listener::{OpenedSocket, bind_tcp};
 use crate::server::{Lifecycle, Shutdown};
 use tidegate_core::failpoint;
 
 /// Open connections. Further ones are closed without an answer.
-const MAX_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: u32 = 64;
 /// How long a head may take to arrive, and how long a connection may be idle.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest head of a request, bytes.
 const MAX_HEAD: usize = 16 << 10;
+/// How long open connections may last at the end of a process that another one replaces.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the listener rests after an error, which is mostly a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -44,6 +46,20 @@ pub(super) fn bind(address: SocketAddr, replaces: bool) -> io::Result<std::net::
     bind_tcp(address, true).map(Into::into).map_err(named)
 }
 
+/// Takes the socket for `address` out of `inherited`, which the process before this one sent, or
+/// binds one ([`bind`]).
+pub(super) fn open(
+    address: SocketAddr,
+    inherited: &mut Vec<OpenedSocket>,
+    replaces: bool,
+) -> io::Result<std::net::TcpListener> {
+    let wanted = Listen::Tcp(address);
+    match inherited.iter().position(|one| one.is_for(&wanted)) {
+        Some(index) => Ok(inherited.swap_remove(index).socket.into()),
+        None => bind(address, replaces),
+    }
+}
+
 /// Accepts connections of operators, and follows the address in the configuration.
 pub(super) struct AdminListener {
     /// `None` after another process took the address, and while the configuration has none.
@@ -55,13 +71,22 @@ pub(super) struct AdminListener {
 
 impl AdminListener {
     pub(super) fn new(listener: std::net::TcpListener, state: &AdminState) -> AdminListener {
+        let address = state.policy.load().address;
         AdminListener {
-            listener: TcpListener::from_std(listener)
+            listener: listen(listener, address, state)
                 .inspect_err(|error| tracing::error!(%error, "admin: cannot listen"))
                 .ok(),
-            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS as usize)),
             changes: state.server.introspection.changes(),
             shutdown: state.server.shutdown.clone(),
+        }
+    }
+
+    /// After an upgrade, the clients of open connections cannot know that this process ends.
+    pub(super) async fn end(self) {
+        if *self.shutdown.borrow() == Lifecycle::HandOver {
+            let all = self.connections.acquire_many(MAX_CONNECTIONS);
+            let _ = tokio::time::timeout(END_TIMEOUT, all).await;
         }
     }
 
@@ -70,20 +95,36 @@ impl AdminListener {
         let AdminListener {
             listener, shutdown, ..
         } = self;
+        if state.server.predecessor.is_some() {
+            // Until then, the process before this one answers.
+            state.server.heartbeats.all_serve().await;
+        }
         loop {
             tokio::select! {
-                stream = accept(listener.as_ref()) => serve(stream, &self.connections, state),
+                biased;
+                // The next process has the socket.
+                Ok(_) = shutdown.wait_for(|lifecycle| *lifecycle == Lifecycle::HandOver),
+                    if listener.is_some() => *listener = None,
                 Ok(()) = self.changes.changed() => {
                     failpoint!("admin.look");
                     follow_configuration(listener, state);
                     check_store(state);
                 }
-                // The next process has the address.
-                Ok(_) = shutdown.wait_for(|lifecycle| *lifecycle == Lifecycle::HandOver),
-                    if listener.is_some() => *listener = None,
+                stream = accept(listener.as_ref()) => serve(stream, &self.connections, state),
             }
         }
     }
+}
+
+/// Makes a socket ready to accept, and keeps a copy for an upgrade.
+fn listen(
+    listener: std::net::TcpListener,
+    address: SocketAddr,
+    state: &AdminState,
+) -> io::Result<TcpListener> {
+    let copy = OpenedSocket::new(&Listen::Tcp(address), listener.try_clone()?.into());
+    state.server.listeners.set_admin(Some(copy));
+    TcpListener::from_std(listener)
 }
 
 /// The next connection. Waits for ever if there is no listener.
@@ -105,6 +146,7 @@ fn follow_configuration(listener: &mut Option<TcpListener>, state: &AdminState) 
     let Ok(settings) = settings else { return };
     let Some(settings) = settings else {
         if listener.take().is_some() {
+            state.server.listeners.set_admin(None);
             tracing::info!("reload: admin: closed");
         }
         return;
@@ -114,7 +156,7 @@ fn follow_configuration(listener: &mut Option<TcpListener>, state: &AdminState) 
     let serves = *state.server.shutdown.borrow() == Lifecycle::Serve;
     if moves || (listener.is_none() && serves) {
         let address = settings.address;
-        match bind(address, false).and_then(TcpListener::from_std) {
+        match bind(address, false).and_then(|bound| listen(bound, address, state)) {
             Ok(bound) => {
                 tracing::info!(%address, "reload: admin: listening");
                 *listener = Some(bound);

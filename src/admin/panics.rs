@@ -23,6 +23,7 @@ fn begin(harness: &Harness) -> Admin {
         &settings.unwrap().unwrap(),
         None,
         harness.handles.clone(),
+        &mut Vec::new(),
         false,
     )
     .unwrap()

@@ -156,11 +156,11 @@ fn serve_until_stopped(
     let demo = options.demo.as_ref();
     let claim = claim_file(&options, &config, role)?;
     let Inherited {
-        sockets,
+        mut sockets,
         predecessor,
     } = inherited;
     let taken_advice = demo.map(|demo| demo.taken_advice.as_str());
-    let listeners = listen(&config, sockets, role, taken_advice)?;
+    let listeners = listen(&config, &mut sockets, role, taken_advice)?;
     if let Some(claim) = claim.as_ref().filter(|claim| claim.is_held()) {
         claim.write_addresses(&listeners.places());
     }
@@ -185,7 +185,9 @@ fn serve_until_stopped(
         pid_file: pid_file.clone(),
         claim: claim.clone(),
     })?;
-    let admin = start_admin(&config, server.clone(), role != ProcessRole::Alone)?;
+    let admin = start_admin(&config, server.clone(), &mut sockets, role)?;
+    // The others are of addresses that `listen` and `admin` no longer name.
+    drop(sockets);
     report_start(&config, &server, from);
     if let Some(admin) = &admin {
         let address = local_address(admin.address);
@@ -238,7 +240,8 @@ fn claim_file(
 fn start_admin(
     config: &Config,
     server: ServerHandles,
-    replaces: bool,
+    inherited: &mut Vec<OpenedSocket>,
+    role: ProcessRole,
 ) -> std::io::Result<Option<Admin>> {
     let Some(settings) = &config.admin else {
         return Ok(None);
@@ -256,22 +259,29 @@ fn start_admin(
         }
         kept => kept.ok(),
     };
-    Admin::spawn(settings, token, server, replaces).map(Some)
+    Admin::spawn(
+        settings,
+        token,
+        server,
+        inherited,
+        role != ProcessRole::Alone,
+    )
+    .map(Some)
 }
 
 /// Opens the sockets of `listen`, except those that this process inherited.
 fn listen(
     config: &Config,
-    mut sockets: Vec<OpenedSocket>,
+    sockets: &mut Vec<OpenedSocket>,
     role: ProcessRole,
     taken_advice: Option<&str>,
 ) -> std::io::Result<Listeners> {
     let lines = ListenLines::of(config);
     if let Some(advice) = taken_advice {
-        listen_alone(lines, advice, &mut sockets)?;
+        listen_alone(lines, advice, sockets)?;
     }
-    single_instance::bind(lines, config, role, &mut sockets)?;
-    let mut listeners = Listeners::open(lines, config.server.workers, &mut sockets)?;
+    single_instance::bind(lines, config, role, sockets)?;
+    let mut listeners = Listeners::open(lines, config.server.workers, sockets)?;
     listeners.joins = role == ProcessRole::Alongside;
     // A socket of an older process is closed if `listen` no longer names it. The service manager's
     // sockets stay open, and their connections would get no answer.

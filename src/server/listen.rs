@@ -55,6 +55,8 @@ pub struct Listeners {
     /// Whether a reload may bind an address where another process listens.
     pub joins: bool,
     lines: Mutex<Vec<BoundLine>>,
+    /// A copy of the admin's socket, for the next process.
+    admin: Mutex<Option<OpenedSocket>>,
 }
 
 #[derive(Debug)]
@@ -273,6 +275,7 @@ impl Listeners {
             workers,
             joins: false,
             lines: Mutex::new(opened),
+            admin: Mutex::default(),
         })
     }
 
@@ -313,6 +316,14 @@ impl Listeners {
         lines.iter().try_for_each(|line| act(line, &line.sockets))
     }
 
+    pub(crate) fn set_admin(&self, socket: Option<OpenedSocket>) {
+        *lock(&self.admin) = socket;
+    }
+
+    pub(crate) fn with_admin<T>(&self, read: impl FnOnce(Option<&OpenedSocket>) -> T) -> T {
+        read(lock(&self.admin).as_ref())
+    }
+
     /// Whether other processes have sockets of their own on the same TCP ports (SO_REUSEPORT).
     pub fn shares_ports(&self) -> bool {
         let lines = lock(&self.lines);
@@ -330,6 +341,7 @@ impl Listeners {
     /// Drops all sockets, so that the copies of the workers are the last ones.
     pub fn close(&self) {
         lock(&self.lines).clear();
+        self.set_admin(None);
     }
 
     /// Binds the addresses that are not bound yet.

@@ -84,7 +84,7 @@ pub(super) fn place(listener: &Socket) -> io::Result<Listen> {
 }
 
 impl OpenedSocket {
-    fn new(wanted: &Listen, socket: Socket) -> OpenedSocket {
+    pub(crate) fn new(wanted: &Listen, socket: Socket) -> OpenedSocket {
         OpenedSocket {
             name: wanted.to_string(),
             lent: false,

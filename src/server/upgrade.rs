@@ -117,6 +117,13 @@ fn send_sockets(channel: &Channel, listeners: &Listeners) -> io::Result<()> {
             channel.send(&words, &descriptors)
         })
     })?;
+    listeners.with_admin(|admin| match admin {
+        Some(admin) => {
+            let words = format!("sockets own {}", admin.name);
+            channel.send(&words, &[admin.socket.as_fd()])
+        }
+        None => Ok(()),
+    })?;
     channel.send("end", &[])
 }
 

@@ -8,8 +8,8 @@ use std::net::{IpAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{Notify, watch};
 
 use super::drain::{Drain, OpenConnection};
 use super::listen::ListenerKind;
@@ -119,7 +119,8 @@ impl Position {
 #[derive(Debug)]
 pub struct Heartbeats {
     beats: Vec<AtomicU64>,
-    first: Notify,
+    /// The number of workers that have served.
+    serving: watch::Sender<usize>,
     lost: Notify,
 }
 
@@ -127,14 +128,14 @@ impl Heartbeats {
     pub fn new(workers: usize) -> Heartbeats {
         Heartbeats {
             beats: (0..workers).map(|_| AtomicU64::new(0)).collect(),
-            first: Notify::new(),
+            serving: watch::Sender::new(0),
             lost: Notify::new(),
         }
     }
 
     pub(crate) fn beat(&self, worker: usize) {
         if self.beats[worker].fetch_add(1, Ordering::Relaxed) == 0 {
-            self.first.notify_one();
+            self.serving.send_modify(|workers| *workers += 1);
         }
     }
 
@@ -162,9 +163,10 @@ impl Heartbeats {
 
     /// Returns once all workers serve.
     pub async fn all_serve(&self) {
-        while !self.serves() {
-            self.first.notified().await;
-        }
+        let workers = self.beats.len();
+        let mut serving = self.serving.subscribe();
+        // The sender lives as long as `self`.
+        let _ = serving.wait_for(|serving| *serving == workers).await;
     }
 
     /// Whether every worker has beaten since the last call with this `memory`.

@@ -10,6 +10,7 @@ mod manager;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use lineage::{Lineage, has_ended, kill};
 use load::{Habit, Load, Outcome, Place};
@@ -314,19 +315,39 @@ fn the_new_process_has_the_admin() {
     let port = free_port();
     let settings = format!("admin = \"127.0.0.1:{port}\"\n{}", settings(&upstream()));
     let lineage = Lineage::start("\"127.0.0.1:0\"", &settings, "");
-    let pid = || {
-        let asked = "GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    let ask = |path: &str| {
         let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
         let mut client = Client::over(stream);
-        client.send(asked);
-        let text = client.try_answer(false)?.text();
+        client.send(format!(
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        ));
+        client.try_answer(false)
+    };
+    let pid = || {
+        let text = ask("/api/v1/status")?.text();
         let status: serde_json::Value = serde_json::from_str(&text).ok()?;
         status["pid"].as_u64()
     };
-    for _ in 0..2 {
-        eventually("it answers", || pid() == Some(lineage.pid().into()));
-        lineage.upgrade();
-    }
+    eventually("it answers", || pid() == Some(lineage.pid().into()));
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let ask_until_the_end = || {
+            while !ended.load(Ordering::Relaxed) {
+                let status = ask("/healthz").map(|answer| answer.status);
+                assert_eq!(status, Some(200), "a connection was lost");
+            }
+        };
+        for _ in 0..4 {
+            scope.spawn(ask_until_the_end);
+        }
+        for _ in 0..upgrades() {
+            lineage.upgrade();
+            eventually("the new one answers", || {
+                pid() == Some(lineage.pid().into())
+            });
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
     eventually("the last one alone answers", || {
         (0..20).all(|_| pid() == Some(lineage.pid().into()))
     });
