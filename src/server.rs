@@ -398,7 +398,7 @@ async fn serve(mut start: WorkerStart, state: &ServerState) -> io::Result<()> {
     state.held.end_at(end);
     state.exports.note_end(end);
     let cut = worker.drain.finish(&worker.sweep, deadlines).await;
-    carried.store().flush_slots().await;
+    carried.store().flush().await;
     if cut > 0 {
         tracing::warn!("drain timeout reached: closed {cut} connections");
     }

@@ -301,13 +301,13 @@ fn slots_are_held_and_let_go_of_wherever_they_are_kept() {
             assert_eq!(denied.verdicts[0].retry, Retry::Released);
             assert_eq!(denied.verdicts[1].remaining, 1, "it was given back");
             other.release(&charge);
-            other.flush_slots().await;
+            other.flush().await;
             assert!(ask(&store, &charge).await.unwrap().allowed, "{who}");
             store.release(&charge);
-            store.flush_slots().await;
+            store.flush().await;
             // Refused by what is spent: what was held for it is let go of.
             assert!(!ask(&store, &charge).await.unwrap().allowed);
-            store.flush_slots().await;
+            store.flush().await;
             assert!(
                 ask(&other, &one(&jobs, who, 1)).await.unwrap().allowed,
                 "{who}"

@@ -77,10 +77,12 @@ class Server:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/readyz", timeout=5):
                     return
-            except urllib.error.HTTPError:
-                return
+            except urllib.error.HTTPError as error:
+                if b"starting" not in error.read():
+                    return
             except OSError:
-                time.sleep(0.02)
+                pass
+            time.sleep(0.02)
         raise Failed(f"{self.name} did not start: {self.log.read_text()}")
 
     @property

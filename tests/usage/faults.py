@@ -112,6 +112,12 @@ def charged(server, what, units, key, limit="tokens"):
     until(f"{server.name}: {what}", units, lambda: server.count(limit, key))
 
 
+def until_among(what, expected, ask):
+    """Waits until one of the expected counts is found."""
+    counted = lambda: True if (found := ask()) in expected else found
+    until(f"{what}: one of {expected}", True, counted, 15)
+
+
 def retries(server):
     """The answer that is passed on decides."""
     good = lambda: Plan([b'{"usage":{"prompt_tokens":6,"completion_tokens":34}}'])
@@ -211,14 +217,30 @@ def drains(fleet, config):
     charged(other, "SIGKILL: the reserves stay", 3 * RESERVE, "killed")
 
 
+def ends_beside_a_slow_redis(fleet):
+    """A process ends after Redis has what its streams used: less or more than was reserved."""
+    redis, shared = fleet.redis()
+    port = shared.split("127.0.0.1:")[1].split('"')[0]
+    server = fleet.server("slow", CONFIG + shared)
+    less, more = Stream(server, "less"), Stream(server, "more", LARGE)
+    subprocess.run(["redis-cli", "-p", port, "client", "pause", "1000", "write"], check=True,
+                   capture_output=True)
+    check("a slow Redis: streams end", [True, True], [less.end(), more.end()])
+    server.signal(signal.SIGTERM)
+    server.process.wait(20)
+    after = fleet.server("after", CONFIG + shared)
+    charged(after, "units below the reserve are given back before the end", SAID, "less")
+    charged(after, "units above it are charged before the end", 5006, "more")
+
+
 def frozen(fleet):
     """A Redis that stops between reserve and settlement."""
     redis, shared = fleet.redis()
-    server = fleet.server("frozen", CONFIG + shared.replace('"5s"', '"100ms"'))
+    server = fleet.server("frozen", CONFIG + shared.replace('"5s"', '"1s"'))
     streams = [Stream(server, "frozen") for _ in range(5)]
     above = Stream(server, "above", LARGE)
     # Units to give back to a store that is away stay charged.
-    kept = [RESERVE * number + SAID * (6 - number) for number in range(6)]
+    kept = [RESERVE * number + SAID * (6 - number) for number in range(7)]
     redis.send_signal(signal.SIGSTOP)
     begun = time.monotonic()
     ends = [stream.end() for stream in streams]
@@ -229,12 +251,12 @@ def frozen(fleet):
     # So is a call that had passed before, and uses more than it reserved.
     check("a lying stream ends without Redis", True, above.end())
     redis.send_signal(signal.SIGCONT)
-    until("what was owed to a frozen Redis is charged there", True,
-          lambda: server.count("tokens", "frozen") in kept, 15)
-    # A call that Redis has read and could not answer is paid once more: never too little is charged.
+    until_among("what was owed to a frozen Redis is charged there", kept,
+                lambda: server.count("tokens", "frozen"))
+    # What Redis has read and could not answer is paid once more: never too little is charged.
     above = [5006, 5006 + 4906]
-    until("units above the reserve are owed too", True,
-          lambda: server.count("tokens", "above") in above, 15)
+    until_among("units above the reserve are owed too", above,
+                lambda: server.count("tokens", "above"))
     before = server.count("tokens", "frozen")
     again = Stream(server, "frozen")
     charged(server, "and calls are exact again", before + RESERVE, "frozen")
@@ -245,7 +267,7 @@ def frozen(fleet):
 def killed(fleet):
     """A Redis that is killed, and comes back empty."""
     redis, shared = fleet.redis()
-    server = fleet.server("gone", CONFIG + shared.replace('"5s"', '"100ms"'))
+    server = fleet.server("gone", CONFIG + shared.replace('"5s"', '"1s"'))
     streams = [Stream(server, "gone") for _ in range(3)]
     redis.kill()
     redis.wait()
@@ -278,7 +300,8 @@ def main(fleet, name, store):
         return
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         runs = [pool.submit(drains, fleet, CONFIG + store), pool.submit(frozen, fleet),
-                pool.submit(killed, fleet), pool.submit(upgrade, server)]
+                pool.submit(killed, fleet), pool.submit(upgrade, server),
+                pool.submit(ends_beside_a_slow_redis, fleet)]
         for run in runs:
             run.result()
 

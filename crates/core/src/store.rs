@@ -234,11 +234,11 @@ impl Store {
         }
     }
 
-    /// Waits until the store knows which slots this worker holds: for the worker's end. Takes a
-    /// quarter of a second at most, since slots that are not reported expire by themselves.
-    pub async fn flush_slots(&self) {
+    /// Waits until the store has all corrections and knows which slots this worker holds: for the
+    /// worker's end. Takes the timeout of the store or a quarter of a second at most.
+    pub async fn flush(&self) {
         if let Store::Redis(redis) = self {
-            redis.flush_slots().await;
+            redis.flush().await;
         }
     }
 

@@ -113,10 +113,12 @@ impl Limiter {
         self.stages.limiter.ready().await;
     }
 
-    /// Waits until Redis knows the released permits, a quarter of a second at most. Call it before
-    /// the program ends; otherwise permits are free when their lease ends.
+    /// Waits until Redis knows the released permits and has all corrections: units that are given
+    /// back, and units that a request used beyond its charge. Takes the timeout of the store or a
+    /// quarter of a second at most. Call it before the program ends; otherwise permits are free
+    /// when their lease ends, and corrections may be lost.
     pub async fn flush(&self) {
-        self.stages.limiter.flush_slots().await;
+        self.stages.limiter.flush().await;
     }
 
     /// Limits before an HTTP service. `peer` finds the address of the connection among a request's

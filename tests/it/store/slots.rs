@@ -242,7 +242,7 @@ fn a_worker_that_ends_in_order_leaves_nothing_behind() {
             assert!(ask(&store, &one(&limit, 1, 1)).await.allowed);
         }
         (0..5).for_each(|_| store.release(&one(&limit, 1, 1)));
-        store.flush_slots().await;
+        store.flush().await;
     });
     assert_eq!(server.run("KEYS t:*orderly*"), redis::Value::Array(vec![]));
 }

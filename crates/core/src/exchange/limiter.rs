@@ -219,9 +219,9 @@ impl Limiter {
         self.store.ready().await;
     }
 
-    /// Waits until the store knows the slots that are held and released here.
-    pub async fn flush_slots(&self) {
-        self.store.flush_slots().await;
+    /// Waits until the store has all corrections, and knows the slots that are held here.
+    pub async fn flush(&self) {
+        self.store.flush().await;
     }
 
     /// Drops a part of the expired counts of this process.

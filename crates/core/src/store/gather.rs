@@ -5,10 +5,11 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smallvec::{SmallVec, smallvec};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::StoreError;
 use super::batch::{Group, GroupOutcome, Operation};
@@ -41,6 +42,34 @@ pub(super) struct StoreRequest {
 pub(super) struct QueuedRequest {
     request: StoreRequest,
     reply_to: ReplyTo,
+    /// Ends when the request is answered or has failed.
+    _open: Option<OpenCorrection>,
+}
+
+/// How many corrections, for whose answers nothing waits, are on their way to the store.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Corrections(Arc<watch::Sender<usize>>);
+
+#[derive(Debug)]
+pub(super) struct OpenCorrection(Corrections);
+
+impl Corrections {
+    pub(super) fn open(&self) -> OpenCorrection {
+        self.0.send_modify(|open| *open += 1);
+        OpenCorrection(self.clone())
+    }
+
+    /// Waits until the store has all corrections.
+    pub(super) async fn flush(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.0.subscribe().wait_for(|open| *open == 0).await;
+    }
+}
+
+impl Drop for OpenCorrection {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|open| *open -= 1);
+    }
 }
 
 enum ReplyTo {
@@ -71,6 +100,7 @@ impl StoreRequest {
         let queued = QueuedRequest {
             request: self,
             reply_to: ReplyTo::Asker(sender),
+            _open: None,
         };
         (queued, answer)
     }
@@ -80,6 +110,7 @@ impl StoreRequest {
         QueuedRequest {
             request: self,
             reply_to: ReplyTo::Nothing,
+            _open: None,
         }
     }
 
@@ -88,11 +119,19 @@ impl StoreRequest {
         QueuedRequest {
             request: self,
             reply_to: ReplyTo::OnFailure(on_failure),
+            _open: None,
         }
     }
 }
 
 impl QueuedRequest {
+    pub(super) fn counted(self, open: OpenCorrection) -> QueuedRequest {
+        QueuedRequest {
+            _open: Some(open),
+            ..self
+        }
+    }
+
     /// Whether the asker wanted an answer and has gone.
     pub(super) fn is_given_up(&self) -> bool {
         matches!(&self.reply_to, ReplyTo::Asker(asker) if asker.is_closed())

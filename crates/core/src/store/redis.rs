@@ -46,7 +46,7 @@ use slot_lease::SlotLease;
 use super::batch::{Operation, SCRIPT};
 use super::deny_cache::CallSpan;
 use super::fleet::Fleet;
-use super::gather::{QueuedRequest, SendConditions, StoreRequest};
+use super::gather::{Corrections, QueuedRequest, SendConditions, StoreRequest};
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::lease::{CacheLookup, WorkerCache};
@@ -251,6 +251,7 @@ pub struct Redis {
     servers: ServersView,
     pub(super) cache: WorkerCache,
     pub(super) slots: SlotLease,
+    corrections: Corrections,
     ready: watch::Receiver<bool>,
 }
 
@@ -325,6 +326,7 @@ impl Redis {
             servers,
             cache,
             slots,
+            corrections: Corrections::default(),
             ready: is_ready,
         };
         (redis, setup)
@@ -466,8 +468,10 @@ impl Redis {
         self.cache.lock().denied.clear();
     }
 
-    pub(super) async fn flush_slots(&self) {
-        self.slots.flush().await;
+    pub(super) async fn flush(&self) {
+        let corrections = self.corrections.flush();
+        let corrections = tokio::time::timeout(self.shared.timeout, corrections);
+        let ((), _) = tokio::join!(self.slots.flush(), corrections);
     }
 
     pub fn shared(&self) -> &RedisShared {

@@ -160,7 +160,7 @@ impl Redis {
         match self.0 {}
     }
 
-    pub(super) async fn flush_slots(&self) {
+    pub(super) async fn flush(&self) {
         match self.0 {}
     }
 }

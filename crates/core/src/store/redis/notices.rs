@@ -63,6 +63,7 @@ impl Redis {
                 Operation::Settle => request.or_else(self.owing()),
                 _ => request.without_answer(),
             };
+            let request = request.counted(self.corrections.open());
             if self.is_open() {
                 request.fail(StoreError::Away);
             } else if let Err(full) = self.queue.try_send(request) {
