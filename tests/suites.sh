@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The suites that are not written in Rust, two at a time, since they mostly wait. With three at a time,
 # answers come too late for a test of times. Each suite prints its output when it ends. All run, also
-# after one has failed. Arguments name the suites to run.
+# after one has failed. The last lines name those that failed. Arguments name the suites to run.
 set -euo pipefail
 cd "$(dirname "$0")"
 [ $# -gt 0 ] || set -- sim usage clients browser deploy decide admin otlp prometheus editor traefik
@@ -16,7 +16,10 @@ run_suite() {
   # One suite at a time prints.
   flock "$logs" sh -c 'echo "== tests/$1: $2 in $3 s"; cat "$logs/$1"' - \
     "$1" "$result" $((SECONDS - began))
-  [ "$result" = passed ]
+  [ "$result" = passed ] || echo "$1: $(tail -n 1 "$logs/$1")" >>"$logs/failed"
 }
 export -f run_suite
+touch "$logs/failed"
 printf '%s\n' "$@" | xargs -P 2 -I{} bash -c 'run_suite "$1"' - {}
+sed 's/^/FAILED: /' "$logs/failed"
+[ ! -s "$logs/failed" ]
