@@ -72,8 +72,8 @@ pub struct Admin {
 
 impl Admin {
     /// Listens at the address in `settings`, with its socket among `inherited` if there is one.
-    /// `own_token` is the token if they name none. `replaces` says that an older process of ours may
-    /// still have the address.
+    /// `own_token` is the token if they name none. `replaces` says that an older process of ours
+    /// may still have the address.
     ///
     /// # Errors
     /// The address cannot be bound, or the thread cannot be started.
