@@ -68,15 +68,7 @@ impl Stages {
             let exempt = limit.exempt.has(head.client, &limit.key, facts);
             match limit.key.derive(facts, limit.missing, &key.key) {
                 Derived::Hash(tag) => {
-                    let mut windows = Cow::Borrowed(limit.windows_of(facts.tier));
-                    if let Some(overrides) = query.overrides {
-                        // A block also holds for an exempt client.
-                        let block = overrides.block_of(tag);
-                        let spell = || limit.key.spell(facts, limit.missing);
-                        self.refuse_key(query, tag, block, spell)?;
-                        let set = overrides.windows(limit, tag);
-                        windows = set.unwrap_or(windows);
-                    }
+                    let windows = self.windows_of(limit, query, tag)?;
                     if exempt {
                         limiter.count_bypassed(std::slice::from_ref(limit));
                     } else {
@@ -103,6 +95,27 @@ impl Stages {
             admission.note_tokens(reserve);
         }
         Ok(())
+    }
+
+    /// The windows of a key, which its tier or an override chooses. A blocked key is refused, also
+    /// that of an exempt client.
+    #[inline]
+    fn windows_of<'q>(
+        &self,
+        limit: &'q Limit,
+        query: &LimitQuery<'q, '_, '_>,
+        tag: KeyHash,
+    ) -> Result<Cow<'q, [Arc<Window>]>, Rejection> {
+        let facts = query.facts;
+        if let Some(overrides) = query.overrides {
+            let block = overrides.block_of(tag);
+            let spell = || limit.key.spell(facts, limit.missing);
+            self.refuse_key(query, tag, block, spell)?;
+            if let Some(windows) = overrides.windows(limit, tag) {
+                return Ok(windows);
+            }
+        }
+        Ok(Cow::Borrowed(limit.windows_of(facts.tier)))
     }
 
     /// Adds the checks that need no body, each for the smallest cost.
@@ -137,14 +150,7 @@ impl Stages {
             let is_exempt = limit.exempt.has(head.client, &limit.key, facts);
             match limit.key.derive(facts, limit.missing, &key.key) {
                 Derived::Hash(tag) => {
-                    let mut windows = Cow::Borrowed(limit.windows_of(facts.tier));
-                    if let Some(overrides) = query.overrides {
-                        let block = overrides.block_of(tag);
-                        let spell = || limit.key.spell(facts, limit.missing);
-                        self.refuse_key(query, tag, block, spell)?;
-                        let set = overrides.windows(limit, tag);
-                        windows = set.unwrap_or(windows);
-                    }
+                    let windows = self.windows_of(limit, query, tag)?;
                     if !is_exempt {
                         let units = least_units(limit, &windows, query);
                         let anchor = limit.anchor_of(facts);
