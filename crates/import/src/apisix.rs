@@ -7,8 +7,8 @@ mod upstreams;
 
 use std::path::Path;
 
-use super::draft::{Draft, Notes, RouteDraft, TargetDraft};
-use super::files::{self, ImportError, SourceLine};
+use super::draft::{Draft, RouteDraft, TargetDraft};
+use super::files::{self, ImportError};
 use super::patterns::{self, ImportedPath};
 use super::tree::{self, SourceFile, TreeItem};
 use crate::route::method_of;
@@ -22,10 +22,7 @@ struct ApisixFile<'d> {
 
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let text = files::read_text(path)?;
-    let source = SourceFile {
-        name: path.display().to_string().into(),
-        notes: Notes::default(),
-    };
+    let source = SourceFile::named(path);
     let root = tree::read_yaml(&text, &source)?;
     let mut file = ApisixFile {
         root: &root,
@@ -34,12 +31,8 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     file.draft.notes = source.notes.clone();
     file.add_all();
     if file.draft.routes.is_empty() {
-        let why = "there is nothing to serve, so the result has a route to change. The input must \
-                   have `routes`, `services` with `routes`, or be one route with `uri`";
-        let (file, line) = (source.name, 1);
-        source
-            .notes
-            .lost(&SourceLine { file, line }, "no routes", why);
+        let input = "have `routes`, `services` with `routes`, or be one route with `uri`";
+        source.note_missing("no routes", input);
     }
     Ok(file.draft)
 }

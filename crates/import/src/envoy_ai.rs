@@ -8,8 +8,8 @@ mod rules;
 use std::path::Path;
 
 use super::budgets::RouteCalls;
-use super::draft::{Draft, Notes, RouteDraft, TargetDraft};
-use super::files::{self, ImportError, SourceLine};
+use super::draft::{Draft, RouteDraft, TargetDraft};
+use super::files::{self, ImportError};
 use super::tree::{self, SourceFile, TreeItem};
 use crate::route::HostPattern;
 use costs::RequestCosts;
@@ -31,10 +31,7 @@ struct EnvoyFile {
 
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let text = files::read_text(path)?;
-    let source = SourceFile {
-        name: path.display().to_string().into(),
-        notes: Notes::default(),
-    };
+    let source = SourceFile::named(path);
     let mut resources = Vec::new();
     for document in tree::read_documents(&text, &source, MAX_RESOURCES)? {
         match document.list_at("items") {
@@ -54,12 +51,8 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
         file.add_route(item);
     }
     if file.draft.routes.is_empty() {
-        let why = "there is nothing to serve, so the result has a route to change. The input must \
-                   be YAML with an AIGatewayRoute and its backends";
-        let (file, line) = (source.name, 1);
-        source
-            .notes
-            .lost(&SourceLine { file, line }, "no AIGatewayRoute", why);
+        let input = "be YAML with an AIGatewayRoute and its backends";
+        source.note_missing("no AIGatewayRoute", input);
     }
     Ok(file.draft)
 }

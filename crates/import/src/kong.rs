@@ -12,8 +12,8 @@ mod services;
 use std::path::Path;
 
 use super::budgets::RouteCalls;
-use super::draft::{Draft, HeaderDraft, Notes, RouteDraft, TargetDraft};
-use super::files::{self, ImportError, SourceLine};
+use super::draft::{Draft, HeaderDraft, RouteDraft, TargetDraft};
+use super::files::{self, ImportError};
 use super::patterns::{self, ImportedPath};
 use super::tree::{self, SourceFile, TreeItem};
 use super::values::quote;
@@ -38,10 +38,7 @@ const NEEDLESS: [(&str, &str); 6] = [
 
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let text = files::read_text(path)?;
-    let source = SourceFile {
-        name: path.display().to_string().into(),
-        notes: Notes::default(),
-    };
+    let source = SourceFile::named(path);
     let root = tree::read_yaml(&text, &source)?;
     let mut file = KongFile {
         root: &root,
@@ -59,12 +56,7 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     file.add_services();
     plugins::note_consumers(&mut file);
     if file.draft.routes.is_empty() {
-        let why = "there is nothing to serve, so the result has a route to change. The input must \
-                   be a file with `services` and their `routes`";
-        let (file, line) = (source.name, 1);
-        source
-            .notes
-            .lost(&SourceLine { file, line }, "no routes", why);
+        source.note_missing("no routes", "be a file with `services` and their `routes`");
     }
     Ok(file.draft)
 }

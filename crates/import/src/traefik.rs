@@ -10,8 +10,8 @@ mod services;
 use std::cmp::Reverse;
 use std::path::Path;
 
-use super::draft::{Draft, HeaderDraft, Notes, RouteDraft, TargetDraft, one_line};
-use super::files::{self, ImportError, SourceLine};
+use super::draft::{Draft, HeaderDraft, RouteDraft, TargetDraft, one_line};
+use super::files::{self, ImportError};
 use super::patterns::{self, ImportedPath};
 use super::tree::{self, SourceFile, TreeItem};
 use super::values::quote;
@@ -39,10 +39,7 @@ impl<'d> TraefikFile<'d> {
 
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let text = files::read_text(path)?;
-    let source = SourceFile {
-        name: path.display().to_string().into(),
-        notes: Notes::default(),
-    };
+    let source = SourceFile::named(path);
     let root = match is_toml(path, &text) {
         true => tree::read_toml(&text, &source)?,
         false => tree::read_yaml(&text, &source)?,
@@ -56,13 +53,9 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     file.draft.notes = source.notes.clone();
     read_root(&root, &mut file);
     if file.draft.routes.is_empty() {
-        let why = "there is nothing to serve, so the result has a route to change. The input must \
-                   be a file with `http.routers`, or a compose file with labels such as \
-                   `traefik.http.routers.NAME.rule`";
-        let (file, line) = (source.name, 1);
-        source
-            .notes
-            .lost(&SourceLine { file, line }, "no http.routers", why);
+        let input = "be a file with `http.routers`, or a compose file with labels such as \
+                     `traefik.http.routers.NAME.rule`";
+        source.note_missing("no http.routers", input);
     }
     Ok(file.draft)
 }

@@ -3,6 +3,7 @@
 //! An alias of YAML is copied where it is used, so the number of values is bounded.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::rc::Rc;
 
 use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
@@ -34,6 +35,22 @@ pub(super) struct SourceFile {
 }
 
 impl SourceFile {
+    pub(super) fn named(path: &Path) -> SourceFile {
+        SourceFile {
+            name: path.display().to_string().into(),
+            notes: Notes::default(),
+        }
+    }
+
+    /// Notes that the file has no routes. `input` tells what it must be.
+    pub(super) fn note_missing(&self, what: &str, input: &str) {
+        let why = format!(
+            "there is nothing to serve, so the result has a route to change. The input must {input}"
+        );
+        let file = Rc::clone(&self.name);
+        self.notes.lost(&SourceLine { file, line: 1 }, what, why);
+    }
+
     fn item(&self, line: usize, node: TreeNode) -> TreeItem {
         TreeItem {
             line,

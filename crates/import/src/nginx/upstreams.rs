@@ -11,7 +11,7 @@ use crate::files;
 use crate::path::Case;
 use crate::route::template::Template;
 use crate::route::{Replacement, host_of};
-use crate::values::{self, TomlEntries, quote, quote_list};
+use crate::values::{self, TomlEntries, TomlEntry, quote, quote_list};
 
 pub(super) struct ProxyPass<'p> {
     scope: &'p BlockScope<'p>,
@@ -423,7 +423,12 @@ impl<'p> ProxyPass<'p> {
                         None => servers.push(server),
                     }
                     if let Some(eject) = ejection(one, &self.failure_statuses()) {
-                        entries.replace("eject", eject);
+                        let eject = TomlEntry::new("eject", eject);
+                        if !entries.has(&eject.key) {
+                            entries.list.push(eject);
+                        } else if !entries.list.contains(&eject) {
+                            one.differs("one `eject` is for all servers: that of the first");
+                        }
                     }
                 }
                 "least_conn" | "least_time" | "random" => entries.replace("balance", quote("p2c")),
