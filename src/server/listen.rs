@@ -56,7 +56,7 @@ pub struct Listeners {
     pub joins: bool,
     lines: Mutex<Vec<BoundLine>>,
     /// A copy of the admin's socket, for the next process.
-    admin: Mutex<Option<OpenedSocket>>,
+    pub(super) admin: Mutex<Option<OpenedSocket>>,
 }
 
 #[derive(Debug)]
@@ -318,10 +318,6 @@ impl Listeners {
 
     pub(crate) fn set_admin(&self, socket: Option<OpenedSocket>) {
         *lock(&self.admin) = socket;
-    }
-
-    pub(crate) fn with_admin<T>(&self, read: impl FnOnce(Option<&OpenedSocket>) -> T) -> T {
-        read(lock(&self.admin).as_ref())
     }
 
     /// Whether other processes have sockets of their own on the same TCP ports (SO_REUSEPORT).

@@ -15,6 +15,7 @@ use std::time::Duration;
 use super::handover::{AT_ONCE, Channel, VARIABLE, VERSION};
 use super::listen::Listeners;
 use crate::clock;
+use crate::telemetry::panics::lock;
 
 /// How long the new process may take until it serves.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -117,13 +118,10 @@ fn send_sockets(channel: &Channel, listeners: &Listeners) -> io::Result<()> {
             channel.send(&words, &descriptors)
         })
     })?;
-    listeners.with_admin(|admin| match admin {
-        Some(admin) => {
-            let words = format!("sockets own {}", admin.name);
-            channel.send(&words, &[admin.socket.as_fd()])
-        }
-        None => Ok(()),
-    })?;
+    if let Some(admin) = &*lock(&listeners.admin) {
+        let words = format!("sockets own {}", admin.name);
+        channel.send(&words, &[admin.socket.as_fd()])?;
+    }
     channel.send("end", &[])
 }
 

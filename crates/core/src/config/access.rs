@@ -2,6 +2,7 @@
 
 use ipnet::IpNet;
 
+use super::files::without_comment;
 use super::*;
 use crate::client::networks::AccessList;
 
@@ -31,7 +32,7 @@ fn networks(
     if let Some(path) = section.text(file_key) {
         is_set = true;
         section.for_each_line(file_key, &path, |line| {
-            address::network(line).map(|net| nets.push(net))
+            address::network(without_comment(line)).map(|net| nets.push(net))
         });
     }
     if nets.len() > MAX_NETWORKS {

@@ -106,9 +106,7 @@ impl DefinedLogs {
     fn report_unknown(&self, reader: &ConfigReader<'_>, name: &Located<String>) {
         let names = self.0.iter().map(|known| &*known.name);
         let otherwise = format!("define it: `[access_log.{}]`", name.value);
-        let message = format!("no access log is called `{}`", name.value);
-        Diagnostic::new(Code::UnknownWord, message)
-            .at(&name.span, "")
+        name.unknown(Code::UnknownWord, "access log")
             .help(did_you_mean(&name.value, names, otherwise))
             .report_to(reader);
     }

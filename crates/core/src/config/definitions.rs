@@ -236,9 +236,7 @@ impl<'r> Definitions<'r> {
         }
         let names = self.upstreams.iter().map(|one| &*one.settings.name);
         let otherwise = format!("define it: `[upstream.{}]`, or write a URL", text.value);
-        let message = format!("no upstream is called `{}`", text.value);
-        Diagnostic::new(Code::UnknownUpstream, message)
-            .at(&text.span, "")
+        text.unknown(Code::UnknownUpstream, "upstream")
             .help(did_you_mean(&text.value, names, otherwise))
             .report_to(self.reader);
     }

@@ -422,11 +422,10 @@ fn check_names(definitions: &Definitions<'_>, defined: &[DefinedDescriptor]) {
                     .at(&replaced.span, "")
                     .report_to(definitions.reader);
             } else if !names.contains_key(replaced.value.as_str()) {
-                let message = format!("no descriptor is called `{}`", replaced.value);
                 let otherwise = "give the other descriptor this `name`".to_owned();
                 let known = names.keys().copied();
-                Diagnostic::new(Code::Contradiction, message)
-                    .at(&replaced.span, "")
+                replaced
+                    .unknown(Code::Contradiction, "descriptor")
                     .help(did_you_mean(&replaced.value, known, otherwise))
                     .report_to(definitions.reader);
             }

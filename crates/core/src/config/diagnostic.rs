@@ -231,6 +231,7 @@ codes! {
     UntoldClients = "T237",
     UnusedCountsFile = "T242",
     NoClientCertificates = "T243",
+    UncommonMethod = "T244",
     NothingLimited = "T301",
     LetterCase = "T302",
     SlidingDay = "T303",

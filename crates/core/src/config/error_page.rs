@@ -307,9 +307,7 @@ impl DefinedPages {
     fn report_unknown(&self, reader: &ConfigReader<'_>, name: &Located<String>) {
         let names = self.names.iter().map(|known| known.value.as_str());
         let otherwise = format!("define it: `[error_page.{}]`", name.value);
-        let message = format!("no error page is called `{}`", name.value);
-        Diagnostic::new(Code::UnknownErrorPage, message)
-            .at(&name.span, "")
+        name.unknown(Code::UnknownErrorPage, "error page")
             .help(did_you_mean(&name.value, names, otherwise))
             .report_to(reader);
     }

@@ -258,3 +258,10 @@ impl Section<'_> {
         self.usable(key, path, text)
     }
 }
+
+/// A line of a list without the comment at its end, which begins with a word that begins with `#`.
+pub(super) fn without_comment(line: &str) -> &str {
+    let mut marks = line.match_indices('#').map(|(at, _)| at);
+    let comment = marks.find(|at| line[..*at].ends_with(char::is_whitespace));
+    line[..comment.unwrap_or(line.len())].trim()
+}

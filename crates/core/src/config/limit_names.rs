@@ -81,9 +81,7 @@ impl Definitions<'_> {
                 text.value
             ),
         };
-        let message = format!("no limit is called `{}`", text.value);
-        Diagnostic::new(Code::UnknownLimit, message)
-            .at(&text.span, "")
+        text.unknown(Code::UnknownLimit, "limit")
             .help(did_you_mean(&text.value, known, otherwise))
             .report_to(self.reader);
     }

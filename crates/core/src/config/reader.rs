@@ -19,6 +19,14 @@ pub(super) struct Located<T> {
     pub(super) span: TextSpan,
 }
 
+impl Located<String> {
+    /// The finding that no `kind` has this name.
+    pub(super) fn unknown(&self, code: Code, kind: &str) -> Diagnostic {
+        let message = format!("no {kind} is called `{}`", self.value);
+        Diagnostic::new(code, message).at(&self.span, "")
+    }
+}
+
 impl<T> Located<T> {
     pub(super) fn new(value: T, span: &TextSpan) -> Located<T> {
         Located {

@@ -8,7 +8,7 @@ mod matching;
 
 pub(super) use forwarding::{REDIRECT_STATUSES, media_type};
 
-use http::{HeaderName, Method};
+use http::HeaderName;
 
 use super::definitions::Inherited;
 use super::*;
@@ -106,7 +106,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
     let mut route = Route {
         host: host.map_or(HostPattern::Any, |host| host.value),
         case: case.unwrap_or_default(),
-        methods: methods(section),
+        methods: matching::methods(section),
         headers: matching::headers(section),
         query: matching::parameters(section),
         port: section.optional_integer("port", 1..=65_535),
@@ -273,32 +273,6 @@ pub(super) fn path_pattern(section: &Section<'_>, text: Located<String>) -> Opti
 fn names(section: &mut Section<'_>, key: &'static str) -> Option<Vec<Located<String>>> {
     let forwards = section.reader.surroundings.forwards;
     forwards.then(|| section.texts(key)).flatten()
-}
-
-fn methods(section: &mut Section<'_>) -> Vec<Method> {
-    let allowed = "one or more; leave `methods` out for all";
-    let texts = section.counted_texts("methods", 1..=usize::MAX, allowed);
-    let form = TextForm::new(Code::BadHttp, "a method");
-    let mut methods = Vec::new();
-    for method in section.parse_all("methods", texts, form, method) {
-        if methods.contains(&method.value) {
-            section.report_duplicate(format!("`{}` is named twice", method.value), &method.span);
-        }
-        methods.push(method.value);
-    }
-    methods
-}
-
-/// Methods are case-sensitive: `get` is another method, and surely a mistake.
-fn method(text: &str) -> Result<Method, String> {
-    const COMMON: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
-    let upper = text.to_ascii_uppercase();
-    let fits = text == upper && text != "CONNECT";
-    let method = Method::from_bytes(text.as_bytes()).ok().filter(|_| fits);
-    method.ok_or_else(|| match nearest(&upper, COMMON) {
-        Some(near) if text != "CONNECT" => format!("no such method; did you mean `{near}`?"),
-        _ => "a method in upper case, and not `CONNECT`".to_owned(),
-    })
 }
 
 /// Reads the changes on the way of requests and responses. Returns the answer in place of an

@@ -2,6 +2,7 @@
 
 use ipnet::IpNet;
 
+use crate::config::files::without_comment;
 use crate::config::*;
 use crate::limit::Exempt;
 
@@ -15,7 +16,7 @@ pub(super) fn read(section: &mut Section<'_>) -> Exempt {
     });
     if let Some(path) = section.text("exempt_file") {
         section.for_each_line("exempt_file", &path, |line| {
-            exempt_client(line).map(|one| clients.push(one))
+            exempt_client(without_comment(line)).map(|one| clients.push(one))
         });
     }
     if clients.len() > MAX_EXEMPT {

@@ -1,11 +1,52 @@
-//! `headers`, `query` and `require_client_certificate` of a route: what a request must have.
+//! `methods`, `headers`, `query` and `require_client_certificate` of a route: what requests match.
 
-use http::StatusCode;
+use http::{Method, StatusCode};
 use toml::Spanned;
 use toml::de::DeValue;
 
 use crate::config::*;
 use crate::route::{HeaderMatch, QueryMatch, ValueMatch};
+
+const COMMON_METHODS: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+
+pub(super) fn methods(section: &mut Section<'_>) -> Vec<Method> {
+    let allowed = "one or more; leave `methods` out for all";
+    let texts = section.counted_texts("methods", 1..=usize::MAX, allowed);
+    let form = TextForm::new(Code::BadHttp, "a method");
+    let mut methods = Vec::new();
+    for method in section.parse_all("methods", texts, form, method) {
+        report_uncommon(section, &method);
+        if methods.contains(&method.value) {
+            section.report_duplicate(format!("`{}` is named twice", method.value), &method.span);
+        }
+        methods.push(method.value);
+    }
+    methods
+}
+
+/// Reports a method that is one or two letters from a common one. No registered method is.
+fn report_uncommon(section: &Section<'_>, method: &Located<Method>) {
+    let text = method.value.as_str();
+    let near = nearest(text, COMMON_METHODS).filter(|near| *near != text);
+    if let Some(near) = near {
+        let message = format!("`{text}` is not a common method");
+        Diagnostic::new(Code::UncommonMethod, message)
+            .at(&method.span, "other methods do not match the route")
+            .help(format!("did you mean `{near}`?"))
+            .report_to(section.reader);
+    }
+}
+
+/// Methods are case-sensitive: `get` is another method, and surely a mistake.
+fn method(text: &str) -> Result<Method, String> {
+    let upper = text.to_ascii_uppercase();
+    let fits = text == upper && text != "CONNECT";
+    let method = Method::from_bytes(text.as_bytes()).ok().filter(|_| fits);
+    method.ok_or_else(|| match nearest(&upper, COMMON_METHODS) {
+        Some(near) if text != "CONNECT" => format!("no such method; did you mean `{near}`?"),
+        _ => "a method in upper case, and not `CONNECT`".to_owned(),
+    })
+}
 
 pub(super) fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
     section.declare("headers", || {

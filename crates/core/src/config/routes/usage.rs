@@ -44,9 +44,7 @@ impl Definitions<'_> {
             );
             did_you_mean(&text.value, named.chain(usage::format_words()), otherwise)
         };
-        let message = format!("no usage is called `{}`", text.value);
-        Diagnostic::new(Code::UnknownUsage, message)
-            .at(&text.span, "")
+        text.unknown(Code::UnknownUsage, "usage")
             .help(help)
             .report_to(self.reader);
     }

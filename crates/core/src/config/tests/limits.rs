@@ -218,7 +218,11 @@ fn a_lease_lies_well_within_its_window() {
 #[test]
 fn exempt_are_addresses_networks_and_keys() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), "# partners\n192.0.2.7\n\nother-key\npartner\n").unwrap();
+    std::fs::write(
+        file.path(),
+        "# partners\n192.0.2.7  # Ann\n\nother-key\t# a#b\npartner\n",
+    )
+    .unwrap();
     let limit = limit(&format!(
         "rate = \"9/s\"\nexempt = [\"10.1.2.3/8\", \"2001:db8::/32\", \"partner\"]\n\
          exempt_file = \"{}\"",
