@@ -100,7 +100,7 @@ impl Proxy {
             held: old.map(|old| old.held.clone()).unwrap_or_default(),
             max_held: config.server.waiting,
             may_hold: config.limits.iter().any(|limit| limit.delay.is_some()),
-            usage_bounds: UsageBounds::default(),
+            usage_bounds: old.map(|old| old.usage_bounds.clone()).unwrap_or_default(),
             status_answers: StatusAnswers::default(),
             upstreams: match old {
                 None => Upstreams::new(&config.upstreams, sweep.clone(), vitals),
@@ -108,6 +108,11 @@ impl Proxy {
             },
             stages: Stages::new(config, store, log, old.map(Proxy::meter)),
         }
+    }
+
+    /// Waits until the answers whose clients have left are read: for the worker's end.
+    pub async fn finish_drains(&self) {
+        self.usage_bounds.finish_drains().await;
     }
 
     /// Repeats the answers of all workers.

@@ -42,8 +42,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use crate::billing::Billing;
 use crate::clock::{self, Sweep};
 use crate::config::{
-    Config, LogFormat, LogSettings, LogTarget, ServerSettings, SettingError, TlsSettings,
-    UpstreamSettings,
+    Config, LogFormat, LogSettings, LogTarget, SettingError, TlsSettings, UpstreamSettings,
 };
 use crate::jwks::JwksFetcher;
 use crate::key_callback::KeyCallbacks;
@@ -393,16 +392,36 @@ async fn serve(mut start: WorkerStart, state: &ServerState) -> io::Result<()> {
     state.counts.drain();
     let lifecycle = *start.shutdown.borrow();
     acceptors.end(lifecycle).await;
-    let deadlines = deadlines(lifecycle, &worker.serving.load().settings);
-    let end = clock::now() + deadlines.all;
-    state.held.end_at(end);
-    state.exports.note_end(end);
-    let cut = worker.drain.finish(&worker.sweep, deadlines).await;
+    drain(&worker, state, &mut start.shutdown).await;
     carried.store().flush().await;
+    Ok(())
+}
+
+/// Lets the connections of a worker finish, and cuts those that are open at the deadline. A stop
+/// after an upgrade replaces the deadline.
+async fn drain(worker: &Worker, state: &ServerState, shutdown: &mut Shutdown) {
+    let cut = loop {
+        let lifecycle = *shutdown.borrow_and_update();
+        let deadlines = Deadlines::of(lifecycle, &worker.serving.load().settings);
+        let end = clock::now() + deadlines.all;
+        state.held.end_at(end);
+        state.exports.note_end(end);
+        let finishing = async {
+            let open = worker.drain.finish(&worker.sweep, deadlines).await;
+            let config = worker.serving.load_full();
+            // Answers that are not read by then keep their reserve.
+            let _ = tokio::time::timeout_at(end.into(), config.proxy.finish_drains()).await;
+            open
+        };
+        tokio::select! {
+            open = finishing => break open,
+            Ok(()) = shutdown.changed() => {}
+        }
+    };
     if cut > 0 {
+        worker.drain.cut(&worker.sweep).await;
         tracing::warn!("drain timeout reached: closed {cut} connections");
     }
-    Ok(())
 }
 
 async fn carry_out(
@@ -424,20 +443,6 @@ async fn carry_out(
     acceptors.close(&order.closed).await;
     // The reload thread may have ended.
     let _ = order.done.send(old);
-}
-
-/// After a stop, an operator waits for the end of the process. After an upgrade there is more time.
-fn deadlines(lifecycle: Lifecycle, settings: &ServerSettings) -> Deadlines {
-    match lifecycle {
-        Lifecycle::HandOver => Deadlines {
-            idle: settings.handover_timeout / 2,
-            all: settings.handover_timeout,
-        },
-        _ => Deadlines {
-            idle: settings.drain_idle,
-            all: settings.drain_timeout,
-        },
-    }
 }
 
 fn decide_tls(config: &Config) -> Option<&TlsSettings> {

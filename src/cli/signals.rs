@@ -159,6 +159,11 @@ impl SignalLoop {
         if self.is_serving() {
             return self.stop().await;
         }
+        if !self.ends && *self.targets.lifecycle.borrow() == Lifecycle::HandOver {
+            self.ends = true;
+            tracing::info!("draining: stopped by a signal");
+            return self.set_lifecycle(Lifecycle::Stop { yields: false });
+        }
         if let Some(file) = &self.targets.pid_file {
             file.remove();
         }

@@ -35,7 +35,7 @@ const DECODERS: usize = 1000;
 const DRAINS: usize = 256;
 
 /// What one worker may spend on answers.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct UsageBounds {
     decoders: Arc<Semaphore>,
     drains: Arc<Semaphore>,
@@ -47,6 +47,14 @@ impl Default for UsageBounds {
             decoders: Arc::new(Semaphore::new(DECODERS)),
             drains: Arc::new(Semaphore::new(DRAINS)),
         }
+    }
+}
+
+impl UsageBounds {
+    /// Waits until no answer is read to its end any more.
+    pub(super) async fn finish_drains(&self) {
+        // The semaphore is never closed.
+        let _ = self.drains.acquire_many(DRAINS as u32).await;
     }
 }
 

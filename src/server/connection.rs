@@ -179,6 +179,26 @@ struct Http1Client {
     phase: Arc<Phase>,
 }
 
+impl Http1Client {
+    /// Runs `serving` to its end; `None` if the worker cuts its connections before.
+    async fn until_cut<T>(&self, mut serving: Pin<Box<impl Future<Output = T>>>) -> Option<T> {
+        let drain = &self.client.worker.drain;
+        let mut is_first = true;
+        poll_fn(|context| match serving.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if drain.is_cut() => Poll::Ready(None),
+            Poll::Pending => {
+                // A drain wakes the tasks that alarms know, once as it begins and once to cut.
+                if std::mem::take(&mut is_first) || drain.is_draining() {
+                    let _ = self.phase.alarm.poll(context);
+                }
+                Poll::Pending
+            }
+        })
+        .await
+    }
+}
+
 /// Serves HTTP/1. An idle connection keeps only the arguments of this function.
 #[expect(
     clippy::manual_async_fn,
@@ -201,16 +221,20 @@ fn serve_http1(
                 };
                 opened.prefix = first;
             }
-            match Box::pin(http1::serve(opened, &connection.client, &connection.phase)).await {
-                Http1End::Closed => return,
-                Http1End::Idle(stream) => {
+            let serving = Box::pin(http1::serve(opened, &connection.client, &connection.phase));
+            match connection.until_cut(serving).await {
+                None | Some(Http1End::Closed) => return,
+                Some(Http1End::Idle(stream)) => {
                     connection.client.downstream.rest();
                     opened = PrefixedStream {
                         stream,
                         prefix: Bytes::new(),
                     };
                 }
-                Http1End::Tunnel(tunnel, socket) => return Box::pin(tunnel.run(socket)).await,
+                Some(Http1End::Tunnel(tunnel, socket)) => {
+                    connection.until_cut(Box::pin(tunnel.run(socket))).await;
+                    return;
+                }
             }
         }
     }

@@ -1,9 +1,10 @@
 //! Open connections: how many each worker and each address has, and how a worker ends them.
 //!
 //! A drain accepts no new connections, lets requests finish, closes idle connections, and cuts the
-//! rest at the deadline. A client may send a request at the moment when its idle connection is
-//! closed, and cannot know whether it was served. So idle connections stay open for a while, and
-//! each answer announces the end of its connection.
+//! rest at the deadline, so that their requests are settled and their slots are free. A client may
+//! send a request at the moment when its idle connection is closed, and cannot know whether it was
+//! served. So idle connections stay open for a while, and each answer announces the end of its
+//! connection.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,9 +14,13 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 
+use super::Lifecycle;
 use crate::clock::Sweep;
+use crate::config::ServerSettings;
 use crate::telemetry::panics::lock;
 
+/// How long connections may take to end once they are cut.
+const CUT_TIMEOUT: Duration = Duration::from_millis(100);
 /// Leading bits of an IPv6 address that identify one client.
 const IPV6_BITS: u32 = 64;
 
@@ -26,6 +31,7 @@ pub(crate) struct Drain {
     /// The same, for those who wait for it.
     begun: watch::Sender<bool>,
     closing: AtomicBool,
+    cut: AtomicBool,
     open: AtomicUsize,
     closed: Notify,
 }
@@ -35,6 +41,23 @@ pub(crate) struct Deadlines {
     /// For one more request on an idle connection.
     pub(crate) idle: Duration,
     pub(crate) all: Duration,
+}
+
+impl Deadlines {
+    /// After a stop, an operator waits for the end of the process. After an upgrade there is more
+    /// time.
+    pub(super) fn of(lifecycle: Lifecycle, settings: &ServerSettings) -> Deadlines {
+        match lifecycle {
+            Lifecycle::HandOver => Deadlines {
+                idle: settings.handover_timeout / 2,
+                all: settings.handover_timeout,
+            },
+            _ => Deadlines {
+                idle: settings.drain_idle,
+                all: settings.drain_timeout,
+            },
+        }
+    }
 }
 
 /// One open connection; dropping it counts its end. It exists before the task of its connection
@@ -100,6 +123,18 @@ impl Drain {
         sweep.wake_all();
         self.wait_until_closed(deadlines.all - idle).await;
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// Whether every connection should end at once.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connections that are still open.
+    pub(crate) async fn cut(&self, sweep: &Sweep) {
+        self.cut.store(true, Ordering::Relaxed);
+        sweep.wake_all();
+        self.wait_until_closed(CUT_TIMEOUT).await;
     }
 
     async fn wait_until_closed(&self, timeout: Duration) {

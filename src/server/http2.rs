@@ -124,6 +124,9 @@ pub(super) fn serve(
     let mut is_ending = false;
     async move {
         let ended = poll_fn(|context| {
+            if worker.drain.is_cut() {
+                return Poll::Ready(Ok(()));
+            }
             let is_timed_out =
                 flow.idle.poll(context).is_ready() && flow.open.load(Ordering::Relaxed) == 0;
             if is_timed_out && is_ending {

@@ -224,6 +224,30 @@ fn a_killed_proxy_s_slots_come_back_after_its_lease_and_no_sooner() {
 }
 
 #[test]
+fn slots_of_connections_that_a_stop_cuts_are_free_at_once() {
+    let (redis, gate) = (RedisServer::start(), Gate::start());
+    // A slot that is not given back is free after a minute.
+    let limit = "concurrent = 3\nhold = \"1min\"";
+    let config = gate.config(limit, Some(&redis));
+    let stops = config.replace("workers = 2", "workers = 2\ndrain_timeout = \"500ms\"");
+    let mut stopped = Tidegate::start(&stops);
+    let mut chat = stopped.connect();
+    let agreed = chat.ask(
+        "GET /chat HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+    );
+    assert_eq!(agreed.status, 101);
+    let clients = [begin(&stopped, "/wait"), begin(&stopped, "/half"), chat];
+    wait_for("three", || gate.upstream.seen().len() == 3);
+    let other = Tidegate::start(&config);
+    assert_eq!(other.get("/").status, 429);
+    stopped.signal("TERM");
+    assert!(stopped.wait().success());
+    // The first answer may come from the other's cache of denials.
+    wait_until_passes(&other);
+    drop(clients);
+}
+
+#[test]
 fn counts_stay_exact_while_hundreds_come_and_go() {
     let redis = RedisServer::start();
     let (under_way, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));

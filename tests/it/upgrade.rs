@@ -161,6 +161,25 @@ fn a_tunnel_gets_until_the_deadline_after_an_upgrade() {
 }
 
 #[test]
+fn a_signal_stops_a_replaced_process_in_order() {
+    let upstream = upstream();
+    let mut proxy = Lineage::start(
+        "\"127.0.0.1:0\"",
+        &settings(&upstream),
+        "handover_timeout = \"10min\"\ndrain_timeout = \"2s\"",
+    );
+    let mut tunnel = web_socket(proxy.address().unwrap());
+    let old = proxy.upgrade();
+    kill("TERM", old);
+    eventually("it is told", || {
+        proxy.said().contains("stopped by a signal")
+    });
+    assert!(echoes(&mut tunnel), "the tunnel goes on");
+    proxy.wait_for_end(old);
+    assert!(!has_ended(proxy.pid()));
+}
+
+#[test]
 fn a_new_binary_that_fails_changes_nothing() {
     let upstream = upstream();
     let proxy = Lineage::start("\"127.0.0.1:0\"", &settings(&upstream), "workers = 2");

@@ -199,16 +199,22 @@ def drains(fleet, config):
              for key in ("soon", "late")]
     check("SIGTERM: both are logged", [["exact"], ["aborted"]], found)
     left = fleet.server("left", config.replace('"openai"', '"drained"') + DRAINED)
-    stream = Stream(left, "left")
-    stream.answer.close()
-    stream.connection.close()
+    streams = [Stream(left, key) for key in ("left", "read")]
+    for stream in streams:
+        stream.answer.close()
+        stream.connection.close()
     # Within a second the proxy believes that the client has left.
     time.sleep(1.5)
     left.signal(signal.SIGTERM)
+    time.sleep(0.3)
+    streams[1].go.set()
     left.process.wait(20)
-    check("SIGTERM: an answer that is read without its client is logged", ["aborted"],
-          [line["usage"]["outcome"] for line in left.logged("/left")])
-    charged(other, "SIGTERM: and keeps its reserve", RESERVE, "left")
+    found = [[line["usage"]["outcome"] for line in left.logged(f"/{key}")]
+             for key in ("left", "read")]
+    check("SIGTERM: answers that are read without their clients end in time", [["aborted"], ["drained"]],
+          found)
+    charged(other, "SIGTERM: and keep their reserve", RESERVE, "left")
+    charged(other, "SIGTERM: or settle", SAID, "read")
     killed = fleet.server("killed", config)
     streams = [Stream(killed, "killed") for _ in range(3)]
     killed.process.kill()
