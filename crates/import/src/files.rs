@@ -132,8 +132,7 @@ pub(super) fn find_included(folder: &Path, pattern: &str) -> Vec<PathBuf> {
     let mut found = vec![PathBuf::new()];
     for part in whole.components() {
         let text = part.as_os_str().to_string_lossy().into_owned();
-        let is_pattern = matches!(part, Component::Normal(_)) && text.contains(['*', '?', '[']);
-        found = match is_pattern {
+        found = match is_pattern(&part) {
             false => found.iter().map(|path| path.join(&text)).collect(),
             true => found
                 .iter()
@@ -143,6 +142,23 @@ pub(super) fn find_included(folder: &Path, pattern: &str) -> Vec<PathBuf> {
         found.truncate(MAX_MATCHES);
     }
     found
+}
+
+fn is_pattern(part: &Component<'_>) -> bool {
+    let text = part.as_os_str().to_string_lossy();
+    matches!(part, Component::Normal(_)) && text.contains(['*', '?', '['])
+}
+
+/// Whether the folder in front of an `include`'s first pattern cannot be read here. Then nobody
+/// knows which files the pattern finds where nginx runs.
+pub(super) fn lacks_folder(folder: &Path, pattern: &str) -> bool {
+    let whole = folder.join(pattern);
+    let before = whole.components().take_while(|part| !is_pattern(part));
+    let before: PathBuf = before.collect();
+    match before.as_os_str().is_empty() {
+        true => false,
+        false => fs::read_dir(before).is_err(),
+    }
 }
 
 /// Returns the files of a folder whose names fit a shell pattern, in order.
@@ -230,5 +246,7 @@ mod tests {
         assert_eq!(names, ["a.conf", "b.conf"]);
         assert_eq!(find_included(folder.path(), "none.conf").len(), 1);
         assert!(find_included(folder.path(), "nowhere/*.conf").is_empty());
+        assert!(lacks_folder(folder.path(), "nowhere/*.conf"));
+        assert!(!lacks_folder(folder.path(), "*.none"));
     }
 }

@@ -468,3 +468,6 @@ fn redirects_to_https(list: &[Directive], depth: usize) -> bool {
     }
     redirects
 }
+
+#[cfg(test)]
+mod tests;

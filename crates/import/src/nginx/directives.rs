@@ -172,7 +172,10 @@ pub(super) fn find_guard(scope: &BlockScope<'_>) -> Option<TargetDraft> {
 /// Does the same for a route, whose `access` says lists of addresses.
 pub(super) fn guard_of_route(scope: &BlockScope<'_>) -> Option<TargetDraft> {
     let mut guard = guard_by_name(scope);
-    for one in scope.all().filter(|one| one.name == "include") {
+    // Nothing outside of `http` guards a route.
+    let levels = scope.levels.iter();
+    let levels = levels.filter(|level| level.name != "main" || std::ptr::eq(**level, scope.http));
+    for one in levels.flat_map(|level| level.named("include")) {
         let file = one.arg(0).rsplit('/').next().unwrap_or_default();
         if !has_word(HARMLESS, file) {
             let why = "the file cannot be read here, and it may guard something; what it is for is \

@@ -230,7 +230,13 @@ impl NginxParser<'_> {
         depth: Depth,
     ) -> Result<Vec<Directive>, ImportError> {
         let mut list = Vec::new();
-        for path in files::find_included(&self.folder, include.arg(0)) {
+        let found = files::find_included(&self.folder, include.arg(0));
+        if found.is_empty() && files::lacks_folder(&self.folder, include.arg(0)) {
+            include.lost("no such folder here");
+            // The directive stays: its files may guard the block.
+            list.push(include.clone());
+        }
+        for path in found {
             // Only a file server needs the types of files.
             if path.file_name().is_some_and(|name| name == "mime.types") {
                 continue;
