@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use super::actions::{self, AnswersTo};
+use super::directives::{self, AddressRules};
+use super::limits;
 use super::precedence::{LocationKind, parse_location};
 use super::scope::{BlockScope, LocationPath};
 use super::syntax::Directive;
@@ -65,7 +67,7 @@ fn translate(
             entries.add("answer", status.to_string());
         }
     } else {
-        add_source(&mut entries, place, scope, status, draft)?;
+        add_source(&mut entries, one, scope, status, draft)?;
     }
     if intercepts {
         entries.add("upstream_errors", "true");
@@ -73,25 +75,22 @@ fn translate(
     Ok(entries)
 }
 
+/// How a page of a named location differs.
+const NAMED_PAGE: &str = "the server gets GET, without the body and the headers of the client, and \
+                          no limit counts it";
+
 /// Adds what the location of a page answers with.
 fn add_source(
     entries: &mut TomlEntries,
-    place: &str,
+    one: &Directive,
     scope: &BlockScope<'_>,
     status: PageAnswer,
     draft: &mut Draft,
 ) -> Result<(), String> {
-    let (inner, path) = match place.strip_prefix('@') {
-        Some(_) => (scope.enter_named(place), None),
-        None => {
-            let found = find_location(scope, place.split('?').next().unwrap_or(place));
-            (
-                found.clone().map(|found| found.scope),
-                found.map(|found| found.path),
-            )
-        }
-    };
-    let inner = inner.ok_or("no location has this page")?;
+    let place = one.args.last().map_or("", String::as_str);
+    let found = find_source(scope, place).ok_or("no location has this page")?;
+    let PageSource { scope: inner, path } = found;
+    check_guards(one, scope, &inner)?;
     let location = LocationPath {
         path: path.as_deref(),
         ..LocationPath::default()
@@ -135,9 +134,13 @@ fn add_source(
                 answer = Some(quote("upstream"));
             }
             entries.add("upstream", quote(&name));
-            if let Some(path) = &path {
-                let pass = ProxyPass::find(&inner).ok_or("the location does not ask by itself")?;
-                entries.add("path", quote(&pass.asked_path(path, place)?));
+            match &path {
+                Some(path) => {
+                    let pass = ProxyPass::find(&inner);
+                    let pass = pass.ok_or("the location does not ask by itself")?;
+                    entries.add("path", quote(&pass.asked_path(path, place)?));
+                }
+                None => one.differs(NAMED_PAGE),
             }
         }
         TargetDraft::Redirect { .. } => {
@@ -149,6 +152,61 @@ fn add_source(
         entries.add("answer", answer);
     }
     Ok(())
+}
+
+/// Errors that nginx may find before it checks addresses.
+const EARLY_ERRORS: [&str; 4] = ["400", "403", "413", "414"];
+
+/// Fails with a reason if nginx checks a request again in the location that a page is asked for in.
+/// Here a page is asked for without these checks.
+fn check_guards(
+    one: &Directive,
+    scope: &BlockScope<'_>,
+    inner: &BlockScope<'_>,
+) -> Result<(), String> {
+    let fallback = actions::find_fallback(inner);
+    let fallback = fallback.as_ref().map(|fallback| &fallback.scope);
+    let asks = |scope: &&BlockScope<'_>| {
+        scope.first("return").is_none() && ProxyPass::find(scope).is_some()
+    };
+    let is_early = answers_early(one, scope);
+    for asked in [Some(inner), fallback].into_iter().flatten().filter(asks) {
+        let has_condition = |name: &&&str| asked.first(name).is_some();
+        if let Some(name) = ["if", "limit_except"].iter().find(has_condition) {
+            return Err(format!(
+                "a page is asked for without the `{name}` of its location"
+            ));
+        }
+        let has_lists = matches!(directives::address_rules(asked), AddressRules::Lists(_));
+        if has_lists && (is_early || !directives::have_same_addresses(asked, scope)) {
+            let why = "a page is asked for without the `allow` and `deny` of its location";
+            return Err(why.to_owned());
+        }
+        // nginx counts a request once, where it first comes to limits of a kind.
+        let counts = |kind: &&&str| {
+            let is_counted = !is_early && !scope.inherited(kind).is_empty();
+            !is_counted && !asked.inherited(kind).is_empty()
+        };
+        if let Some(kind) = limits::KINDS.iter().find(counts) {
+            return Err(format!(
+                "a page is asked for without the `{kind}` of its location"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether one of the errors of a page comes before nginx checks addresses and counts requests.
+fn answers_early(page: &Directive, scope: &BlockScope<'_>) -> bool {
+    let returns = |block: &Directive| {
+        let mut answers = block.named("return");
+        answers.any(|answer| page.has_arg(answer.arg(0)))
+    };
+    EARLY_ERRORS.iter().any(|error| page.has_arg(error))
+        || scope
+            .levels
+            .iter()
+            .any(|level| returns(level) || level.named("if").any(returns))
 }
 
 /// The file of a page in a location that serves files, if it is on this machine.
@@ -164,17 +222,27 @@ fn page_file(scope: &BlockScope<'_>, place: &str) -> Option<String> {
     Path::new(&file).is_file().then_some(file)
 }
 
-#[derive(Clone)]
-struct FoundLocation<'d> {
+/// The location that a page comes from.
+struct PageSource<'d> {
     scope: BlockScope<'d>,
-    path: String,
+    /// `None` if it has a name in place of a path.
+    path: Option<String>,
+}
+
+/// Finds the location of a page, by its name or by the page's path.
+fn find_source<'d>(scope: &BlockScope<'d>, place: &str) -> Option<PageSource<'d>> {
+    if place.starts_with('@') {
+        let scope = scope.enter_named(place)?;
+        return Some(PageSource { scope, path: None });
+    }
+    find_location(scope, place.split('?').next().unwrap_or(place))
 }
 
 /// The location of a path in the server around a scope: an exact one, or the longest prefix.
-fn find_location<'d>(scope: &BlockScope<'d>, path: &str) -> Option<FoundLocation<'d>> {
+fn find_location<'d>(scope: &BlockScope<'d>, path: &str) -> Option<PageSource<'d>> {
     let server = scope.server()?;
-    let mut best: Option<FoundLocation<'d>> = None;
-    for one in server.named("location") {
+    let mut best: Option<(&'d Directive, &'d str)> = None;
+    for one in server.block().named("location") {
         let Some((kind, own)) = parse_location(one) else {
             continue;
         };
@@ -182,18 +250,16 @@ fn find_location<'d>(scope: &BlockScope<'d>, path: &str) -> Option<FoundLocation
             LocationKind::Exact => own == path,
             kind => kind.is_prefix() && path.starts_with(own),
         };
-        let is_better = best
-            .as_ref()
-            .is_none_or(|best| own.len() >= best.path.len());
-        if fits && is_better {
-            best = Some(FoundLocation {
-                scope: server.enter(one),
-                path: own.to_owned(),
-            });
+        if fits && best.is_none_or(|(_, best)| own.len() >= best.len()) {
+            best = Some((one, own));
             if kind == LocationKind::Exact {
                 break;
             }
         }
     }
-    best
+    let (one, own) = best?;
+    Some(PageSource {
+        scope: server.enter(one),
+        path: Some(own.to_owned()),
+    })
 }

@@ -45,3 +45,43 @@ fn a_pattern_without_its_folder_closes_its_block() {
     let imported = import(SourceProgram::Nginx, &[path]).unwrap();
     assert!(imported.text.contains("\nupstream "), "{}", imported.text);
 }
+
+#[test]
+fn a_page_is_not_asked_for_past_the_guards_of_its_location() {
+    let page = |directives: &str| {
+        import_http(&format!(
+            "limit_req_zone $binary_remote_addr zone=a:1m rate=1r/s;\n\
+             server {{ listen 80; location / {{ error_page 502 = @spare;\n\
+             proxy_pass http://10.0.0.1; }}\n\
+             location @spare {{ {directives} proxy_pass http://10.0.0.2; }} }}"
+        ))
+    };
+    for (directives, why) in [
+        ("limit_req zone=a;", "without the `limit_req`"),
+        (
+            "allow 10.0.0.0/8; deny all;",
+            "without the `allow` and `deny`",
+        ),
+        ("if ($http_x_a = 1) { return 403; }", "without the `if`"),
+    ] {
+        let imported = page(directives);
+        assert!(imported.has_note(Grade::Lost, why), "{imported:?}");
+        assert!(!imported.text.contains("[error_page"), "{}", imported.text);
+    }
+    let imported = page("");
+    assert!(
+        imported.has_note(Grade::Differs, "no limit counts it"),
+        "{imported:?}"
+    );
+    assert!(imported.text.contains("[error_page"), "{}", imported.text);
+    let early = import_http(
+        "limit_req_zone $binary_remote_addr zone=a:1m rate=1r/s;\n\
+         server { listen 80; limit_req zone=a; location / { error_page 418 = @beta;\n\
+         if ($http_x_a = 1) { return 418; } proxy_pass http://10.0.0.1; }\n\
+         location @beta { proxy_pass http://10.0.0.2; } }",
+    );
+    assert!(
+        early.has_note(Grade::Lost, "without the `limit_req`"),
+        "{early:?}"
+    );
+}
