@@ -142,11 +142,16 @@ fn add_group(
             [None] => closed_as_internal(one, servers),
             _ => None,
         };
+        let is_other = |(other, _): &(usize, &&ServerBlock<'_>)| *other != index;
+        let others = servers.iter().enumerate().filter(is_other);
+        let other_hosts = others.flat_map(|(_, other)| other.hosts.iter().flatten().cloned());
         let secure = one.is_secure();
         let others = || authorities.closed(&one.scope, secure);
         let mut site = Site {
             scope: &one.scope,
             hosts,
+            other_hosts: other_hosts.collect(),
+            mixed_hosts: BTreeSet::new(),
             ports: match ports {
                 [None] => vec![None],
                 _ => one.ports().collect(),

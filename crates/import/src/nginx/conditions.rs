@@ -33,6 +33,17 @@ pub(super) enum Condition {
     Untranslatable(String),
 }
 
+impl Condition {
+    /// Returns the hosts that it names one by one.
+    pub(super) fn named_hosts(&self) -> Vec<String> {
+        match self {
+            Condition::Host { name, .. } => name.iter().cloned().collect(),
+            Condition::Any(list) => list.iter().flat_map(Condition::named_hosts).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
 /// Tests that a request has such a header, or that it has not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HeaderTest {

@@ -45,6 +45,8 @@ pub(super) struct RequestClass<'a> {
     /// `None` is all methods that no condition names.
     pub(super) method: Option<&'a str>,
     pub(super) host: Option<&'a str>,
+    /// Names without routes of their own, though requests for them may be in this class.
+    pub(super) mixed_hosts: &'a BTreeSet<String>,
     /// The only path of the requests; `None` if they have several.
     pub(super) path: Option<&'a str>,
 }
@@ -194,13 +196,6 @@ fn translate_limit_except(one: &Directive, scope: &BlockScope<'_>) -> Option<Ear
     Some(EarlyAnswer { condition, action })
 }
 
-pub(super) fn tested_hosts(answers: &[EarlyAnswer]) -> impl Iterator<Item = &str> {
-    answers.iter().filter_map(|answer| match &answer.condition {
-        Condition::Host { name, .. } => name.as_deref(),
-        _ => None,
-    })
-}
-
 /// Returns the routes of a location: its early answers before its own action.
 pub(super) fn variants<'a>(
     answers: &'a [EarlyAnswer],
@@ -267,9 +262,15 @@ fn evaluate(condition: &Condition, class: RequestClass<'_>) -> Result<bool, Stri
             name,
             negated,
         } => match class.host {
+            Some(patterns::NO_HOST) => regex.is_in(b"") != *negated,
             Some(host) if !patterns::is_open_host(host) => regex.is_in(host.as_bytes()) != *negated,
-            // The one name has a route of its own.
-            _ if name.is_some() => *negated,
+            // The one name has routes of its own, or is another server's.
+            _ if name
+                .as_ref()
+                .is_some_and(|name| !class.mixed_hosts.contains(name)) =>
+            {
+                *negated
+            }
             _ => return Err("only some hosts are meant".to_owned()),
         },
         Condition::Path(text) => {

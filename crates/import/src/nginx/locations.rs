@@ -1,8 +1,10 @@
 //! Translates the locations of a server to routes.
 
+use std::collections::BTreeSet;
+
 use super::access_logs;
 use super::actions;
-use super::conditions::{ConditionScope, ServerTls};
+use super::conditions::{self, ConditionScope, ServerTls};
 use super::directives::{self, AddressRules};
 use super::early_answers::{self, EarlyAnswer, RequestClass};
 use super::error_pages;
@@ -13,7 +15,7 @@ use super::scope::{BlockScope, LocationPath};
 use super::settings;
 use super::syntax::Directive;
 use crate::draft::{Draft, RouteAction, RouteDraft, TargetDraft};
-use crate::patterns::ImportedPath;
+use crate::patterns::{ImportedPath, NO_HOST};
 use crate::route::HostPattern;
 use crate::values::TomlEntries;
 
@@ -21,6 +23,11 @@ pub(super) struct Site<'a> {
     pub(super) scope: &'a BlockScope<'a>,
     /// `None` is every host.
     pub(super) hosts: Vec<Option<String>>,
+    /// The hosts of other servers.
+    pub(super) other_hosts: Vec<String>,
+    /// Names that conditions test, and that have no routes of their own beside an expression or a
+    /// wildcard of another server.
+    pub(super) mixed_hosts: BTreeSet<String>,
     /// `None` is every port.
     pub(super) ports: Vec<Option<u16>>,
     pub(super) tls: ServerTls,
@@ -34,10 +41,10 @@ impl Site<'_> {
             path: Some("/"),
             ..LocationPath::default()
         };
+        self.add_tested_hosts(self.scope);
         let mut answers = self.read_answers(self.scope, &whole, draft);
         let refusal = early_answers::take_refusal(&mut answers);
         self.tls.certificates.status = self.tls.certificates.status.or(refusal);
-        self.add_tested_hosts(&answers);
         for (path, action) in early_answers::answers_by_path(&answers, None) {
             self.add_for_hosts(self.scope, &path, action, draft);
         }
@@ -98,19 +105,45 @@ impl Site<'_> {
         early_answers::read_answers(ConditionScope { scope, path, tls }, draft)
     }
 
-    /// Adds hosts that conditions name, so that each has routes of its own.
-    fn add_tested_hosts(&mut self, answers: &[EarlyAnswer]) {
-        for name in early_answers::tested_hosts(answers) {
-            let covers = |host: &Option<String>| {
-                let Some(host) = host else { return true };
-                host.strip_prefix('*')
-                    .is_some_and(|below| name.ends_with(below))
-            };
-            let host = Some(name.to_owned());
-            let is_valid = HostPattern::parse(name).is_ok() && !name.starts_with('*');
-            if is_valid && !self.hosts.contains(&host) && self.hosts.iter().any(covers) {
-                self.hosts.push(host);
+    /// Adds hosts that conditions of the server or of its locations name, so that each has routes
+    /// of its own.
+    fn add_tested_hosts(&mut self, scope: &BlockScope<'_>) {
+        let path = &LocationPath::default();
+        for one in scope.named("if") {
+            let tls = self.tls;
+            let condition = conditions::parse_condition(one, ConditionScope { scope, path, tls });
+            for name in condition.named_hosts() {
+                self.add_tested_host(&name);
             }
+        }
+        for one in scope.named("location") {
+            self.add_tested_hosts(&scope.enter(one));
+        }
+    }
+
+    fn add_tested_host(&mut self, name: &str) {
+        let text = if name.is_empty() { NO_HOST } else { name };
+        let host = Some(text.to_owned());
+        let is_others = self.other_hosts.iter().any(|other| other == text);
+        // No request has a star in its host.
+        if self.hosts.contains(&host) || is_others || name.contains('*') {
+            return;
+        }
+        if HostPattern::parse(text).is_err() {
+            self.mixed_hosts.insert(name.to_owned());
+            return;
+        }
+        let covers =
+            |host: &&String| HostPattern::parse(host).is_ok_and(|pattern| pattern.matches(name));
+        let own = self.hosts.iter().flatten().find(covers);
+        let is_others = self.other_hosts.iter().any(|host| covers(&host));
+        match own {
+            Some(own) if own.starts_with("*.") && !is_others => self.hosts.push(host),
+            Some(_) => {
+                self.mixed_hosts.insert(name.to_owned());
+            }
+            None if self.hosts.contains(&None) && !is_others => self.hosts.push(host),
+            None => {}
         }
     }
 
@@ -199,6 +232,7 @@ impl Site<'_> {
             let class = RequestClass {
                 method: None,
                 host: host.as_deref(),
+                mixed_hosts: &self.mixed_hosts,
                 path: path.path.filter(|_| path.is_exact),
             };
             for variant in early_answers::variants(&answers, &action, class) {

@@ -85,3 +85,34 @@ fn a_page_is_not_asked_for_past_the_guards_of_its_location() {
         "{early:?}"
     );
 }
+
+#[test]
+fn a_host_that_a_location_tests_has_a_route_of_its_own() {
+    let imported = import_http(
+        "server { listen 80; server_name a.test www.a.test;\n\
+         location / { if ($host = www.a.test) { return 403; } proxy_pass http://10.0.0.1; } }\n\
+         server { listen 80; server_name b.test;\n\
+         location / { if ($host = a.test) { return 403; } proxy_pass http://10.0.0.1; } }",
+    );
+    let hosts = imported.sections("host    = \"www.a.test\"");
+    assert!(!hosts.is_empty(), "{}", imported.text);
+    let refuses = |section: &&str| section.contains("status = 403");
+    assert!(hosts.iter().all(refuses), "{}", imported.text);
+    assert_eq!(
+        imported.text.matches("status = 403").count(),
+        1,
+        "{}",
+        imported.text
+    );
+    let mixed = import_http(
+        "server { listen 80; server_name *.a.test;\n\
+         location / { if ($host = x.b.a.test) { return 403; } proxy_pass http://10.0.0.1; } }\n\
+         server { listen 80; server_name *.b.a.test;\n\
+         location / { proxy_pass http://10.0.0.2; } }",
+    );
+    assert!(
+        mixed.text.contains("only some hosts are meant"),
+        "{}",
+        mixed.text
+    );
+}
