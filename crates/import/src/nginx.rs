@@ -10,6 +10,7 @@ mod error_pages;
 mod limits;
 mod locations;
 mod precedence;
+mod repeated_names;
 mod rewrites;
 mod scope;
 mod servers;
@@ -82,6 +83,7 @@ fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
     let blocks = scope.named("server").filter(|one| one.block.is_some());
     let mut servers: Vec<ServerBlock<'_>> =
         blocks.map(|one| read_server(one, scope, draft)).collect();
+    repeated_names::remove_repeated_names(&mut servers);
     share_tls(&mut servers);
     add_listens(&servers, draft);
     let with_tls = servers.iter().filter(|one| one.is_secure() != Some(false));

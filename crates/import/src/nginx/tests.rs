@@ -116,3 +116,26 @@ fn a_host_that_a_location_tests_has_a_route_of_its_own() {
         mixed.text
     );
 }
+
+#[test]
+fn the_first_server_keeps_a_name() {
+    let imported = import_http(
+        "server { listen 80; server_name a.test;\n\
+         location / { proxy_pass http://10.0.0.1; } }\n\
+         server { listen 80; server_name a.test b.test;\n\
+         location / { proxy_pass http://10.0.0.2; } }\n\
+         server { listen 80; server_name b.test;\n\
+         location / { proxy_pass http://10.0.0.3; } }\n\
+         server { listen 81; server_name a.test;\n\
+         location / { proxy_pass http://10.0.0.4; } }",
+    );
+    for why in [
+        "nginx ignores a.test: line 3 has this name",
+        "nginx ignores b.test: line 5 has this name",
+        "earlier servers have all its names",
+    ] {
+        assert!(imported.has_note(Grade::Needless, why), "{imported:?}");
+    }
+    assert!(!imported.text.contains("10.0.0.3"), "{}", imported.text);
+    assert!(imported.text.contains("10.0.0.4"), "{}", imported.text);
+}
