@@ -10,6 +10,7 @@ mod error_pages;
 mod limits;
 mod locations;
 mod precedence;
+mod redirects;
 mod repeated_names;
 mod rewrites;
 mod scope;
@@ -89,7 +90,7 @@ fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
     let with_tls = servers.iter().filter(|one| one.is_secure() != Some(false));
     let authorities = ClientAuthorities::find(with_tls.map(|one| &one.scope));
     authorities.add_to(&mut draft.tls);
-    let redirects = find_redirecting(&servers, draft);
+    let redirects = redirects::find_redirecting(&servers, draft);
     limits::read_deny_status(servers.iter().map(|one| &one.scope), draft);
     let kept: Vec<&ServerBlock<'_>> = (servers.iter().enumerate())
         .filter(|(index, _)| !redirects.contains(index))
@@ -411,69 +412,6 @@ fn share_tls(servers: &mut [ServerBlock<'_>]) {
     for listen in servers.iter_mut().flat_map(|server| &mut server.listens) {
         listen.ssl |= secure.contains(&listen.address);
     }
-}
-
-/// Returns the indices of servers that redirect all requests to https. `redirect` of `[tls]` does
-/// the same for all servers.
-fn find_redirecting(servers: &[ServerBlock<'_>], draft: &mut Draft) -> Vec<usize> {
-    if draft.tls.listen.is_empty() {
-        return Vec::new();
-    }
-    let mut found = Vec::new();
-    // The first servers that have no plain address, and that have one.
-    let (mut tls_only, mut plain) = (None, None);
-    for (index, server) in servers.iter().enumerate() {
-        let secure = server.is_secure();
-        if secure == Some(false) && redirects_to_https(server.scope.block().inner(), 0) {
-            found.push(index);
-        } else if secure == Some(true) {
-            tls_only = tls_only.or(Some(server));
-        } else {
-            plain = plain.or(Some(server));
-        }
-    }
-    if let Some(server) = tls_only {
-        draft.tls.only = Some(server.scope.block().source());
-    }
-    if !found.is_empty() {
-        draft.redirect_to_https();
-        if let Some(server) = plain {
-            let why = "`redirect` of [tls] is for all plain requests: those to this server are \
-                       sent to https as well";
-            server.scope.block().lost(why);
-        }
-    }
-    found
-}
-
-/// Whether a block redirects to https and serves nothing else. The proxy itself serves
-/// `/.well-known/acme-challenge/`.
-fn redirects_to_https(list: &[Directive], depth: usize) -> bool {
-    let is_redirect = |one: &Directive| {
-        let target = match one.name.as_str() {
-            "rewrite" => one.arg(1),
-            _ => one.args.last().map_or("", String::as_str),
-        };
-        target.starts_with("https://") || target.starts_with("https:$")
-    };
-    let mut redirects = false;
-    for one in list {
-        match one.name.as_str() {
-            "return" | "rewrite" if is_redirect(one) => redirects = true,
-            "return" if matches!(one.arg(0), "403" | "404" | "444") => {}
-            "if" | "location" if depth < 2 && redirects_to_https(one.inner(), depth + 1) => {
-                redirects = true;
-            }
-            "location" if one.args.iter().any(|arg| arg.contains(".well-known")) => {}
-            // The root of a server may be for such a location.
-            "root" if depth == 0 => {}
-            "return" | "rewrite" | "if" | "location" | "proxy_pass" | "grpc_pass" | "root" => {
-                return false;
-            }
-            _ => {}
-        }
-    }
-    redirects
 }
 
 #[cfg(test)]

@@ -92,6 +92,11 @@ fn translate_if(
     let tests_scheme = line.contains("$scheme") || line.contains("$https");
     if to_https && tests_scheme && around.tls.secure.is_none() {
         draft.redirect_to_https();
+        if around.scope.block().name == "location" {
+            let why = "`redirect` of [tls] is for all plain requests: those of other locations and \
+                       servers are sent to https as well";
+            one.differs(why);
+        }
         return Vec::new();
     }
     let is_maintenance = matches!(target, TargetDraft::Respond { status: 503, .. });

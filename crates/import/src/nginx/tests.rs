@@ -139,3 +139,50 @@ fn the_first_server_keeps_a_name() {
     assert!(!imported.text.contains("10.0.0.3"), "{}", imported.text);
     assert!(imported.text.contains("10.0.0.4"), "{}", imported.text);
 }
+
+#[test]
+fn only_a_redirect_to_the_same_place_becomes_that_of_tls() {
+    let site = |names: &str, redirect: &str| {
+        import_http(&format!(
+            "server {{ listen 80; server_name {names}; {redirect} }}\n\
+             server {{ listen 443 ssl; server_name a.test b.test; ssl_certificate no.pem;\n\
+             ssl_certificate_key no.key; location / {{ proxy_pass http://10.0.0.1; }} }}"
+        ))
+    };
+    for (names, redirect, keeps_route) in [
+        ("a.test", "return 301 https://$host$request_uri;", false),
+        ("a.test", "return 301 https://${host}$request_uri;", false),
+        ("a.test", "return 301 https://a.test$request_uri;", false),
+        (
+            "a.test",
+            "rewrite ^/(.*)$ https://a.test/$1 permanent;",
+            false,
+        ),
+        (
+            "a.test b.test",
+            "return 301 https://a.test$request_uri;",
+            false,
+        ),
+        ("_", "return 301 https://a.test$request_uri;", false),
+        (
+            "a.test c.test",
+            "return 301 https://a.test$request_uri;",
+            true,
+        ),
+        ("c.test", "return 301 https://docs.test$request_uri;", true),
+        ("a.test", "return 301 https://$host/start;", true),
+    ] {
+        let imported = site(names, redirect);
+        let has_route = imported.text.contains("\nredirect = { to = ");
+        assert_eq!(
+            has_route, keeps_route,
+            "{names} {redirect}\n{}",
+            imported.text
+        );
+    }
+    let imported = site("_", "return 301 https://a.test$request_uri;");
+    assert!(
+        imported.has_note(Grade::Differs, "keeps the host"),
+        "{imported:?}"
+    );
+}
