@@ -134,7 +134,8 @@ fn variable_condition(
     let secure = |yes, no| around.tls.secure.map(|is| if is { yes } else { no });
     match name {
         "request_method" => method_condition(comparison),
-        "host" | "http_host" | "server_name" => host_condition(comparison),
+        "host" | "http_host" => host_condition(comparison),
+        "server_name" => known_condition(Some(around.scope.server_name()), comparison),
         "scheme" => known_condition(secure("https", "http"), comparison),
         "https" => known_condition(secure("on", ""), comparison),
         "ssl_client_verify" => match around.tls.certificates.shown {

@@ -81,6 +81,10 @@ fn translate(
     if let Some(why) = imported.differs {
         zone.differs(why);
     }
+    // Servers with the same first name count together.
+    let server = scope.server_name();
+    let is_other = |one: &Directive| scope.enter_alone(one).server_name() != server;
+    let counts_apart = imported.is_of_server && scope.http.named("server").any(is_other);
     let mut entries = TomlEntries::default();
     let name = match one.name.as_str() {
         "limit_req" => {
@@ -95,12 +99,16 @@ fn translate(
     };
     imported.key.add_to(&mut entries);
     let args: Vec<&str> = one.args.iter().map(String::as_str).collect();
+    let mut name = name.split(':').next().unwrap_or(name).to_owned();
+    let mut text = format!("{}; {} {}", zone.line(), one.name, args.join(" "));
+    if counts_apart {
+        name = format!("{name}-{server}");
+        text = format!("{text}; server_name {server}");
+    }
+    let place = one.place.clone();
     Ok(LimitDraft {
-        name: name.split(':').next().unwrap_or(name).to_owned(),
-        source: SourceEntry {
-            place: one.place.clone(),
-            text: format!("{}; {} {}", zone.line(), one.name, args.join(" ")),
-        },
+        name,
+        source: SourceEntry { place, text },
         entries,
     })
 }

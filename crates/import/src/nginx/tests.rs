@@ -186,3 +186,22 @@ fn only_a_redirect_to_the_same_place_becomes_that_of_tls() {
         "{imported:?}"
     );
 }
+
+#[test]
+fn the_name_of_a_server_is_no_key_that_clients_choose() {
+    let zone = "limit_req_zone $server_name zone=all:1m rate=5r/s;\n";
+    let server = |name: &str| {
+        format!(
+            "server {{ listen 80; server_name {name} www.{name}; limit_req zone=all;\n\
+             location / {{ proxy_pass http://10.0.0.1; }} }}\n"
+        )
+    };
+    let one = import_http(&format!("{zone}{}", server("a.test")));
+    assert!(one.text.contains("[limit.all]"), "{}", one.text);
+    assert!(one.text.contains("\"global\""), "{}", one.text);
+    let two = import_http(&format!("{zone}{}{}", server("a.test"), server("b.test")));
+    for name in ["[limit.all-a-test]", "[limit.all-b-test]"] {
+        assert!(two.text.contains(name), "{}", two.text);
+    }
+    assert!(!two.text.contains("\"host\""), "{}", two.text);
+}

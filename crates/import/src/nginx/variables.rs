@@ -235,12 +235,17 @@ pub(super) struct ImportedKey {
     pub(super) key: KeyDraft,
     /// How it counts other clients than nginx.
     pub(super) differs: Option<String>,
+    /// Each `$server_name` counts apart.
+    pub(super) is_of_server: bool,
 }
 
 impl ImportedKey {
     fn part(part: &str, differs: Option<String>) -> ImportedKey {
-        let key = KeyDraft::of_part(part);
-        ImportedKey { key, differs }
+        ImportedKey {
+            key: KeyDraft::of_part(part),
+            differs,
+            is_of_server: false,
+        }
     }
 
     /// A part that some requests have not. nginx does not count them.
@@ -258,7 +263,12 @@ pub(super) fn translate_key(text: &str, scope: &BlockScope<'_>) -> Result<Import
         let ValuePart::Variable(name) = part else {
             continue;
         };
-        let ImportedKey { key, differs } = translate_key_variable(name, scope, 0)?;
+        let ImportedKey {
+            key,
+            differs,
+            is_of_server,
+        } = translate_key_variable(name, scope, 0)?;
+        all.is_of_server |= is_of_server;
         all.key.exempt.extend(key.exempt);
         all.key.parts.extend(key.parts);
         all.key.missing = all.key.missing.or(key.missing);
@@ -289,7 +299,12 @@ fn translate_key_variable(
     }
     Ok(match name {
         "binary_remote_addr" | "remote_addr" => ImportedKey::part("ip", None),
-        "server_name" | "host" | "http_host" => ImportedKey::part("host", None),
+        // One value for all requests to a server.
+        "server_name" => ImportedKey {
+            is_of_server: true,
+            ..ImportedKey::default()
+        },
+        "host" | "http_host" => ImportedKey::part("host", None),
         "uri" | "document_uri" => ImportedKey::part("path", None),
         "request_uri" => {
             let differs = "counts by the path, without the query".to_owned();
@@ -308,6 +323,7 @@ fn translate_key_variable(
         "scheme" | "server_port" | "server_addr" => ImportedKey {
             key: KeyDraft::default(),
             differs: Some(format!("${name} tells no clients apart here")),
+            is_of_server: false,
         },
         _ => {
             let field = translate_field(name);
