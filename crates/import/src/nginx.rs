@@ -7,6 +7,7 @@ mod conditions;
 mod directives;
 mod early_answers;
 mod error_pages;
+mod hsts;
 mod limits;
 mod locations;
 mod precedence;
@@ -370,6 +371,11 @@ fn add_listens(servers: &[ServerBlock<'_>], draft: &mut Draft) {
             read_rejection(server, servers, draft);
         }
     }
+    let with_tls = servers
+        .iter()
+        .filter(|server| server.listens.iter().any(|one| one.ssl));
+    let with_tls: Vec<&BlockScope<'_>> = with_tls.map(|server| &server.scope).collect();
+    hsts::read_header(&with_tls, draft);
     let all = || servers.iter().flat_map(|server| &server.listens);
     let mut sources = all().filter_map(|listen| listen.proxy_protocol.clone());
     if draft.proxy_protocol.is_none()

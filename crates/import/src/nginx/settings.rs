@@ -1,5 +1,6 @@
 //! Settings of the server and of routes: timeouts, sizes, trusted proxies and headers.
 
+use super::hsts;
 use super::scope::BlockScope;
 use super::syntax::Directive;
 use super::variables;
@@ -217,17 +218,6 @@ pub(super) fn read_tls(scope: &BlockScope<'_>, draft: &mut Draft) {
             tls.entries.add_new("min_version", quote("1.3"));
         }
     }
-    let is_hsts = |one: &&Directive| one.arg(0).eq_ignore_ascii_case("strict-transport-security");
-    if let Some(one) = scope.inherited("add_header").into_iter().find(is_hsts) {
-        let mut parts = one.arg(1).split(';');
-        let age = parts.find_map(|part| part.trim().strip_prefix("max-age="));
-        if !tls.set_hsts(age.and_then(|age| age.parse().ok())) {
-            one.lost("`hsts` of [tls] is whole days");
-        }
-        if one.arg(1).contains(';') {
-            one.differs("`hsts` says how long, and nothing of subdomains and lists");
-        }
-    }
 }
 
 /// Headers of requests that tidegate sets by itself, or does not need.
@@ -271,8 +261,11 @@ fn added_headers(scope: &BlockScope<'_>, is_meant: impl Fn(&Directive) -> bool) 
     let mut set: Vec<(String, String)> = Vec::new();
     for one in scope.inherited("add_header") {
         // `[tls]` has a setting for this one.
-        let is_hsts = one.arg(0).eq_ignore_ascii_case("strict-transport-security");
-        if is_hsts || !is_meant(one) {
+        if hsts::is_hsts(one) {
+            hsts::note_other_header(one, scope);
+            continue;
+        }
+        if !is_meant(one) {
             continue;
         }
         let Some(name) = changed_header(one, Direction::Down) else {

@@ -205,3 +205,27 @@ fn the_name_of_a_server_is_no_key_that_clients_choose() {
     }
     assert!(!two.text.contains("\"host\""), "{}", two.text);
 }
+
+#[test]
+fn each_lost_hsts_is_said() {
+    const HSTS: &str = "add_header Strict-Transport-Security \"max-age=31536000\" always;";
+    let site = |of_server: &str, of_location: &str| {
+        import_http(&format!(
+            "server {{ listen 443 ssl; server_name a.test; {of_server}\n\
+             location / {{ {of_location} proxy_pass http://10.0.0.1; }} }}\n\
+             server {{ listen 443 ssl; server_name b.test;\n\
+             location / {{ proxy_pass http://10.0.0.1; }} }}"
+        ))
+    };
+    let for_all = "`hsts` of [tls] is for all servers, also for those without";
+    let only_there = "only `hsts` of [tls] sends it";
+    let imported = site(HSTS, "");
+    assert!(imported.has_note(Grade::Differs, for_all), "{imported:?}");
+    assert!(!imported.has_note(Grade::Lost, only_there), "{imported:?}");
+    let imported = site("", HSTS);
+    assert!(imported.has_note(Grade::Lost, only_there), "{imported:?}");
+    let plain = import_http(&format!(
+        "server {{ listen 80; {HSTS} location / {{ proxy_pass http://10.0.0.1; }} }}"
+    ));
+    assert!(plain.has_note(Grade::Lost, only_there), "{plain:?}");
+}
