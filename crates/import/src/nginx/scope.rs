@@ -103,14 +103,18 @@ impl<'d> BlockScope<'d> {
         has_header && self.last_arg("real_ip_header") != Some("proxy_protocol")
     }
 
-    /// Whether this is a server with TLS alone that asks clients for no certificates.
-    pub(super) fn asks_for_no_certificate(&self) -> bool {
-        let has_tls = self.server().is_some_and(|server| {
+    /// Whether all requests to the server use TLS.
+    pub(super) fn has_only_tls(&self) -> bool {
+        self.server().is_some_and(|server| {
             let mut listens = server.named("listen").peekable();
             listens.peek().is_some() && listens.all(|one| one.has_arg("ssl"))
-        });
+        })
+    }
+
+    /// Whether this is a server with TLS alone that asks clients for no certificates.
+    pub(super) fn asks_for_no_certificate(&self) -> bool {
         let asks = self.last_arg("ssl_verify_client");
-        has_tls && matches!(asks, None | Some("off"))
+        self.has_only_tls() && matches!(asks, None | Some("off"))
     }
 
     /// Returns the first name of the server, which nginx calls `$server_name`.

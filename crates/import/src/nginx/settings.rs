@@ -220,16 +220,30 @@ pub(super) fn read_tls(scope: &BlockScope<'_>, draft: &mut Draft) {
     }
 }
 
-/// Headers of requests that tidegate sets by itself, or does not need.
-const AUTOMATIC: [&str; 7] = [
-    "host",
-    "x-real-ip",
-    "x-forwarded-for",
-    "x-forwarded-proto",
-    "x-forwarded-host",
-    "forwarded",
-    "upgrade",
-];
+/// Headers of requests that tidegate sets by itself, and the values that say the same.
+const AUTOMATIC: &str = "\
+x-real-ip | ${remote_addr}
+x-forwarded-for | ${remote_addr} ${proxy_add_x_forwarded_for}
+x-forwarded-proto | ${scheme}
+x-forwarded-host | ${host} ${http_host} ${host}:${server_port}
+forwarded | ${proxy_add_forwarded}
+upgrade | ${http_upgrade} websocket
+";
+
+/// Notes a header that tidegate sets by itself, if it has another value there. Returns whether it
+/// is such a header.
+fn is_automatic(name: &str, one: &Directive, scope: &BlockScope<'_>) -> bool {
+    let mut rows = AUTOMATIC.lines().filter_map(|row| row.split_once(" | "));
+    let Some((_, usual)) = rows.find(|(known, _)| *known == name) else {
+        return false;
+    };
+    let value = variables::expand_constants(one.arg(1), scope);
+    let says_scheme = name == "x-forwarded-proto" && value == "https" && scope.has_only_tls();
+    if !says_scheme && usual.split(' ').all(|usual| usual != value) {
+        one.lost("tidegate sets it by itself, by the connection and `trusted_proxies`");
+    }
+    true
+}
 
 pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlEntries {
     let mut up = Vec::new();
@@ -398,7 +412,8 @@ fn request_header(one: &Directive, scope: &BlockScope<'_>, draft: &mut Draft) ->
     if lower == "connection" {
         return closed_connection(one, scope);
     }
-    if AUTOMATIC.contains(&lower.as_str()) {
+    // The upstream has a setting for the host.
+    if lower == "host" || is_automatic(&lower, one, scope) {
         return None;
     }
     if matches!(lower.as_str(), "x-forwarded-port" | "x-forwarded-server") {

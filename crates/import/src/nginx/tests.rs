@@ -229,3 +229,35 @@ fn each_lost_hsts_is_said() {
     ));
     assert!(plain.has_note(Grade::Lost, only_there), "{plain:?}");
 }
+
+#[test]
+fn unusual_values_of_automatic_headers_are_said() {
+    let header = |header: &str| {
+        import_http(&format!(
+            "server {{ listen 80; server_name a.test; set $tenant one.internal;\n\
+             location / {{ proxy_set_header {header}; proxy_pass http://10.0.0.1; }} }}"
+        ))
+    };
+    for (text, is_kept) in [
+        ("X-Forwarded-Proto $scheme", true),
+        ("X-Forwarded-Proto https", false),
+        ("X-Real-IP ${remote_addr}", true),
+        ("X-Real-IP $http_cf_connecting_ip", false),
+        ("Upgrade $http_upgrade", true),
+        ("Host ${host}", true),
+        ("Host $http_host", true),
+        ("Host $proxy_host", true),
+        ("Host $host:8443", false),
+        ("Host $http_x_forwarded_host", false),
+    ] {
+        let imported = header(text);
+        let is_lost = imported.notes.iter().any(|note| note.grade == Grade::Lost);
+        assert_eq!(is_lost, !is_kept, "{text} {imported:?}");
+    }
+    let imported = header("Host $tenant");
+    assert!(
+        imported.text.contains("\"one.internal\""),
+        "{}",
+        imported.text
+    );
+}

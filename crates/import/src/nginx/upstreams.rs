@@ -235,7 +235,7 @@ impl<'p> ProxyPass<'p> {
             entries.list.retain(|entry| entry.key != "balance");
         }
         if let Some(host) = self.sent_host(url, group.is_some()) {
-            entries.add("host", quote(host));
+            entries.add("host", quote(&host));
         }
         self.add_timeouts(entries);
         self.add_retries(repeated, entries);
@@ -253,28 +253,27 @@ impl<'p> ProxyPass<'p> {
 
     /// Returns the host that the upstream gets; `None` for the client's. nginx sends the host of
     /// `proxy_pass` unless a header sets another.
-    fn sent_host<'u>(&'u self, url: &PassUrl<'u>, is_group: bool) -> Option<&'u str> {
+    fn sent_host(&self, url: &PassUrl<'_>, is_group: bool) -> Option<String> {
         let sets = self.scope.inherited(&format!("{}_set_header", self.prefix));
-        let set = sets
-            .iter()
-            .find(|one| one.arg(0).eq_ignore_ascii_case("host"));
-        let value = match set.map(|one| one.arg(1)) {
-            Some("$host" | "$http_host" | "$host:$server_port") => return None,
-            Some("$proxy_host" | "") | None => match url.host {
+        let is_host = |one: &&&Directive| one.arg(0).eq_ignore_ascii_case("host");
+        let set = sets.iter().find(is_host);
+        let value = set.map(|one| variables::expand_constants(one.arg(1), self.scope));
+        let value = match (set, value.as_deref()) {
+            (_, Some("${host}" | "${http_host}" | "${host}:${server_port}")) => return None,
+            (Some(one), Some(value)) if value.contains('$') && value != "${proxy_host}" => {
+                one.lost("no such host can be sent: it is that of the upstream's URL");
+                "rewrite"
+            }
+            (_, Some("${proxy_host}" | "") | None) => match url.host {
                 unix if unix.starts_with("unix:") => "localhost",
                 name if is_group => name,
                 _ => "rewrite",
             },
-            Some("$server_name") => self.scope.last_arg("server_name").unwrap_or("rewrite"),
-            Some(value) if value.contains('$') => "rewrite",
-            Some(value) => value,
+            (_, Some(value)) => value,
         };
         // The name of a group need not be a valid host.
-        Some(if host_of(value).is_ok() {
-            value
-        } else {
-            "rewrite"
-        })
+        let is_valid = host_of(value).is_ok();
+        Some(if is_valid { value } else { "rewrite" }.to_owned())
     }
 
     /// Returns the directive that applies: `connect_timeout` is `proxy_connect_timeout`.
