@@ -89,7 +89,7 @@ fn add_source(
 ) -> Result<(), String> {
     let place = one.args.last().map_or("", String::as_str);
     let found = find_source(scope, place).ok_or("no location has this page")?;
-    let PageSource { scope: inner, path } = found;
+    let ErrorPageTarget { scope: inner, path } = found;
     check_guards(one, scope, &inner)?;
     let location = LocationPath {
         path: path.as_deref(),
@@ -223,23 +223,23 @@ fn page_file(scope: &BlockScope<'_>, place: &str) -> Option<String> {
 }
 
 /// The location that a page comes from.
-struct PageSource<'d> {
+struct ErrorPageTarget<'d> {
     scope: BlockScope<'d>,
     /// `None` if it has a name in place of a path.
     path: Option<String>,
 }
 
 /// Finds the location of a page, by its name or by the page's path.
-fn find_source<'d>(scope: &BlockScope<'d>, place: &str) -> Option<PageSource<'d>> {
+fn find_source<'d>(scope: &BlockScope<'d>, place: &str) -> Option<ErrorPageTarget<'d>> {
     if place.starts_with('@') {
         let scope = scope.enter_named(place)?;
-        return Some(PageSource { scope, path: None });
+        return Some(ErrorPageTarget { scope, path: None });
     }
     find_location(scope, place.split('?').next().unwrap_or(place))
 }
 
 /// The location of a path in the server around a scope: an exact one, or the longest prefix.
-fn find_location<'d>(scope: &BlockScope<'d>, path: &str) -> Option<PageSource<'d>> {
+fn find_location<'d>(scope: &BlockScope<'d>, path: &str) -> Option<ErrorPageTarget<'d>> {
     let server = scope.server()?;
     let mut best: Option<(&'d Directive, &'d str)> = None;
     for one in server.block().named("location") {
@@ -258,7 +258,7 @@ fn find_location<'d>(scope: &BlockScope<'d>, path: &str) -> Option<PageSource<'d
         }
     }
     let (one, own) = best?;
-    Some(PageSource {
+    Some(ErrorPageTarget {
         scope: server.enter(one),
         path: Some(own.to_owned()),
     })

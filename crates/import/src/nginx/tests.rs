@@ -1,3 +1,5 @@
+//! Tests of single faults of the import. `tests/it/import.rs` imports whole files.
+
 use std::fs;
 
 use crate::{Grade, Imported, SourceProgram, import};
