@@ -131,8 +131,7 @@ test('a click on a limit shows its clients where one looks', SOON, async () => {
       });
     await eventually(shown, 'the clients are in view');
     await page.evaluate(() => scrollTo(0, 0));
-    await page.getByRole('button', { name: 'strict', exact: true }).focus();
-    await page.keyboard.press('Enter');
+    await page.getByRole('button', { name: 'strict', exact: true }).press('Enter');
     await eventually(shown, 'the clients are in view again');
     const focused = await page.evaluate(() => document.activeElement.id);
     assert.equal(focused, 'clients-title', 'the keyboard goes on there');
