@@ -34,7 +34,7 @@ const DECODERS: usize = 1000;
 /// Answers that one worker reads to their end at once, although their clients have left.
 const DRAINS: usize = 256;
 
-/// What one worker may spend on answers.
+/// The bounds of one worker for answers that decide a cost.
 #[derive(Clone, Debug)]
 pub(super) struct UsageBounds {
     decoders: Arc<Semaphore>,

@@ -1,10 +1,9 @@
 //! Open connections: how many each worker and each address has, and how a worker ends them.
 //!
 //! A drain accepts no new connections, lets requests finish, closes idle connections, and cuts the
-//! rest at the deadline, so that their requests are settled and their slots are free. A client may
-//! send a request at the moment when its idle connection is closed, and cannot know whether it was
-//! served. So idle connections stay open for a while, and each answer announces the end of its
-//! connection.
+//! rest at the deadline. A cut settles the requests and frees their slots. A client may send a
+//! request at the moment when its idle connection is closed, and cannot know whether it was served.
+//! So idle connections stay open for a while, and each answer announces the end of its connection.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::house::{Client, PATIENCE, Tidegate, Upstream};
+use crate::http2::client::{self as http2, Http2};
 use crate::support::{Chance, RedisServer};
 
 /// An upstream that answers `/wait` only when it is told to, and everything else at once.
@@ -227,7 +228,7 @@ fn a_killed_proxy_s_slots_come_back_after_its_lease_and_no_sooner() {
 fn slots_of_connections_that_a_stop_cuts_are_free_at_once() {
     let (redis, gate) = (RedisServer::start(), Gate::start());
     // A slot that is not given back is free after a minute.
-    let limit = "concurrent = 3\nhold = \"1min\"";
+    let limit = "concurrent = 5\nhold = \"1min\"";
     let config = gate.config(limit, Some(&redis));
     let stops = config.replace("workers = 2", "workers = 2\ndrain_timeout = \"500ms\"");
     let mut stopped = Tidegate::start(&stops);
@@ -237,13 +238,24 @@ fn slots_of_connections_that_a_stop_cuts_are_free_at_once() {
     );
     assert_eq!(agreed.status, 101);
     let clients = [begin(&stopped, "/wait"), begin(&stopped, "/half"), chat];
-    wait_for("three", || gate.upstream.seen().len() == 3);
+    let address = stopped.address;
+    let streams = std::thread::spawn(move || {
+        http2::run(async {
+            let connection = Http2::to(address).await;
+            let asked = ["/wait", "/half"].map(|path| connection.ask(http2::get(path)));
+            let [wait, half] = asked;
+            let replies = tokio::join!(wait, half);
+            (replies.0.is_err(), replies.1.is_err())
+        })
+    });
+    wait_for("five", || gate.upstream.seen().len() == 5);
     let other = Tidegate::start(&config);
     assert_eq!(other.get("/").status, 429);
     stopped.signal("TERM");
     assert!(stopped.wait().success());
     // The first answer may come from the other's cache of denials.
     wait_until_passes(&other);
+    assert_eq!(streams.join().unwrap(), (true, true), "both were cut");
     drop(clients);
 }
 

@@ -149,8 +149,8 @@ fn is_pattern(part: &Component<'_>) -> bool {
     matches!(part, Component::Normal(_)) && text.contains(['*', '?', '['])
 }
 
-/// Whether the folder in front of an `include`'s first pattern cannot be read here. Then nobody
-/// knows which files the pattern finds where nginx runs.
+/// Whether the folder in front of an `include`'s first pattern cannot be read here. Then the
+/// files that the pattern finds where nginx runs are unknown.
 pub(super) fn lacks_folder(folder: &Path, pattern: &str) -> bool {
     let whole = folder.join(pattern);
     let before = whole.components().take_while(|part| !is_pattern(part));

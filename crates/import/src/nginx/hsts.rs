@@ -37,7 +37,7 @@ pub(super) fn read_header(servers: &[&BlockScope<'_>], draft: &mut Draft) {
     }
 }
 
-/// Notes a header of a location or of a plain server: no server with TLS has it as a whole.
+/// Notes a header of a location or of a plain server, unless a whole server with TLS has it too.
 pub(super) fn note_other_header(one: &Directive, scope: &BlockScope<'_>) {
     let http = BlockScope {
         http: scope.http,
@@ -45,7 +45,7 @@ pub(super) fn note_other_header(one: &Directive, scope: &BlockScope<'_>) {
     };
     let has_it = |server: &Directive| {
         let header = header_of(&http.enter(server));
-        has_tls(server) && header.is_some_and(|header| std::ptr::eq(header, one))
+        has_tls(server) && header.is_some_and(|header| header.arg(1) == one.arg(1))
     };
     if !http.named("server").any(has_it) {
         one.lost("only `hsts` of [tls] sends it, and for all servers: say it there");
