@@ -1,5 +1,10 @@
 //! Counts across reloads: a number that is changed neither resets nor refills anything.
 
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
 use super::{Gate, assert_said};
 use crate::house::{Answer, Tidegate, Upstream};
 use crate::support::RedisServer;
@@ -104,4 +109,121 @@ fn proxies_with_the_old_and_the_new_limit_on_one_redis_count_together() {
     assert!(!passes(&old), "600 of 600");
     assert_eq!(passing(&new), 6);
     assert!(!passes(&old) && !passes(&new));
+}
+
+/// Ten requests a day, counted in `redis`. A frozen server shows an outage after the timeout.
+fn ten_a_day(redis: &RedisServer, settings: &str) -> String {
+    format!(
+        "upstream = \"$UPSTREAM\"\n[server]\nworkers = 1\n\
+         [store]\nurl = \"redis://127.0.0.1:{}\"\nfleet = 1\n{settings}\n\
+         [limit.default]\nrate = \"10/day\"\nkey = \"global\"\n",
+        redis.port()
+    )
+}
+
+/// Sends requests until none waits for the store. Returns how many of them passed.
+fn pass_until_away(proxy: &Tidegate) -> u64 {
+    let mut passed = 0;
+    crate::probe::eventually("the breaker is open", || {
+        let began = Instant::now();
+        passed += u64::from(proxy.get("/").status == 200);
+        began.elapsed() < Duration::from_millis(250)
+    });
+    proxy.wait_for_line("limits follow on_error");
+    passed
+}
+
+#[test]
+fn a_reload_that_changes_how_to_reach_the_store_keeps_what_was_admitted_without_it() {
+    let redis = RedisServer::start();
+    let gate = Gate::start(&ten_a_day(&redis, "timeout = \"1s\""));
+    for _ in 0..4 {
+        assert_eq!(gate.proxy.get("/").status, 200);
+    }
+    redis.freeze();
+    let alone = pass_until_away(&gate.proxy);
+    let said = gate
+        .reload(&ten_a_day(&redis, "timeout = \"900ms\"\nfleet = 2").replace("fleet = 1\n", ""));
+    assert!(
+        !said.iter().any(|line| line.contains("new store")),
+        "{said:#?}"
+    );
+    // Two proxies share ten units: this one has passed its half, or one more.
+    assert!(
+        passing(&gate.proxy) < 2,
+        "4 and {alone} of 10 are known here"
+    );
+    gate.reload(&ten_a_day(&redis, "timeout = \"800ms\""));
+    let more = passing(&gate.proxy) as u64;
+    redis.thaw();
+    gate.proxy.wait_for_line("redis: back");
+    assert_eq!(passing(&gate.proxy), 0, "4, {alone} and {more} of 10");
+}
+
+#[test]
+fn another_password_for_the_store_keeps_the_debts_of_the_outage_before_it() {
+    let redis = RedisServer::start();
+    let gate = Gate::start(&ten_a_day(&redis, "timeout = \"1s\""));
+    for _ in 0..4 {
+        assert_eq!(gate.proxy.get("/").status, 200);
+    }
+    let mut operator = redis.connect();
+    for words in [
+        "CONFIG SET requirepass new",
+        "CLIENT KILL TYPE normal SKIPME yes",
+    ] {
+        let mut words = words.split(' ');
+        let mut command = redis::cmd(words.next().unwrap());
+        for word in words {
+            command.arg(word);
+        }
+        command.query::<redis::Value>(&mut operator).unwrap();
+    }
+    gate.proxy.wait_for_line("limits follow on_error");
+    for _ in 0..3 {
+        assert_eq!(gate.proxy.get("/").status, 200, "without the store");
+    }
+    std::fs::write(gate.file().with_file_name("password"), "new").unwrap();
+    gate.reload(&ten_a_day(
+        &redis,
+        "timeout = \"1s\"\npassword_file = \"password\"",
+    ));
+    let left = remaining(&gate.proxy.get("/"));
+    assert_eq!(left, Some(2), "4, then 3 without the store, then 1");
+}
+
+#[test]
+fn a_request_that_outlives_its_store_frees_its_slot() {
+    let redis = RedisServer::start();
+    let open = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&open);
+    let upstream = Upstream::start(move |request, stream| {
+        if request.head.starts_with("GET /wait") {
+            crate::probe::eventually("the test goes on", || seen.load(Ordering::Relaxed));
+        }
+        stream
+            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            .is_ok()
+    });
+    let config = |timeout: &str| {
+        format!(
+            "upstream = \"$UPSTREAM\"\n[server]\nworkers = 1\n[store]\n\
+             url = \"redis://127.0.0.1:{}\"\ntimeout = \"{timeout}\"\n\
+             [limit.jobs]\nkey = \"global\"\nconcurrent = 1\nhold = \"1h\"\n\
+             [[route]]\npath = \"/*\"\nlimits = [\"jobs\"]\n",
+            redis.port()
+        )
+    };
+    let gate = Gate::before(upstream, &config("5s"));
+    for timeout in ["4s", "3s", "2s", "1s"] {
+        open.store(false, Ordering::Relaxed);
+        let mut waiting = gate.proxy.connect();
+        waiting.send("GET /wait HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+        crate::probe::eventually("the slot is taken", || gate.proxy.get("/").status == 429);
+        gate.reload(&config(timeout));
+        assert_eq!(gate.proxy.get("/").status, 429, "the slot is still taken");
+        open.store(true, Ordering::Relaxed);
+        assert_eq!(waiting.answer().status, 200);
+        crate::probe::eventually("the slot is free", || gate.proxy.get("/").status == 200);
+    }
 }

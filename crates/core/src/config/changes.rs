@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
+use super::Config;
 use super::reference::document_as_json;
 use super::routes::unique_name;
-use super::{Config, StoreKind, StoreSettings};
 use crate::limit::{Limit, Window};
 
 /// Lines about one reload, at most. The last line counts the rest.
@@ -26,7 +26,7 @@ pub fn changes(old: &Config, new: &Config) -> Vec<String> {
     let after = document_as_json(&new.sources.text);
     let mut lines = between(&before, &after);
     report_lost_counts(old, new, &mut lines);
-    if is_other_store(&old.store, &new.store) {
+    if !new.store.has_counts_of(&old.store) {
         lines.push("store: counts are now those of the new store".to_owned());
     }
     report_changed_files(old, new, &mut lines);
@@ -319,21 +319,6 @@ pub(super) fn without_password(text: &str) -> String {
     };
     let line = |c: char| if c.is_control() { ' ' } else { c };
     hidden.chars().map(line).collect()
-}
-
-/// Whether counts are in another store, or have other names in it.
-fn is_other_store(old: &StoreSettings, new: &StoreSettings) -> bool {
-    let place = |store: &StoreSettings| match &store.kind {
-        StoreKind::Memory => None,
-        StoreKind::Redis(redis) => Some((redis.topology.clone(), redis.database)),
-    };
-    let names = |store: &StoreSettings| (store.prefix.clone(), store.hash_key.clone());
-    let in_process = place(old).is_none() && place(new).is_none();
-    let is_renamed = match in_process {
-        true => old.hash_key != new.hash_key,
-        false => names(old) != names(new),
-    };
-    place(old) != place(new) || is_renamed
 }
 
 /// Reports limits that lose their counts: their clients get a fresh budget.

@@ -32,6 +32,21 @@ pub struct StoreSettings {
     pub max_memory: usize,
 }
 
+impl StoreSettings {
+    /// Whether the counts are in the same store as with the settings `old`, by the same names.
+    pub fn has_counts_of(&self, old: &StoreSettings) -> bool {
+        match (&self.kind, &old.kind) {
+            (StoreKind::Memory, StoreKind::Memory) => self.hash_key == old.hash_key,
+            (StoreKind::Redis(new), StoreKind::Redis(before)) => {
+                let place = |redis: &RedisSettings| (redis.topology.clone(), redis.database);
+                let names = |store: &StoreSettings| (store.prefix.clone(), store.hash_key.clone());
+                place(new) == place(before) && names(self) == names(old)
+            }
+            _ => false,
+        }
+    }
+}
+
 /// The number of proxies that share the store. While the store is away, each proxy enforces its
 /// share of every limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -99,6 +99,18 @@ impl StoreHandle {
             }
             return Ok(Arc::clone(self));
         }
+        let backing = self.backing.renewed(&self.settings, store);
+        if let Some(backing) = backing.map_err(io::Error::other)? {
+            self.local.rebound(store);
+            return Ok(Arc::new(StoreHandle {
+                settings: store.clone(),
+                backing,
+                local: Arc::clone(&self.local),
+                log: self.log.clone(),
+                counts_file: None,
+                usage: Arc::clone(&self.usage),
+            }));
+        }
         // The file of counts belongs to the store of the start.
         let mut other = StoreHandle::open_store(store, self.log.clone())?;
         other.usage = Arc::clone(&self.usage);

@@ -38,6 +38,23 @@ impl Backing {
         })
     }
 
+    /// The same counts after a reload that only changes how the process reaches them; `None` if the
+    /// counts are others.
+    pub fn renewed(
+        &self,
+        before: &StoreSettings,
+        settings: &StoreSettings,
+    ) -> Result<Option<Backing>, StoreError> {
+        let (Backing::Redis(shared), StoreKind::Redis(server)) = (self, &settings.kind) else {
+            return Ok(None);
+        };
+        if !settings.has_counts_of(before) {
+            return Ok(None);
+        }
+        let renewed = shared.renewed(settings, server)?;
+        Ok(Some(Backing::Redis(Arc::new(renewed))))
+    }
+
     /// The store that decides while this one is away, with this proxy's part of every limit.
     pub fn local(
         &self,

@@ -16,7 +16,7 @@ pub const ASSUMED: u32 = 8;
 #[derive(Debug)]
 pub struct Fleet {
     /// The configured number; 0 if the heartbeats alone count.
-    configured: u32,
+    configured: AtomicU32,
     /// The number that the heartbeats count; 0 before the first.
     counted: AtomicU32,
     /// The number of counted proxies with a smaller name.
@@ -27,33 +27,42 @@ pub struct Fleet {
 
 impl From<config::Fleet> for Fleet {
     fn from(configured: config::Fleet) -> Fleet {
-        match configured {
-            config::Fleet::Fixed(size) => Fleet::of(size),
-            config::Fleet::Auto => Fleet::counted(),
-        }
+        let fleet = Fleet::counted();
+        fleet.configure(configured);
+        fleet
     }
 }
 
 impl Fleet {
     /// At least so many proxies.
     pub fn of(size: u32) -> Fleet {
-        Fleet {
-            configured: size.max(1),
-            ..Fleet::counted()
-        }
+        Fleet::from(config::Fleet::Fixed(size))
     }
 
     pub fn counted() -> Fleet {
         Fleet {
-            configured: 0,
+            configured: AtomicU32::new(0),
             counted: AtomicU32::new(0),
             place: AtomicU32::new(0),
             held: AtomicBool::new(false),
         }
     }
 
+    /// Takes another number of the configuration. What is counted stays.
+    pub fn configure(&self, configured: config::Fleet) {
+        let least = match configured {
+            config::Fleet::Fixed(size) => size.max(1),
+            config::Fleet::Auto => 0,
+        };
+        self.configured.store(least, Ordering::Relaxed);
+    }
+
+    fn configured(&self) -> u32 {
+        self.configured.load(Ordering::Relaxed)
+    }
+
     pub fn size(&self) -> u32 {
-        match (self.counted.load(Ordering::Relaxed), self.configured) {
+        match (self.counted.load(Ordering::Relaxed), self.configured()) {
             (0, 0) => ASSUMED,
             (counted, configured) => counted.max(configured),
         }
@@ -61,7 +70,8 @@ impl Fleet {
 
     /// Whether more proxies are counted than configured.
     pub fn is_larger_than_configured(&self) -> bool {
-        self.configured > 0 && self.counted.load(Ordering::Relaxed) > self.configured
+        let configured = self.configured();
+        configured > 0 && self.counted.load(Ordering::Relaxed) > configured
     }
 
     /// Notes the store's count. While the number is held, a smaller one changes nothing.
@@ -82,7 +92,7 @@ impl Fleet {
     /// This proxy's part of a shared budget: `floor(units / size)`, and one unit of the remainder
     /// if its place is among the first. It is at least 1, so that every proxy serves some requests.
     pub fn share(&self, rule: Rule) -> Rule {
-        if self.configured == 1 && self.counted.load(Ordering::Relaxed) <= 1 || self.size() == 1 {
+        if self.configured() == 1 && self.counted.load(Ordering::Relaxed) <= 1 || self.size() == 1 {
             return rule;
         }
         Rule {

@@ -15,6 +15,7 @@ use std::time::Duration;
 use super::fleet::Fleet;
 use super::last_answers::{Away, LastAnswers};
 use super::store_clock::StoreClock;
+use crate::config;
 
 /// The name of a process among those that share the store.
 pub type ProcessName = [u8; 16];
@@ -64,7 +65,7 @@ pub struct Recovery {
     pub last_answers: LastAnswers,
     pub store_clock: StoreClock,
     /// The longest wait for a decision of the store.
-    timeout_us: u64,
+    timeout_us: AtomicU64,
     /// Whether shares hold, beside the store's decisions where there are any.
     on: AtomicBool,
     /// Since when the store is away, or last was before the process began to return; 0 for never.
@@ -98,7 +99,7 @@ impl Recovery {
             name,
             last_answers: LastAnswers::default(),
             store_clock: StoreClock::default(),
-            timeout_us: u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX / 2),
+            timeout_us: AtomicU64::new(micros(timeout)),
             on: AtomicBool::new(false),
             since_us: AtomicU64::new(0),
             back_us: AtomicU64::new(0),
@@ -108,6 +109,12 @@ impl Recovery {
             stopped: AtomicBool::new(false),
             state: Mutex::default(),
         }
+    }
+
+    /// Takes the settings of a reload. Requests under way may still wait for the timeout before.
+    pub fn renew(&self, fleet: config::Fleet, timeout: Duration) {
+        self.fleet.configure(fleet);
+        (self.timeout_us).fetch_max(micros(timeout), Ordering::AcqRel);
     }
 
     pub fn fleet(&self) -> &Arc<Fleet> {
@@ -225,7 +232,7 @@ impl Recovery {
     pub fn may_compare(&self, now_us: u64) -> bool {
         !self.is_on() && {
             let ended_us = self.ended_us.load(Ordering::Acquire);
-            ended_us == 0 || now_us >= ended_us + self.timeout_us + LATE_US
+            ended_us == 0 || now_us >= ended_us + self.timeout_us.load(Ordering::Acquire) + LATE_US
         }
     }
 
@@ -283,6 +290,10 @@ impl Recovery {
             false => BEAT_EVERY_US,
         }
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX / 2)
 }
 
 #[cfg(test)]

@@ -62,33 +62,35 @@ use crate::telemetry::decisions::{DecisionLog, Source};
 /// Charges that may wait in one worker; more are refused as [`StoreError::Overloaded`].
 const QUEUE: usize = 4096;
 
-/// The common state of all workers' connections to one Redis.
+/// The common state of all workers' connections to one Redis. A clone shares all that the process
+/// knows of it.
+#[derive(Clone)]
 pub struct RedisShared {
     access: Arc<access::Access>,
     prefix: String,
     script_hash: String,
     timeout: Duration,
     clock: MonotonicClock,
-    keys: KeyRing,
+    keys: Arc<KeyRing>,
     log: Option<Arc<DecisionLog>>,
-    outages: Outages,
+    outages: Arc<Outages>,
     /// Keys in Redis that held foreign data and were begun anew.
-    begun_anew: AtomicU64,
-    workers: AtomicU32,
+    begun_anew: Arc<AtomicU64>,
+    workers: Arc<AtomicU32>,
     /// How many proxies share the store, and what they owe it after an outage.
     recovery: Arc<Recovery>,
     name: ProcessName,
     /// Workers, or connections to nodes, that are without the store.
-    troubled: AtomicU32,
+    troubled: Arc<AtomicU32>,
     /// The log already says that there are more proxies than the configuration says.
-    warned_of_more: AtomicBool,
+    warned_of_more: Arc<AtomicBool>,
     /// The store that counts beside this one, and in place of it while it is away.
-    local: OnceLock<Arc<Memory>>,
+    local: Arc<OnceLock<Arc<Memory>>>,
     /// When the next heartbeat is due, microseconds.
-    beat_at_us: AtomicU64,
-    journal: Journal,
-    overrides: SharedOverrides,
-    known_keys: SharedKeys,
+    beat_at_us: Arc<AtomicU64>,
+    journal: Arc<Journal>,
+    overrides: Arc<SharedOverrides>,
+    known_keys: Arc<SharedKeys>,
 }
 
 impl fmt::Debug for RedisShared {
@@ -128,20 +130,38 @@ impl RedisShared {
             script_hash: redis::Script::new(SCRIPT).get_hash().to_owned(),
             timeout: settings.timeout,
             clock,
-            keys,
+            keys: Arc::new(keys),
             log,
-            outages: Outages::of(&server.topology),
-            begun_anew: AtomicU64::new(0),
-            workers: AtomicU32::new(0),
+            outages: Arc::new(Outages::of(&server.topology)),
+            begun_anew: Arc::default(),
+            workers: Arc::default(),
             recovery: Arc::new(Recovery::new(fleet, name, settings.timeout, clock.now_us())),
             name,
-            troubled: AtomicU32::new(0),
-            warned_of_more: AtomicBool::new(false),
-            local: OnceLock::new(),
-            beat_at_us: AtomicU64::new(0),
-            journal: Journal::default(),
-            overrides: SharedOverrides::new(clock),
-            known_keys: SharedKeys::new(settings.known_keys),
+            troubled: Arc::default(),
+            warned_of_more: Arc::default(),
+            local: Arc::default(),
+            beat_at_us: Arc::default(),
+            journal: Arc::default(),
+            overrides: Arc::new(SharedOverrides::new(clock)),
+            known_keys: Arc::new(SharedKeys::new(settings.known_keys)),
+        })
+    }
+
+    /// The same counts with other settings: the debts, outages, heartbeats, overrides and hash key
+    /// stay.
+    pub(super) fn renewed(
+        &self,
+        settings: &StoreSettings,
+        server: &RedisSettings,
+    ) -> Result<RedisShared, StoreError> {
+        let access = Arc::new(access::Access::new(server)?);
+        self.recovery.renew(settings.fleet, settings.timeout);
+        self.warned_of_more.store(false, Ordering::Relaxed);
+        Ok(RedisShared {
+            access,
+            timeout: settings.timeout,
+            known_keys: self.known_keys.renewed(settings.known_keys),
+            ..self.clone()
         })
     }
 

@@ -56,6 +56,14 @@ impl SharedKeys {
             has_read: watch::channel(false).0,
         }
     }
+
+    /// The same table, if the setting is the same.
+    pub(super) fn renewed(self: &Arc<Self>, are_wanted: bool) -> Arc<SharedKeys> {
+        match self.table.is_some() == are_wanted {
+            true => Arc::clone(self),
+            false => Arc::new(SharedKeys::new(are_wanted)),
+        }
+    }
 }
 
 impl RedisShared {
