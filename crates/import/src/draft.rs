@@ -218,6 +218,8 @@ impl TargetDraft {
 pub(super) struct RouteAction {
     pub(super) target: TargetDraft,
     pub(super) entries: TomlEntries,
+    /// Changes of headers in place of those of the location; `None` keeps the location's.
+    pub(super) headers: Option<TomlEntries>,
 }
 
 impl From<TargetDraft> for RouteAction {
@@ -225,6 +227,7 @@ impl From<TargetDraft> for RouteAction {
         RouteAction {
             target,
             entries: TomlEntries::default(),
+            headers: None,
         }
     }
 }

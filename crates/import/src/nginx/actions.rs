@@ -169,7 +169,6 @@ fn returned_redirect(to: &str, status: u16, scope: &BlockScope<'_>) -> Result<Ta
     for (theirs, ours) in [
         ("$server_name", name),
         ("${server_name}", name),
-        ("$scheme://", "https://"),
         ("$is_args$args", "?$args"),
         ("$uri?$args", "$request_uri"),
     ] {

@@ -163,15 +163,22 @@ fn conditional_action(
     draft: &mut Draft,
 ) -> Option<RouteAction> {
     let inner = &around.scope.enter(one);
+    let mut action = inner_action(one, inner, around, condition, draft)?;
+    if !matches!(action.target, TargetDraft::Closed(_)) {
+        action.headers = Some(settings::header_changes(inner, draft));
+    }
+    Some(action)
+}
+
+fn inner_action(
+    one: &Directive,
+    inner: &BlockScope<'_>,
+    around: ConditionScope<'_>,
+    condition: &Condition,
+    draft: &mut Draft,
+) -> Option<RouteAction> {
     if let Some(answer) = inner.first("return") {
-        let target = actions::translate_return(answer, inner, AnswersTo::Client);
-        let mut action = RouteAction::from(target);
-        if !matches!(action.target, TargetDraft::Closed(_)) {
-            action.entries = settings::header_changes(inner, draft);
-            let entries = &mut action.entries.list;
-            entries.retain(|entry| entry.key == "headers_down");
-        }
-        return Some(action);
+        return Some(actions::translate_return(answer, inner, AnswersTo::Client).into());
     }
     if let Some(rewrite) = inner.first("rewrite") {
         return actions::redirecting_rewrite(rewrite).map(RouteAction::from);

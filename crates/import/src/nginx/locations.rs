@@ -282,10 +282,15 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
     let mut entries = action.entries.clone();
     let fallback = actions::find_fallback(scope);
     let last_scope = fallback.as_ref().map_or(scope, |fallback| &fallback.scope);
-    for change in settings::header_changes(last_scope, draft).list {
+    let changes = match &action.headers {
+        Some(headers) => headers.clone(),
+        None => settings::header_changes(last_scope, draft),
+    };
+    for change in changes.list {
         const DOWN: &str = "headers_down headers_success expires expires_from trailers_down";
         let is_down = DOWN.split(' ').any(|key| key == change.key);
-        if passes || is_down && !target.denies() {
+        let is_for_denial = action.headers.is_some() && change.key == "headers_down";
+        if passes || is_down && !target.denies() || is_for_denial {
             entries.add_new(&change.key, change.value);
         }
     }

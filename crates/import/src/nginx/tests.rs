@@ -263,3 +263,43 @@ fn unusual_values_of_automatic_headers_are_said() {
         imported.text
     );
 }
+
+#[test]
+fn an_if_that_answers_has_its_own_headers() {
+    let imported = import_http(
+        "server { listen 80; server_name a.test; location / {\n\
+         if ($request_method = OPTIONS) { add_header Access-Control-Max-Age 600; return 204; }\n\
+         if ($http_x_bad) { add_header X-Why bad always; add_header X-Ok ok; return 403; }\n\
+         if ($http_x_old) { return 204; }\n\
+         add_header X-Own own always; proxy_pass http://10.0.0.1; } }",
+    );
+    let route = |part: &str| {
+        let mut routes = imported.text.split("[[route]]");
+        let found = routes.find(|route| route.contains(part));
+        found.unwrap_or_else(|| panic!("{part} {imported:?}"))
+    };
+    let preflight = route("methods");
+    assert!(preflight.contains("headers_success = { \"+access-control-max-age\" = \"600\" }"));
+    assert!(!preflight.contains("x-own"), "{preflight}");
+    let denied = route("x-bad");
+    assert!(
+        denied.contains("headers_down = { \"+x-why\" = \"bad\" }"),
+        "{denied}"
+    );
+    assert!(
+        !denied.contains("x-ok") && !denied.contains("x-own"),
+        "{denied}"
+    );
+    assert!(route("{ \"x-old\"").contains("x-own"), "{imported:?}");
+    assert!(route("upstream ").contains("x-own"), "{imported:?}");
+}
+
+#[test]
+fn a_redirect_with_the_scheme_of_the_request_keeps_it() {
+    let imported = import_http(
+        "server { listen 80; server_name a.test;\n\
+         location / { return 301 $scheme://b.test$request_uri; } }",
+    );
+    let to = "to = \"{scheme}://b.test{uri}\"";
+    assert!(imported.text.contains(to), "{}", imported.text);
+}

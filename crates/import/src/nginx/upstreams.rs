@@ -92,7 +92,10 @@ impl<'p> ProxyPass<'p> {
             group => self.add_upstream(&url, group, draft),
         };
         let target = TargetDraft::Upstream(name);
-        Ok(RouteAction { target, entries })
+        Ok(RouteAction {
+            entries,
+            ..RouteAction::from(target)
+        })
     }
 
     fn method(&self, one: &Directive) -> Result<String, String> {
