@@ -8,8 +8,8 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, ALLOW, CACHE_CONTROL,
-    CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LINK, LOCATION, ORIGIN,
-    RETRY_AFTER, VARY, WWW_AUTHENTICATE,
+    CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, LINK, LOCATION, ORIGIN, RETRY_AFTER, VARY,
+    WWW_AUTHENTICATE,
 };
 use http::{Method, Request, Response, StatusCode};
 use jiff::Timestamp;
@@ -35,6 +35,8 @@ use crate::limit::headers::{
 use crate::limit::{Decision, LimitCheck, Retry};
 use crate::route::template::LimitResult;
 use crate::telemetry::access::Outcome;
+
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// The settings of the proxy's own responses, and of rate-limit headers.
 #[derive(Debug)]
@@ -299,9 +301,10 @@ impl LocalReplies {
                 let template = template.map(|(_, text)| text.as_str());
                 body = problem::render(problem, form.kind, template);
             }
-            insert_static(&mut response, CONTENT_TYPE, problem::media_type(form.kind));
+            let media_type = problem::media_type(form.kind);
+            response.headers_mut().insert(CONTENT_TYPE, media_type);
         }
-        insert_static(&mut response, CACHE_CONTROL, "no-store");
+        response.headers_mut().insert(CACHE_CONTROL, NO_STORE);
         if let Some(link) = &self.docs_link {
             response.headers_mut().insert(LINK, link.clone());
         }
@@ -377,21 +380,17 @@ fn problem_response(
     let body = problem::render(&problem, BodyKind::Json, None);
     let mut response = Response::new(body.into());
     *response.status_mut() = message.status;
-    let media_type = problem::media_type(BodyKind::Json);
-    insert_static(&mut response, CONTENT_TYPE, media_type);
-    insert_static(&mut response, CACHE_CONTROL, "no-store");
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, problem::media_type(BodyKind::Json));
+    headers.insert(CACHE_CONTROL, NO_STORE);
     if message.status == StatusCode::METHOD_NOT_ALLOWED {
-        insert_static(&mut response, ALLOW, "GET, HEAD, POST, PUT, PATCH, DELETE");
+        let methods = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE");
+        headers.insert(ALLOW, methods);
     }
     if message.close {
-        insert_static(&mut response, CONNECTION, "close");
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response
-}
-
-fn insert_static(response: &mut Response<Bytes>, name: HeaderName, value: &'static str) {
-    let value = HeaderValue::from_static(value);
-    response.headers_mut().insert(name, value);
 }
 
 /// A response that closes the connection.
