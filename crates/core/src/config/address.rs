@@ -138,12 +138,24 @@ pub(super) fn listen(text: &str) -> Result<Listen, &'static str> {
 
 /// Reads `10.0.0.0/8`, or one address.
 pub(super) fn network(text: &str) -> Result<IpNet, String> {
-    if let Ok(net) = text.parse::<IpNet>() {
-        return Ok(net.trunc());
-    }
-    text.parse::<IpAddr>()
-        .map(IpNet::from)
-        .map_err(|_| not_a_network(text))
+    let net = match text.parse::<IpNet>() {
+        Ok(net) => net.trunc(),
+        Err(_) => (text.parse::<IpAddr>().map(IpNet::from)).map_err(|_| not_a_network(text))?,
+    };
+    Ok(unmapped(net))
+}
+
+/// The IPv4 network of `::ffff:10.0.0.0/104`: addresses of clients have this form here.
+fn unmapped(net: IpNet) -> IpNet {
+    let mapped = match net {
+        IpNet::V6(net) => net
+            .addr()
+            .to_ipv4_mapped()
+            .zip(net.prefix_len().checked_sub(96)),
+        IpNet::V4(_) => None,
+    };
+    let v4 = mapped.and_then(|(address, bits)| IpNet::new(address.into(), bits).ok());
+    v4.unwrap_or(net)
 }
 
 /// The reason why a text is no network, and the network that it most likely means.
@@ -313,6 +325,19 @@ mod tests {
 
     fn tcp(text: &str) -> Listen {
         Listen::Tcp(text.parse().unwrap())
+    }
+
+    #[test]
+    fn networks_in_the_form_of_ipv6_mean_those_of_ipv4() {
+        for (text, meant) in [
+            ("::ffff:192.0.2.1", "192.0.2.1/32"),
+            ("::ffff:10.0.0.0/104", "10.0.0.0/8"),
+            ("::ffff:0:0/96", "0.0.0.0/0"),
+            ("2001:db8::/32", "2001:db8::/32"),
+            ("::/0", "::/0"),
+        ] {
+            assert_eq!(network(text), Ok(meant.parse().unwrap()), "{text}");
+        }
     }
 
     #[test]

@@ -51,6 +51,8 @@ fn exempt_client(text: &str) -> Result<ExemptClient, String> {
     match address::network(text) {
         Ok(net) => Ok(ExemptClient::Net(net)),
         Err(_) if text.is_empty() => Err("empty".to_owned()),
+        // As a key, it would exempt each client that sends this word.
+        Err(why) if text.eq_ignore_ascii_case("localhost") => Err(why),
         Err(why) if looks_like_address(text) => {
             // It may be a key all the same: the message does not repeat it.
             let why = why.split("; ").next().unwrap_or_default();
