@@ -136,3 +136,17 @@ fn without_the_store_trials_are_not_decided_and_nothing_waits_for_them() {
     let log = lines(|| proxy.stdout(), 10);
     assert!(!log.join("\n").contains("would_deny"), "{log:?}");
 }
+
+#[test]
+fn a_limit_on_trial_refuses_no_request_without_a_key() {
+    const TRIAL: &str = "[limit.account]\nkey = \"header:x-account\"\nmissing = \"deny\"\n\
+         rate = \"1/h\"\nshadow = true\n\
+         [limit.api]\nkey = \"global\"\nrate = \"9/h\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"account\", \"api\"]\n";
+    with_each_store(|redis| {
+        let (_upstream, proxy) = proxy(TRIAL, redis);
+        for headers in ["", "X-Account: a\r\nX-Account: b\r\n"] {
+            assert_eq!(proxy.get_with("/", headers).status, 200, "{headers}");
+        }
+    });
+}

@@ -77,15 +77,22 @@ impl Stages {
                             None => Some(limit.units(cost)),
                             Some(reserve) => reserve.units(limit, &windows),
                         };
-                        let unpriced = || Rejection::Unpriced(limit.name.clone());
-                        let units = units.ok_or_else(unpriced)?;
+                        let Some(units) = units else {
+                            if limit.shadow {
+                                continue;
+                            }
+                            return Err(Rejection::Unpriced(limit.name.clone()));
+                        };
                         let anchor = limit.anchor_of(facts);
                         let client = CheckedClient { tag, anchor };
                         admission.add(limit, &windows, client, units, asker);
                     }
                 }
                 Derived::Skip => {}
-                _ if exempt => limiter.count_bypassed(std::slice::from_ref(limit)),
+                // A limit in shadow mode refuses no request.
+                _ if exempt || limit.shadow => {
+                    limiter.count_bypassed(std::slice::from_ref(limit));
+                }
                 Derived::Denied => return Err(lacks_key(limit, facts)),
                 Derived::Ambiguous => return Err(has_several_keys(limit, facts)),
                 Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
@@ -159,7 +166,7 @@ impl Stages {
                     }
                 }
                 Derived::Skip => {}
-                _ if is_exempt => {}
+                _ if is_exempt || limit.shadow => {}
                 Derived::Denied => return Err(lacks_key(limit, facts)),
                 Derived::Ambiguous => return Err(has_several_keys(limit, facts)),
                 Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
