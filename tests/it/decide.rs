@@ -395,3 +395,25 @@ fn denials_of_questions_and_calls_begin_bans() {
     assert!(is_told, "{answer}");
     assert_eq!(call("b").0, 200);
 }
+
+#[test]
+fn what_a_route_answers_by_itself_is_no_request_to_let_pass() {
+    let decider = Decider::start(
+        "[limit.default]\nrate = \"9/min\"\n\
+         [[route]]\npath = \"regex:/[.]git\"\nrespond = { status = 404 }\n\
+         [[route]]\npath = \"/closed\"\nrespond = { status = 444 }\n\
+         [[route]]\npath = \"/healthy\"\nrespond = { status = 204 }\n\
+         [[route]]\npath = \"/old/*\"\nredirect = \"/new/{rest}\"\n\
+         [[route]]\npath = \"/*\"\n",
+    );
+    let ask = |door, uri: &str| decider.ask_for(door, &format!("GET {uri}"), "192.0.2.1");
+    assert_eq!(decision(&ask("/auth", "/.git/config")), "404 deny");
+    assert_eq!(decision(&ask("/auth/nginx", "/.git/config")), "403 deny");
+    assert_eq!(decision(&ask("/auth", "/closed")), "403 deny");
+    let moved = ask("/auth", "/old/x");
+    assert_eq!(decision(&moved), "302 deny");
+    assert_eq!(moved.header("location").as_deref(), Some("/new/x"));
+    for uri in ["/healthy", "/other"] {
+        assert_eq!(decision(&ask("/auth", uri)), "200 allow", "{uri}");
+    }
+}

@@ -26,7 +26,9 @@ use crate::body::RequestBody;
 use crate::proxy::body::Body;
 use crate::proxy::{Arrival, Exchange, Proxy};
 use crate::request_head::Scheme;
+use crate::route::{Respond, Target};
 use crate::telemetry::metrics::{DecideCode, Door};
+use tidegate_core::exchange::changes::own_response;
 use tidegate_core::exchange::downstream::Secured;
 use tidegate_core::exchange::key_wait::wait_for_keys;
 use tidegate_core::exchange::rejection::Rejection;
@@ -126,7 +128,13 @@ impl Proxy {
             x.admission.set_timeout(timeout, caller.since);
         }
         let decided = self.admit_question(x).await;
+        let is_answered = decided.is_ok() && answer_by_route(x);
+        if is_answered {
+            let status = x.response.status();
+            *x.response.status_mut() = refusal(door, status);
+        }
         let code = match &decided {
+            Ok(()) if is_answered => DecideCode::Error,
             Ok(()) => DecideCode::Ok,
             Err(Rejection::Limited(_) | Rejection::Blocked(_)) => DecideCode::OverLimit,
             Err(_) => DecideCode::Error,
@@ -139,8 +147,8 @@ impl Proxy {
         self.count_question(door, code, caller);
         self.finish(exchange);
         match decided {
-            Ok(()) => AuthDecision::Allow,
-            Err(_) => AuthDecision::Deny,
+            Ok(()) if !is_answered => AuthDecision::Allow,
+            _ => AuthDecision::Deny,
         }
     }
 
@@ -156,12 +164,34 @@ impl Proxy {
             questions.ask().await;
         }
         self.stages.identify(x)?;
+        if x.route
+            .is_some_and(|route| !matches!(route.target, Target::Upstream(_)))
+        {
+            self.stages.rewrite(x)?;
+        }
         self.stages.admit(x).await?;
         // The proxy that asks does not say when the request ends, so it holds no slots.
         x.admission.slots = None;
         self.stages.replies.mark(&x.admission, x.response);
         Ok(())
     }
+}
+
+/// Writes the response of a route that forwards no request: a redirect, or a status from 300 on.
+/// Returns whether it has.
+fn answer_by_route(x: &mut Exchange<'_, RequestBody, Body>) -> bool {
+    let own = x
+        .route
+        .and_then(|route| own_response(&route.target, x.changes.as_deref()));
+    let Some(mut own) = own.filter(|own| own.status().as_u16() >= 300) else {
+        return false;
+    };
+    // The connection that a status of 444 closes is not here.
+    own.extensions_mut().clear();
+    let rate_limits = std::mem::take(x.response.headers_mut());
+    *x.response = own.map(Body::made);
+    x.response.headers_mut().extend(rate_limits);
+    true
 }
 
 pub(super) fn door_at(path: &str) -> Option<Door> {
@@ -180,6 +210,7 @@ fn refusal(door: Door, status: StatusCode) -> StatusCode {
     match door {
         // nginx takes every other status for an error of this server.
         Door::Nginx => StatusCode::FORBIDDEN,
+        _ if status.as_u16() == Respond::CLOSED => StatusCode::FORBIDDEN,
         // Envoy takes a 5xx for a failure, and may then let the request pass.
         Door::Envoy if status.is_server_error() => StatusCode::TOO_MANY_REQUESTS,
         _ => status,
