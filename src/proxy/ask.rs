@@ -27,7 +27,7 @@ const DIGESTS: [HeaderName; 3] = [
 /// for.
 pub(super) fn ask(x: &mut ProxyExchange<'_>, route: &Route) -> bool {
     let asks = route.usage.as_ref().is_some_and(|usage| usage.asks);
-    if !asks || x.admission.granted().is_none() {
+    if !asks || x.admission.reserve.is_none() {
         return false;
     }
     let members = x.body.as_ref().map(|body| &body.facts.members);

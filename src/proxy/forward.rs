@@ -12,7 +12,7 @@ use super::encoding;
 use super::headers::{self, UpstreamRequest};
 use super::upgrade::Tunnel;
 use crate::body::RequestBody;
-use crate::route::Route;
+use crate::route::{Route, Settle};
 use crate::upstream::{Outgoing, SendOptions};
 use tidegate_core::exchange::changes::Changes;
 use tidegate_core::exchange::downstream::Downstream;
@@ -36,7 +36,8 @@ impl Proxy {
         if !route.pass_body {
             *request.body_mut() = RequestBody::empty();
         }
-        if route.usage.is_some() && !is_asked {
+        let reads_body = route.usage.is_some() || matches!(route.settle, Some(Settle::Json(_)));
+        if reads_body && !is_asked {
             encoding::accept_readable(request.headers_mut());
         }
         let ready = prepare(request, x.downstream, route, changes)?;
@@ -141,6 +142,9 @@ pub(super) fn prepare<B>(
     }
     if let Some(replacement) = &route.replace_prefix {
         headers::replace(request, replacement)?;
+    }
+    if matches!(route.settle, Some(Settle::Trailer(_))) && !ready.asks_upgrade {
+        headers::ask_for_trailers(request.headers_mut());
     }
     if let Some(changes) = changes {
         changes.apply_to_request(request);

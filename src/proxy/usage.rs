@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flate2::write::{MultiGzDecoder, ZlibDecoder};
 use http::Response;
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
 use http_body::Frame;
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
@@ -72,6 +72,8 @@ pub(super) struct UsageMeter {
     _decoder: Option<OwnedSemaphorePermit>,
     drains: Arc<Semaphore>,
     end: AnswerEnd,
+    /// Bytes of the announced length that have not come yet.
+    missing: Option<u64>,
 }
 
 /// How far an answer has come.
@@ -284,12 +286,16 @@ impl UsageMeter {
             _decoder: decoder,
             drains: Arc::clone(&bounds.drains),
             end: AnswerEnd::Open,
+            missing: single(headers, &CONTENT_LENGTH).and_then(|text| text.parse().ok()),
         })
     }
 
     /// Reads the next piece of the answer.
     pub(super) fn read(&mut self, frame: &Frame<Bytes>) {
         if let Some(data) = frame.data_ref() {
+            self.missing = self
+                .missing
+                .map(|bytes| bytes.saturating_sub(data.len() as u64));
             self.answer.read(data);
         }
         if let (AnswerCost::Trailer { name, units }, Some(trailers)) =
@@ -311,7 +317,8 @@ impl UsageMeter {
         upstream: Option<UpstreamBody>,
         record: Option<Box<AccessRecord>>,
     ) {
-        if is_whole {
+        // The end of an HTTP/2 stream may come in a frame of its own. No client waits for it.
+        if is_whole || self.missing == Some(0) {
             self.finish();
         }
         if let (Some(time), Some(upstream)) = (self.drain_time(), upstream)

@@ -418,3 +418,24 @@ fn without_the_store_adjustments_are_made_here() {
     assert_eq!(proxy.get("/200").status, 429);
     redis.restart();
 }
+
+#[test]
+fn an_upstream_is_asked_for_what_settles() {
+    let costly = Costly::start();
+    let seen = |settle: &str| {
+        let proxy = costly.proxy("rate = \"9/h\"", settle, None);
+        let before = costly.upstream.seen().len();
+        let answer = proxy.get_with("/200", "Accept-Encoding: br, gzip\r\n");
+        assert_eq!(answer.status, 200);
+        costly.upstream.seen().remove(before)
+    };
+    let json = seen("settle = \"response-json:cost\"");
+    let codings = json.header("accept-encoding").unwrap();
+    assert!(!codings.contains("br"), "{codings}");
+    let trailer = seen("settle = \"response-trailer:x-cost\"");
+    assert_eq!(trailer.header("te").as_deref(), Some("trailers"));
+    let header = seen(SETTLE);
+    assert_eq!(header.header("te"), None);
+    let codings = header.header("accept-encoding").unwrap();
+    assert_eq!(codings, "br, gzip");
+}

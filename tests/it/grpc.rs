@@ -81,6 +81,26 @@ fn start(backend: &Backend, more: &str) -> Looked {
     ))
 }
 
+#[test]
+fn a_call_that_finds_no_server_is_given_back() {
+    let backend = Backend::h2c(Manners::default(), server);
+    let looked = start(
+        &backend,
+        "[limit.paid]\nrate = \"1/h\"\nkey = \"global\"\n\
+         [[route]]\nname = \"paid\"\npath = \"/paid/*\"\nupstream = \"dead\"\nlimits = [\"paid\"]\n\
+         refund = [\"5xx\"]\n\
+         [[route]]\nname = \"failing\"\npath = \"/failing/*\"\nupstream = \"api\"\n\
+         limits = [\"paid\"]\nrefund = [\"503\"]\n",
+    );
+    for path in ["/paid/a", "/paid/b", "/failing/head-14", "/failing/head-14"] {
+        let reply = calls(&looked, &[path]).remove(0).unwrap();
+        assert_eq!(reply.headers["grpc-status"], "14", "{path}");
+    }
+    let denied = calls(&looked, &["/failing/head-0", "/failing/head-14"]);
+    let status = |reply: &Option<Reply>| reply.as_ref().unwrap().headers["grpc-status"].clone();
+    assert_eq!([status(&denied[0]), status(&denied[1])], ["0", "8"]);
+}
+
 /// Waits until `/metrics` has this sample with this value: a call is counted when it has ended.
 fn counted(looked: &Looked, sample: &str, value: u64) {
     let line = format!("{sample} {value}");

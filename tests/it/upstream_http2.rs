@@ -306,3 +306,30 @@ fn an_answer_that_is_reset_is_never_complete() {
         "{text}"
     );
 }
+
+#[test]
+fn an_answer_whose_stream_ends_in_a_frame_of_its_own_settles_its_request() {
+    let backend = Backend::h2c(polite(), |mut call: Call| async move {
+        let json = "{\"cost\":5}";
+        let response = Response::builder()
+            .header("content-type", "application/json")
+            .header("content-length", json.len())
+            .body(());
+        let mut stream = call.head(response.unwrap()).unwrap();
+        stream.send_data(Bytes::from(json), false).unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let _ = stream.send_data(Bytes::new(), true);
+    });
+    let settling = Tidegate::start(&format!(
+        "[server]\nworkers = 1\n{LIMIT}\
+         [[route]]\npath = \"/*\"\nupstream = \"api\"\nsettle = \"response-json:cost\"\n\
+         [upstream.api]\nservers = [\"{}\"]\n",
+        backend.h2c_url()
+    ));
+    let left = || {
+        let answer = settling.get("/");
+        let left = answer.header("x-ratelimit-remaining").unwrap();
+        left.parse::<u64>().unwrap()
+    };
+    assert_eq!([left(), left(), left()], [999_999, 999_994, 999_989]);
+}

@@ -8,7 +8,7 @@
 //! A caller of the rate limit service adjusts counts by itself: it gives units back, or charges
 //! units that were denied.
 
-use http::{HeaderMap, HeaderName, Response};
+use http::{HeaderMap, HeaderName, Response, StatusCode};
 
 use super::access_record::AccessRecord;
 use super::admit::{Admission, Decider};
@@ -17,6 +17,7 @@ use super::reserve::{Adjustment, FinalCost};
 use crate::limit::calendar::MAX_COUNT;
 use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck};
 use crate::route::Route;
+use crate::telemetry::metrics::GrpcStatus;
 
 impl Limiter {
     /// Refunds or settles the cost of a request, as its route says. It removes the header that
@@ -31,7 +32,7 @@ impl Limiter {
         let cost = route.settle_header();
         let cost = cost.and_then(|name| take_cost(response.headers_mut(), name));
         let adjustment = match cost {
-            _ if route.refund.contains(response.status()) => Adjustment::Refund,
+            _ if route.refund.contains(final_status(response, record)) => Adjustment::Refund,
             Some(units) => Adjustment::Settle(FinalCost::Units(units)),
             None => return false,
         };
@@ -115,6 +116,17 @@ impl Limiter {
         if !less.is_empty() {
             self.store.give_back(&less, &less_of, generation);
         }
+    }
+}
+
+/// The status that may refund. That of a gRPC call is in `grpc-status`; one in trailers comes too
+/// late.
+fn final_status<B>(response: &Response<B>, record: &AccessRecord) -> StatusCode {
+    match (response.status(), record.grpc) {
+        (StatusCode::OK, true) => {
+            GrpcStatus::in_head(response).map_or(StatusCode::OK, GrpcStatus::as_http)
+        }
+        (status, _) => status,
     }
 }
 

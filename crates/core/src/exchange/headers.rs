@@ -97,8 +97,7 @@ pub fn to_upstream<B>(
     if upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     } else if seen.te_trailers {
-        headers.insert(TE, HeaderValue::from_static("trailers"));
-        headers.insert(CONNECTION, HeaderValue::from_static("te"));
+        ask_for_trailers(headers);
     }
     let host = headers.get(HOST);
     let host = host.filter(|_| may_prerender && !peer.trusted && !seen.via);
@@ -114,6 +113,12 @@ pub fn to_upstream<B>(
         is_forged: seen.forged,
         prerendered,
     })
+}
+
+/// Says that trailers are read (RFC 9110 section 6.5.1): servers may leave them out otherwise.
+pub fn ask_for_trailers(headers: &mut HeaderMap) {
+    headers.insert(TE, HeaderValue::from_static("trailers"));
+    headers.insert(CONNECTION, HeaderValue::from_static("te"));
 }
 
 /// Makes an upstream's response ready for the client.

@@ -87,13 +87,13 @@ impl Redis {
         matches!(&self.servers, ServersView::Server(is_open) if is_open.load(Ordering::Relaxed))
     }
 
-    /// Owes a settlement that has failed. As for admitted requests, only the units of limits that
-    /// are counted locally are owed.
+    /// Owes a settlement that has failed. A limit with `on_error = "allow"` counts nothing without
+    /// the store.
     fn owing(&self) -> OnFailure {
         let shared = Arc::clone(&self.shared);
         Box::new(move |request| {
-            let is_local = |check: &&LimitCheck| check.limit.on_error == OnError::Local;
-            let owed: Charge = request.charge.iter().filter(is_local).cloned().collect();
+            let counts = |check: &&LimitCheck| check.limit.on_error != OnError::Allow;
+            let owed: Charge = request.charge.iter().filter(counts).cloned().collect();
             shared.owe(&owed, request.generation);
         })
     }
