@@ -97,6 +97,9 @@ local function lane(key, rule, now, many)
     done = redis_pcall('SETRANGE', key, string.format('%d', place), entry)
     if type(done) == 'number' then done = redis_pcall('SETRANGE', key, '0', stands) end
   end
-  if renews and not grows then redis_pcall('EXPIRE', key, seconds) end
+  if renews and not grows then
+    local renewed = redis_pcall('EXPIRE', key, seconds)
+    if type(renewed) == 'table' then done = renewed end
+  end
   return stands, nil, nil, done ~= whole and type(done) == 'table' and done.err
 end

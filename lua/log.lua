@@ -342,7 +342,10 @@ local function new_log()
         done = redis_pcall('SETRANGE', key, string.format('%d', at), entry)
         if type(done) == 'number' then done = redis_pcall('SETRANGE', key, '0', stands) end
       end
-      if renews then redis_pcall('EXPIRE', key, seconds) end
+      if renews then
+        local renewed = redis_pcall('EXPIRE', key, seconds)
+        if type(renewed) == 'table' then done = renewed end
+      end
     end
     if done ~= rule.top + capacity * rule.size and type(done) == 'table' and done.err then
       return done.err

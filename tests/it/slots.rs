@@ -344,3 +344,21 @@ fn without_the_store_a_proxy_counts_by_itself_and_tells_the_store_later() {
     let statuses = clients.iter_mut().map(|client| client.answer().status);
     assert_eq!(statuses.filter(|status| *status == 200).count(), 4);
 }
+
+#[test]
+fn an_emptied_redis_hears_again_which_slots_are_held() {
+    let (gate, redis) = (Gate::start(), RedisServer::start());
+    let limit = "concurrent = 1\nhold = \"1h\"";
+    let (holder, other) = (
+        gate.proxy(limit, Some(&redis)),
+        gate.proxy(limit, Some(&redis)),
+    );
+    let mut waiting = holder.connect();
+    waiting.send("GET /wait HTTP/1.1\r\nHost: test\r\n\r\n");
+    wait_for("the slot", || other.get("/").status == 429);
+    redis.run("FLUSHALL");
+    wait_for("the slot after the loss", || other.get("/").status == 429);
+    gate.open();
+    assert_eq!(waiting.answer().status, 200);
+    wait_for("the free slot", || other.get("/").status == 200);
+}

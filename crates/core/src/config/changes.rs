@@ -333,6 +333,8 @@ fn report_lost_counts(old: &Config, new: &Config, lines: &mut Vec<String>) {
         let is_new = |one: &Window| !known.contains(&*one.store_suffix);
         let reason = if before.key.parts != limit.key.parts {
             "its key is another"
+        } else if before.slot != limit.slot {
+            "its `slot` is another"
         } else if windows(limit).any(is_new) {
             "a window of another length or kind"
         } else {

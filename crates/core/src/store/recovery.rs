@@ -66,6 +66,8 @@ pub struct Recovery {
     pub store_clock: StoreClock,
     /// The longest wait for a decision of the store.
     timeout_us: AtomicU64,
+    /// How often the store has lost its memory.
+    losses: AtomicU64,
     /// Whether shares hold, beside the store's decisions where there are any.
     on: AtomicBool,
     /// Since when the store is away, or last was before the process began to return; 0 for never.
@@ -100,6 +102,7 @@ impl Recovery {
             last_answers: LastAnswers::default(),
             store_clock: StoreClock::default(),
             timeout_us: AtomicU64::new(micros(timeout)),
+            losses: AtomicU64::new(0),
             on: AtomicBool::new(false),
             since_us: AtomicU64::new(0),
             back_us: AtomicU64::new(0),
@@ -119,6 +122,11 @@ impl Recovery {
 
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
+    }
+
+    /// How often the store has lost its memory.
+    pub fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, RecoveryState> {
@@ -175,6 +183,7 @@ impl Recovery {
         let is_new = (state.began_us).is_some_and(|began_us| began_us != beat.began_us);
         state.began_us = Some(beat.began_us);
         if is_new {
+            self.losses.fetch_add(1, Ordering::Relaxed);
             self.begin(&mut state, now_us);
             state.since_us = None;
         }

@@ -83,6 +83,24 @@ fn a_rate_is_told_by_its_limit() {
 }
 
 #[test]
+fn another_slot_is_told_with_what_it_does() {
+    let with = |slot: &str| {
+        let text = format!(
+            "upstream = \"http://a\"\n[store]\nurl = \"redis://a\"\n\
+             [limit.default]\nrate = \"5/h\"\n{slot}"
+        );
+        accept(&text).0
+    };
+    assert_eq!(
+        changes(&with(""), &with("slot = \"q\"")),
+        [
+            "limit default: slot q, which was not set",
+            "limit default: counts start at zero: its `slot` is another",
+        ]
+    );
+}
+
+#[test]
 fn a_key_is_told_with_what_it_does() {
     told(
         &[("[\"ip\", \"path\"]", "\"ip\"")],

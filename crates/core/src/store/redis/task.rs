@@ -54,6 +54,8 @@ pub(super) struct ServerTask {
     yield_calls: u8,
     /// The overrides' epoch when the last call was sent.
     epoch: u64,
+    /// The losses of the store's memory that this worker has heard of.
+    losses: u64,
     command: Cmd,
     /// One timer for every wait of this task.
     sleep: Pin<Box<Sleep>>,
@@ -65,6 +67,7 @@ impl ServerTask {
         let now = setup.shared.clock.now();
         ServerTask {
             health: ServerHealth::new(None, setup.shared.next_seed()),
+            losses: setup.shared.recovery.losses(),
             shared: setup.shared,
             queue: setup.queue,
             waiting: VecDeque::new(),
@@ -423,9 +426,12 @@ impl ServerTask {
             result = asking => result?,
             () = &mut self.sleep => return Err(StoreError::Timeout),
         };
-        if !report.was_there {
-            // The store has been emptied: no cached denial holds.
+        let losses = shared.recovery.losses();
+        let has_lost = std::mem::replace(&mut self.losses, losses) != losses;
+        if has_lost || !report.was_there {
+            // The store has been emptied: no cached denial holds, and it knows of no held slot.
             self.cache.clear();
+            self.slots.reconnected();
         }
         let pause = match report.owes {
             true => OWED_EVERY,

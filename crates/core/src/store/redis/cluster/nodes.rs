@@ -363,9 +363,13 @@ impl ClusterTask {
                 shared.journal.ripen(shared.instant_at(now));
                 self.pay_back(None, now);
                 self.try_writes();
-                if !was_there {
-                    // The node has been emptied: no cached denial holds.
+                let losses = self.shared.recovery.losses();
+                let has_lost = std::mem::replace(&mut self.losses, losses) != losses;
+                if has_lost || !was_there {
+                    // The node has been emptied: no cached denial holds, and it knows of no held
+                    // slot.
                     self.cache.clear();
+                    self.slots.reconnected();
                 }
             }
             Err(StoreError::Server(ServerTrouble::Cluster)) => self.read_map_soon(MAP_AFTER_MOVE),

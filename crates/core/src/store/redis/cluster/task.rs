@@ -98,11 +98,13 @@ pub(in crate::store::redis) struct ClusterTask {
     pub(super) map_at: Instant,
     pub(super) learning: bool,
     pub(super) learn_at: Instant,
+    /// The losses of the store's memory that this worker has heard of.
+    pub(super) losses: u64,
 }
 
 impl ClusterTask {
     pub(in crate::store::redis) fn new(setup: TaskSetup, view: ClusterView) -> ClusterTask {
-        let now = clock::now();
+        let (now, losses) = (clock::now(), setup.shared.recovery.losses());
         ClusterTask {
             seeds: ServerHealth::new(setup.shared.access.seeds().first().cloned(), 0),
             seed: setup.shared.next_seed(),
@@ -124,6 +126,7 @@ impl ClusterTask {
             map_at: now,
             learning: false,
             learn_at: now,
+            losses,
         }
     }
 
