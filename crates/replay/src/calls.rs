@@ -21,7 +21,8 @@ pub struct LoggedCall<'e> {
     /// What the call is charged for in the end.
     charged: ChargedTokens,
     asked_model: &'e str,
-    answered_model: &'e str,
+    /// The model whose price the settlement uses.
+    priced_model: &'e str,
     pub facts: CallFacts,
 }
 
@@ -67,7 +68,7 @@ impl<'e> LoggedCall<'e> {
                 partly_reported: None,
             }),
             asked_model: asked,
-            answered_model: tokens.model.as_deref().unwrap_or(asked),
+            priced_model: settings.priced_model(tokens.model.as_deref().unwrap_or(asked), asked),
             facts: CallFacts {
                 has_reserve: tokens.numbers.reserved.is_some(),
                 is_unsettled: charged.is_none(),
@@ -92,13 +93,12 @@ impl<'e> LoggedCall<'e> {
         };
         let reserved = units(self.estimate.tokens, self.asked_model)?;
         let settled = match is_refunded {
-            true => Some(0),
-            // The proxy keeps the reserve if the answer's model has no price.
-            false => self.settled(|tokens| units(tokens, self.answered_model), reserved),
+            true => 0,
+            false => self.settled(|tokens| units(tokens, self.priced_model), reserved)?,
         };
         Some(CallCost {
             reserved,
-            settled: settled.unwrap_or(reserved),
+            settled,
             is_lowered: !self.estimate.names_maximum,
         })
     }

@@ -66,9 +66,9 @@ const REQUEST: LedgerAmounts = LedgerAmounts {
     money: 0,
 };
 
-/// A model without a price costs nothing.
+/// A call costs nothing if neither its model nor that of its answer has a price.
 fn amounts_of(reserve: &UsageReserve, tokens: TokenCounts, model: &str) -> LedgerAmounts {
-    let money = reserve.settings.units(Quantity::Money, tokens, model);
+    let money = reserve.quantity(Quantity::Money, tokens, model);
     LedgerAmounts {
         tokens: tokens.total().cast_signed(),
         money: money.unwrap_or(0).cast_signed(),

@@ -170,8 +170,19 @@ impl UsageReserve {
         if limit.is_concurrent() {
             return Some(limit.units(1));
         }
-        let units = self.settings.units(limit.counts, tokens, model)?;
+        let units = self.quantity(limit.counts, tokens, model)?;
         Some(limit.units(units))
+    }
+
+    /// A quantity of these tokens, with the prices of `model`.
+    pub(super) fn quantity(
+        &self,
+        quantity: Quantity,
+        tokens: TokenCounts,
+        model: &str,
+    ) -> Option<u64> {
+        let priced = self.settings.priced_model(model, &self.model);
+        self.settings.units(quantity, tokens, priced)
     }
 }
 
@@ -427,5 +438,38 @@ mod tests {
         assert_eq!(charge(None, Some(7)), Some(17));
         assert_eq!(charge(None, Some(400)), Some(400));
         assert_eq!(charge(Some(12), Some(700)), Some(712));
+    }
+
+    #[test]
+    fn a_model_of_the_answer_without_a_price_costs_what_the_requests_model_costs() {
+        let mut own =
+            UsageSettings::clone(&settings(MissingUsage::Estimate, TokenWeights::default()));
+        let row = |model: &str, price: u64| PriceRow {
+            model: model.into(),
+            price: TokenWeights {
+                output: price * TokenWeights::ONE,
+                ..TokenWeights::default()
+            },
+        };
+        own.prices = Arc::new(PriceTable {
+            rows: vec![row("gpt-5", 10), row("gpt-5-mini", 2)],
+        });
+        let reserve = reserve(&Arc::new(own), Estimate::default());
+        let limit = limit(100_000, Quantity::Money);
+        let units = |model| {
+            let charged = ChargedTokens {
+                tokens: tokens(60, 40),
+                partly_reported: None,
+            };
+            let cost = FinalCost::Usage {
+                reserve: &reserve,
+                charged,
+                model,
+            };
+            cost.units(&limit, 9000)
+        };
+        assert_eq!(units("gpt-5-2025-08-07"), Some(460));
+        assert_eq!(units("gpt-5-mini"), Some(140));
+        assert_eq!(units(""), Some(460));
     }
 }

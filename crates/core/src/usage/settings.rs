@@ -160,6 +160,15 @@ impl PriceTable {
 }
 
 impl UsageSettings {
+    /// The model whose price counts: that of the answer or, if it has no price, that of the
+    /// request. Servers answer with a dated name for the name that was asked.
+    pub fn priced_model<'m>(&self, answered: &'m str, asked: &'m str) -> &'m str {
+        match self.prices.find(answered) {
+            Some(_) => answered,
+            None => asked,
+        }
+    }
+
     /// The units of these tokens in a limit that counts `quantity`. `None` if the model has no
     /// price.
     pub fn units(&self, quantity: Quantity, tokens: TokenCounts, model: &str) -> Option<u64> {

@@ -155,8 +155,13 @@ fn each_quantity_is_counted() {
         assert_eq!(engine.counts.rows[0].spent, spent, "{counts}");
     }
     let money = "[limit.a]\nrate = \"9000/min\"\ncounts = \"money\"\n";
-    let engine = replayed(money, &[own(0.0, 1, 200, &usage.replace("gpt", "other"))]);
+    let other = usage.replace("gpt", "other");
+    let engine = replayed(money, &[own(0.0, 1, 200, &other)]);
     assert_eq!(engine.counts.totals.outside[&Outside::Unpriced], 1);
+    // A model of the answer without a price costs what that of the request costs.
+    let asked = format!("{other},\"requested_model\":\"gpt\"");
+    let engine = replayed(money, &[own(0.0, 1, 200, &asked)]);
+    assert_eq!(engine.counts.rows[0].spent, 2_010);
 }
 
 #[test]
