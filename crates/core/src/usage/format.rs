@@ -135,6 +135,8 @@ pub struct AnswerTable {
     pub(super) is_cache_apart: bool,
     /// A count of 0 is left out.
     pub(super) omits_zero_output: bool,
+    /// Output may be in the total alone.
+    pub(super) total_has_more_output: bool,
     pub(super) has_model: bool,
     /// Texts hold texts.
     pub(super) has_nested: bool,
@@ -195,6 +197,7 @@ struct AnswerLayout {
     tops: Tops,
     is_cache_apart: bool,
     omits_zero_output: bool,
+    total_has_more_output: bool,
 }
 
 impl AnswerLayout {
@@ -236,6 +239,7 @@ impl AnswerTable {
             has_tool_input,
             is_cache_apart: layout.is_cache_apart,
             omits_zero_output: layout.omits_zero_output,
+            total_has_more_output: layout.total_has_more_output,
             has_model,
             has_nested,
             knows_end: true,

@@ -133,7 +133,8 @@ impl ReportedUsage {
         sum.map(|sum| sum.min(MAX_UNITS))
     }
 
-    /// A total alone counts as output, and beside one part it is the other one.
+    /// A total alone counts as output, and beside one part it is the other one. Beside both it can
+    /// show output that they lack.
     pub(super) fn tokens(&self, table: &AnswerTable) -> ReportedTokens {
         use TokenField::{CacheWrite, Cached, Input, Output, Thoughts, ToolInput, Total};
         let mut input = match (table.is_cache_apart, table.has_tool_input) {
@@ -150,6 +151,12 @@ impl ReportedUsage {
                 }
                 (Some(input), None) => output = Some(total.saturating_sub(input)),
                 (None, Some(output)) => input = Some(total.saturating_sub(output)),
+                (Some(input), Some(known)) if table.total_has_more_output => {
+                    // Where the input lacks what comes from the cache, the total may have it.
+                    let cached = self.get(Cached).filter(|cached| *cached > input);
+                    let rest = total.saturating_sub(input.saturating_add(cached.unwrap_or(0)));
+                    output = Some(known.max(rest));
+                }
                 (Some(_), Some(_)) => {}
             }
         }

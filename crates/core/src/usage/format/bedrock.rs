@@ -16,6 +16,7 @@ pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     tops: Tops::One,
     is_cache_apart: true,
     omits_zero_output: false,
+    total_has_more_output: false,
 };
 
 const ROWS: &[AnswerRow] = &[

@@ -13,6 +13,7 @@ pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     tops: Tops::Elements,
     is_cache_apart: false,
     omits_zero_output: true,
+    total_has_more_output: false,
 };
 
 const ROWS: &[AnswerRow] = &[

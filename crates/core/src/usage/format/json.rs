@@ -43,6 +43,7 @@ impl AnswerTable {
             has_tool_input: false,
             is_cache_apart: false,
             omits_zero_output: false,
+            total_has_more_output: false,
             has_model: paths.model.is_some(),
             has_nested: false,
             knows_end: false,

@@ -12,6 +12,7 @@ pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     tops: Tops::One,
     is_cache_apart: false,
     omits_zero_output: true,
+    total_has_more_output: false,
 };
 
 const ROWS: &[AnswerRow] = &[

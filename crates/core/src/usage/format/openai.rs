@@ -1,7 +1,7 @@
 //! OpenAI: chat, completions, embeddings and the Responses API, and the many servers that speak so.
 //!
 //! A stream has one event with `usage`, near its end and often without choices. vLLM can send sums
-//! in every event. Reasoning is a part of the output.
+//! in every event. Reasoning is a part of the output, but at xAI it is only in the total.
 
 use super::AnswerRole::{Error, ErrorWord, Finished, Model, Text, Unfinished};
 use super::TokenField::{Cached, Input, Output, Total};
@@ -13,6 +13,7 @@ pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     tops: Tops::One,
     is_cache_apart: false,
     omits_zero_output: false,
+    total_has_more_output: true,
 };
 
 const ROWS: &[AnswerRow] = &[

@@ -238,7 +238,14 @@ pub(super) fn expected(format: AnswerFormat, events: &[String]) -> Reading {
         if input.is_none() {
             input = Some(output.map_or(0, |output| total.saturating_sub(output)));
         }
-        output = output.or(input.map(|input| total.saturating_sub(input)));
+        let rest = input.map(|input| {
+            let apart = cached.filter(|cached| format == AnswerFormat::OpenAi && *cached > input);
+            total.saturating_sub(input + apart.unwrap_or(0))
+        });
+        output = match format {
+            AnswerFormat::OpenAi => output.max(rest),
+            _ => output.or(rest),
+        };
     }
     if matches!(format, AnswerFormat::Gemini | AnswerFormat::Ollama) && input.is_some() {
         output = output.or(Some(0));

@@ -135,7 +135,7 @@ fn a_total_stands_for_the_part_that_is_missing() {
             [Some(5), Some(4)],
         ),
         (
-            "\"total_tokens\":9,\"prompt_tokens\":1,\"completion_tokens\":2",
+            "\"total_tokens\":3,\"prompt_tokens\":1,\"completion_tokens\":2",
             [Some(1), Some(2)],
         ),
         (
@@ -145,6 +145,27 @@ fn a_total_stands_for_the_part_that_is_missing() {
     ] {
         let reading = openai(&format!("data: {{\"usage\":{{{usage}}}}}\n\n"));
         assert_eq!(counts(&reading), expected, "{usage}");
+    }
+}
+
+#[test]
+fn output_that_only_the_total_has_counts() {
+    let cached = |count: u64| format!(",\"prompt_tokens_details\":{{\"cached_tokens\":{count}}}");
+    for (prompt, completion, total, details, output) in [
+        // Reasoning of xAI.
+        (32, 9, 135, String::new(), 103),
+        (32, 9, 135, cached(20), 103),
+        (32, 9, 41, cached(32), 9),
+        (32, 9, 10, String::new(), 9),
+        (u64::MAX, 9, 1, String::new(), 9),
+        // The input lacks what came from the cache.
+        (2, 9, 41, cached(30), 9),
+    ] {
+        let answer = format!(
+            "data: {{\"usage\":{{\"prompt_tokens\":{prompt},\
+             \"completion_tokens\":{completion},\"total_tokens\":{total}{details}}}}}\n\n"
+        );
+        assert_eq!(counts(&openai(&answer))[1], Some(output), "{answer}");
     }
 }
 
