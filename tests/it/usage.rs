@@ -114,6 +114,36 @@ fn a_call_that_may_fit_has_its_body_read() {
 }
 
 #[test]
+fn a_request_that_asks_no_model_costs_no_tokens() {
+    let limit =
+        "rate = \"9000/h\"\ncounts = \"money\"\n[prices]\nsmall = { input = 1, output = 10 }";
+    let (upstream, looked) = model(limit, "");
+    let proxy = &looked.tidegate;
+    for method in ["GET", "DELETE", "OPTIONS", "GET"] {
+        let head = head("a", 0, "").replace("POST", method);
+        let answer = proxy.connect().ask(head);
+        assert_eq!(answer.status, 200, "{method}");
+        let left = answer.header("ratelimit").unwrap();
+        assert!(left.contains(";r=9000"), "{method}: {left}");
+    }
+    // One that opens a tunnel may ask a model in it.
+    let upgrade = head("a", 0, "Connection: upgrade\r\nUpgrade: websocket\r\n");
+    let answer = proxy.connect().ask(upgrade.replace("POST", "GET"));
+    assert_eq!(answer.status, 400, "it names no model with a price");
+    let answer = proxy.connect().ask(whole("a"));
+    let left = answer.header("ratelimit").unwrap();
+    assert!(
+        left.contains(";r=8589"),
+        "11 and 40 tokens are reserved: {left}"
+    );
+    looked.wait_for_settlement();
+    let lines = looked.wait_for_lines(6);
+    let used = lines.iter().filter(|line| line.contains("\"usage\":"));
+    assert_eq!(used.count(), 1, "{lines:#?}");
+    assert_eq!(upstream.seen().len(), 5);
+}
+
+#[test]
 fn a_key_in_the_body_needs_the_body() {
     let upstream = Upstream::ok();
     let gate = Gate::before(

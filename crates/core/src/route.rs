@@ -23,7 +23,7 @@ mod trie;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ACCESS_CONTROL_REQUEST_METHOD, HeaderName, ORIGIN};
+use http::header::{ACCESS_CONTROL_REQUEST_METHOD, HeaderName, ORIGIN, UPGRADE};
 use http::{HeaderMap, Method, StatusCode};
 use smallvec::SmallVec;
 
@@ -79,6 +79,7 @@ pub struct Route {
     /// The key that chooses a server of the upstream; `None` chooses by load.
     pub affinity: Option<Key>,
     pub limits: Vec<Arc<Limit>>,
+    /// 0 with `usage`: that of a request that asks no model.
     pub cost: CostSource,
     /// Where a response has the final cost of a request, units.
     pub settle: Option<Settle>,
@@ -172,6 +173,18 @@ impl Route {
             reads_body: None,
             body_read: 0,
         }
+    }
+
+    /// How the tokens of a request are counted; `None` if it asks no model. Servers of the known
+    /// formats are asked by other methods than these. Any other server may be asked by each.
+    pub fn usage_of(&self, method: &Method, headers: &HeaderMap) -> Option<&Arc<UsageSettings>> {
+        let usage = self.usage.as_ref()?;
+        let asks_none = matches!(
+            *method,
+            Method::GET | Method::HEAD | Method::DELETE | Method::OPTIONS
+        );
+        let may_ask = self.method_up.is_some() || headers.contains_key(UPGRADE);
+        (usage.format.is_none() || may_ask || !asks_none).then_some(usage)
     }
 
     pub fn adjusts(&self) -> bool {

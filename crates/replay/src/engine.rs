@@ -229,10 +229,11 @@ impl Charging<'_> {
         }
         let entry = self.entry;
         let tokens = entry.tokens.as_deref();
-        let call = (route.usage.as_ref())
+        let usage = route.usage_of(facts.method, facts.headers);
+        let call = usage
             .zip(tokens)
             .and_then(|(settings, tokens)| LoggedCall::new(settings, tokens, facts.path.as_str()));
-        if counts_usage(route) {
+        if usage.is_some() && counts_usage(route) {
             self.note_call(call.as_ref());
         }
         let weight = route.cost.units(facts.headers, client.is_trusted);
@@ -258,7 +259,7 @@ impl Charging<'_> {
                 continue;
             }
             let windows = limit.windows_of(facts.tier);
-            let cost = match (&route.usage, &call) {
+            let cost = match (usage, &call) {
                 (None, _) => RequestCost::Units(limit.units(weight)),
                 (Some(_), None) if limit.counts_usage() => continue,
                 (Some(_), None) => RequestCost::Units(limit.units(1)),

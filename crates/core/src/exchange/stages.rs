@@ -95,8 +95,8 @@ pub struct LimitQuery<'q, 't, 'p> {
     pub found: &'q RouteMatch<'t, 'p>,
     pub facts: &'q Facts<'q>,
     pub overrides: Option<&'q OverrideSnapshot>,
-    /// What the request reserves, if its route has `usage`. Before its body is read, it is the
-    /// least that a request can reserve.
+    /// What the request reserves, if it asks a model. Before its body is read, it is the least
+    /// that a request can reserve.
     pub reserve: Option<&'q UsageReserve>,
     /// The trace for the decision log.
     pub trace: Option<TraceId>,
@@ -268,7 +268,7 @@ impl Stages {
         let trace = trace.map(Trace::id);
         let admission = &mut x.admission;
         let body = x.body.as_deref();
-        let settings = found.route.usage.as_ref();
+        let settings = found.route.usage_of(request.method(), request.headers());
         let reserve = settings.map(|settings| {
             let length = length_of(request);
             match phase {

@@ -165,6 +165,14 @@ fn each_quantity_is_counted() {
 }
 
 #[test]
+fn a_request_that_asks_no_model_costs_no_tokens() {
+    let line = own(0.0, 1, 200, "\"model\":\"gpt\"").replace("POST", "GET");
+    let engine = replayed(TOKENS, &[line]);
+    assert_eq!(engine.counts.rows[0].spent, 0);
+    assert_eq!(engine.counts.totals.calls.requests, 0);
+}
+
+#[test]
 fn what_the_log_lacks_is_counted() {
     let lines = [
         own(0.0, 1, 200, "\"model\":\"gpt\""),
