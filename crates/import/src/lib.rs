@@ -383,3 +383,6 @@ fn remove_refused_budgets(draft: &mut Draft) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

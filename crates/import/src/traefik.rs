@@ -4,6 +4,7 @@
 mod entry_points;
 mod labels;
 mod middlewares;
+mod ports;
 mod rule;
 mod services;
 
@@ -104,15 +105,17 @@ fn read_root(root: &TreeItem, file: &mut TraefikFile<'_>) {
     entry_points::read_tls(root, file);
     let sections = "routers middlewares services serversTransports";
     file.http.note_unknown("http.", sections);
-    add_routers(points, file);
+    add_routers(points, root.get("entryPoints"), file);
 }
 
 /// Adds every router of `http`, and the addresses of the entry points. Only routers tell which of
 /// these use TLS.
-fn add_routers(points: Vec<EntryPoint>, file: &mut TraefikFile<'_>) {
+fn add_routers(points: Vec<EntryPoint>, section: Option<&TreeItem>, file: &mut TraefikFile<'_>) {
     let routers = file.http.entries_at("routers");
-    let points = complete_entry_points(points, routers);
+    let mut points = complete_entry_points(points, routers);
+    ports::remove_unused(&mut points, routers, section);
     entry_points::add_listens(&points, file);
+    let needs_ports = ports::need_ports(&points, routers);
     // Traefik tries the longest rule first, unless a priority says otherwise.
     let mut order: Vec<&(String, TreeItem)> = routers.iter().collect();
     order.sort_by_key(|(_, router)| {
@@ -125,6 +128,7 @@ fn add_routers(points: Vec<EntryPoint>, file: &mut TraefikFile<'_>) {
             what: format!("router {name}"),
             item,
             points: &points,
+            needs_ports,
         };
         let known = "rule service middlewares entryPoints priority tls ruleSyntax observability";
         item.note_unknown(&format!("routers.{name}."), known);
@@ -164,17 +168,20 @@ fn complete_entry_points(
                 name,
                 address: address.to_owned(),
                 redirects: false,
+                is_default: false,
                 middlewares: Vec::new(),
             });
         }
     }
-    for point in &mut points {
-        let mut own = routers.iter().filter(|(_, router)| {
-            let names = router.texts_at("entryPoints");
-            names.is_empty() || names.contains(&point.name)
-        });
-        let uses_tls = |(_, router): &(String, TreeItem)| router.get("tls").is_some();
-        point.tls |= own.next().is_some_and(uses_tls) && own.all(uses_tls);
+    let uses_tls = |name: &String| {
+        let own = routers.iter().map(|(_, router)| router);
+        let mut own = own.filter(|one| ports::entry_point_names(one, &points).contains(name));
+        let uses_tls = |router: &TreeItem| router.get("tls").is_some();
+        own.next().is_some_and(uses_tls) && own.all(uses_tls)
+    };
+    let with_tls: Vec<bool> = points.iter().map(|point| uses_tls(&point.name)).collect();
+    for (point, tls) in points.iter_mut().zip(with_tls) {
+        point.tls |= tls;
     }
     points
 }
@@ -184,6 +191,8 @@ struct Router<'f> {
     what: String,
     item: &'f TreeItem,
     points: &'f [EntryPoint],
+    /// Whether its routes are for the ports of its entry points alone.
+    needs_ports: bool,
 }
 
 /// The common parts of the routes of a router's alternatives.
@@ -191,6 +200,8 @@ struct SharedRoute {
     rule: String,
     target: TargetDraft,
     effect: MiddlewareEffect,
+    /// `None` is every port.
+    ports: Vec<Option<u16>>,
 }
 
 impl Router<'_> {
@@ -200,8 +211,8 @@ impl Router<'_> {
             let what = format!("{}: tls.certResolver", self.what);
             entry_points::note_acme(self.item, &what);
         }
-        let own = self.item.texts_at("entryPoints");
-        let is_own = |point: &&EntryPoint| own.is_empty() || own.contains(&point.name);
+        let own = ports::entry_point_names(self.item, self.points);
+        let is_own = |point: &&EntryPoint| own.contains(&point.name);
         let points: Vec<&EntryPoint> = self.points.iter().filter(is_own).collect();
         let mut names = self.item.texts_at("middlewares");
         for point in &points {
@@ -209,14 +220,15 @@ impl Router<'_> {
             let more: Vec<String> = more.cloned().collect();
             names.splice(0..0, more);
         }
-        let effect = middlewares::read_middlewares(&names, self.item, file);
-        if !points.is_empty() && points.iter().all(|point| point.tls) {
+        let mut effect = middlewares::read_middlewares(&names, self.item, file);
+        let ports = self.find_ports(&points, &mut effect);
+        if !self.needs_ports && !points.is_empty() && points.iter().all(|point| point.tls) {
             let only = self.item.entry(self.what.clone());
             file.draft.tls.only.get_or_insert(only);
         }
         let is_plain = !points.is_empty() && points.iter().all(|point| !point.tls);
         let has_tls = self.points.iter().any(|point| point.tls);
-        if effect.redirects_to_https && is_plain && has_tls {
+        if effect.redirects_to_https && is_plain && has_tls && !self.needs_ports {
             let why = "`redirect` of [tls] sends all plain requests to https";
             self.item.differs(&self.what, why);
             file.draft.redirect_to_https();
@@ -234,10 +246,27 @@ impl Router<'_> {
             rule: rule.to_owned(),
             target: self.find_target(&effect, file),
             effect,
+            ports,
         };
         for alternative in alternatives {
             self.add_route(&alternative, &shared, file);
         }
+    }
+
+    /// Returns the ports of its routes, and closes them if these cannot be told apart.
+    fn find_ports(
+        &self,
+        points: &[&EntryPoint],
+        effect: &mut MiddlewareEffect,
+    ) -> Vec<Option<u16>> {
+        if !self.needs_ports || points.len() == self.points.len() {
+            return vec![None];
+        }
+        ports::ports_of(points, self.points).unwrap_or_else(|why| {
+            self.item.lost(&self.what, format!("{why}; it is closed"));
+            effect.target = Some(TargetDraft::Closed(why));
+            vec![None]
+        })
     }
 
     fn note_left_out(&self, rule: &str, why: &str) {
@@ -295,6 +324,20 @@ impl Router<'_> {
         if !matches!(route.target, TargetDraft::Closed(_)) {
             route.limits = effect.limits.clone();
         }
+        for port in &shared.ports {
+            let port = *port;
+            self.add_for_port(
+                RouteDraft {
+                    port,
+                    ..route.clone()
+                },
+                file,
+            );
+        }
+    }
+
+    fn add_for_port(&self, route: RouteDraft, file: &mut TraefikFile<'_>) {
+        let (what, item) = (&self.what, self.item);
         // Alternatives that differ by their method are one route.
         let mut known = file.draft.routes.iter_mut();
         if let Some(same) = known.find(|one| one.differs_by_methods(&route)) {

@@ -1,5 +1,7 @@
 //! Where clients connect: entry points of a static configuration, and certificates.
 
+use std::net::SocketAddr;
+
 use super::TraefikFile;
 use crate::draft::{CertificateDraft, ProxyProtocolDraft};
 use crate::files;
@@ -16,8 +18,23 @@ pub(super) struct EntryPoint {
     pub(super) tls: bool,
     /// It redirects all requests to another one with TLS.
     pub(super) redirects: bool,
+    /// Routers that name no entry point are at this one.
+    pub(super) is_default: bool,
     /// The middlewares of all of its routers.
     pub(super) middlewares: Vec<String>,
+}
+
+impl EntryPoint {
+    pub(super) fn port(&self) -> Option<u16> {
+        self.address.rsplit_once(':')?.1.parse().ok()
+    }
+
+    /// Whether only this machine can reach it.
+    pub(super) fn is_internal(&self) -> bool {
+        let address = self.address.replace("localhost:", "127.0.0.1:");
+        let address = address.parse::<SocketAddr>();
+        address.is_ok_and(|address| address.ip().is_loopback())
+    }
 }
 
 pub(super) fn read_entry_points(root: &TreeItem, file: &mut TraefikFile<'_>) -> Vec<EntryPoint> {
@@ -40,6 +57,7 @@ pub(super) fn read_entry_points(root: &TreeItem, file: &mut TraefikFile<'_>) -> 
             address,
             tls: item.at("http.tls").is_some(),
             redirects: target.is_some_and(|to| to.text_at("scheme") != Some("http")),
+            is_default: item.is_true("asDefault"),
             middlewares: item.texts_at("http.middlewares"),
         });
     }
