@@ -146,19 +146,46 @@ impl BillingShared {
 }
 
 /// Where the ledger is.
-enum LedgerTarget {
+enum LedgerPlace {
     Here(Arc<BillingShared>),
     Redis(Box<LedgerStore>),
 }
 
+/// Where the ledger is, and by which settings.
+struct LedgerTarget {
+    store: StoreSettings,
+    place: LedgerPlace,
+}
+
 impl LedgerTarget {
-    fn new(settings: &StoreSettings, shared: &Arc<BillingShared>) -> Result<Self, StoreError> {
-        Ok(match &settings.kind {
-            StoreKind::Memory => LedgerTarget::Here(Arc::clone(shared)),
-            StoreKind::Redis(server) => {
-                LedgerTarget::Redis(Box::new(LedgerStore::new(settings, server)?))
-            }
+    fn new(store: &StoreSettings, shared: &Arc<BillingShared>) -> Result<Self, StoreError> {
+        Ok(LedgerTarget {
+            store: store.clone(),
+            place: match &store.kind {
+                StoreKind::Memory => LedgerPlace::Here(Arc::clone(shared)),
+                StoreKind::Redis(server) => {
+                    LedgerPlace::Redis(Box::new(LedgerStore::new(store, server)?))
+                }
+            },
         })
+    }
+
+    fn follow(
+        &mut self,
+        store: &StoreSettings,
+        shared: &Arc<BillingShared>,
+    ) -> Result<(), StoreError> {
+        if self.store == *store {
+            return Ok(());
+        }
+        match (&mut self.place, &store.kind) {
+            (LedgerPlace::Redis(redis), StoreKind::Redis(server)) => {
+                redis.follow(store, server)?;
+                self.store = store.clone();
+            }
+            _ => *self = LedgerTarget::new(store, shared)?,
+        }
+        Ok(())
     }
 
     async fn send(
@@ -166,12 +193,12 @@ impl LedgerTarget {
         batch: &LedgerBatch,
         settings: &LedgerSettings,
     ) -> Result<BatchReceipt, StoreError> {
-        match self {
-            LedgerTarget::Here(shared) => {
+        match &mut self.place {
+            LedgerPlace::Here(shared) => {
                 let mut days = lock(&shared.days);
                 Ok(days.add(batch, settings.max_clients))
             }
-            LedgerTarget::Redis(store) => store.send(batch, settings).await,
+            LedgerPlace::Redis(store) => store.send(batch, settings).await,
         }
     }
 }
@@ -182,7 +209,7 @@ struct BillingSender {
     settings: watch::Receiver<Option<BillingSettings>>,
     end: watch::Receiver<bool>,
     backlog: LedgerBacklog,
-    /// `None` before the first batch, and after a change of the store.
+    /// `None` before the first batch.
     target: Option<LedgerTarget>,
     away_since: Option<Instant>,
     /// The last day that the log says to have too many clients.
@@ -209,9 +236,8 @@ impl BillingSender {
         loop {
             tokio::select! {
                 _ = self.end.wait_for(|end| *end) => return,
-                changed = self.settings.changed() => match changed {
-                    Ok(()) => self.target = None,
-                    Err(_) => return,
+                changed = self.settings.changed() => if changed.is_err() {
+                    return;
                 },
                 () = sleep(SEND_EVERY) => {}
             }
@@ -250,7 +276,7 @@ impl BillingSender {
             Ok(()) => self.note_back(),
             Err(error) => self.note_away(&error),
         }
-        if let Some(LedgerTarget::Here(shared)) = &self.target {
+        if let Some(LedgerPlace::Here(shared)) = self.target.as_ref().map(|target| &target.place) {
             let keep_us = u64::try_from(settings.ledger.keep.as_micros()).unwrap_or(u64::MAX);
             let first = clock::unix_us().saturating_sub(keep_us);
             let first = settings.ledger.date_at(first);
@@ -262,6 +288,9 @@ impl BillingSender {
     }
 
     async fn send_all(&mut self, settings: &BillingSettings) -> Result<(), StoreError> {
+        if let Some(target) = &mut self.target {
+            target.follow(&settings.store, &self.shared)?;
+        }
         for shard in self.backlog.shards() {
             while let Some(batch) = self.backlog.batch(shard) {
                 let target = match &mut self.target {

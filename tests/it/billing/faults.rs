@@ -85,6 +85,33 @@ fn a_batch_whose_answer_was_lost_counts_once() {
 }
 
 #[test]
+fn a_batch_whose_answer_was_lost_counts_once_over_a_reload() {
+    let (upstream, redis) = (Upstream::ok(), RedisServer::start());
+    let cuts = Arc::new(AtomicUsize::new(0));
+    let port = relay(redis.port(), &cuts);
+    let looked = start(&upstream, &format!("redis://127.0.0.1:{port}"), "");
+    assert_eq!(ask(&looked, "/", "k-acme").status, 200);
+    wait_for(&looked, &[("acme", 1)]);
+    cuts.store(usize::MAX, Ordering::SeqCst);
+    assert_eq!(ask(&looked, "/", "k-acme").status, 200);
+    looked.tidegate.wait_for_line("the store takes no usage");
+    let file = looked.tidegate.directory.path().join("proxy.toml");
+    let config = std::fs::read_to_string(&file).unwrap();
+    for (from, to) in [
+        ("1000/h", "1001/h"),
+        ("[store]\n", "[store]\ntimeout = \"99ms\"\n"),
+    ] {
+        assert!(config.contains(from), "{config}");
+        std::fs::write(&file, config.replace(from, to)).unwrap();
+        looked.tidegate.signal("HUP");
+        looked.tidegate.wait_for_line("reload: done");
+    }
+    cuts.store(0, Ordering::SeqCst);
+    looked.tidegate.wait_for_line("the store takes usage again");
+    wait_for(&looked, &[("acme", 2)]);
+}
+
+#[test]
 fn usage_waits_while_redis_is_away() {
     let (upstream, redis) = (Upstream::ok(), RedisServer::start());
     let looked = start(&upstream, &url(&redis), "");

@@ -37,7 +37,7 @@ type ScannedFields = (u64, Vec<(Vec<u8>, Vec<u8>)>);
 
 pub struct LedgerStore {
     shared: Arc<RedisShared>,
-    /// The name of this process in the hashes.
+    /// The name of this process in the hashes. It lasts as long as the numbers of its batches.
     sender: String,
     /// The connection to a server that is no cluster.
     single: Option<RedisLink>,
@@ -71,8 +71,7 @@ impl fmt::Debug for LedgerStore {
 impl LedgerStore {
     /// Checks the settings; connects to nothing.
     pub fn new(settings: &StoreSettings, server: &RedisSettings) -> Result<Self, StoreError> {
-        let keys = KeyRing::new(settings)?;
-        let shared = Arc::new(RedisShared::new(settings, server, keys, None)?);
+        let shared = shared(settings, server)?;
         let digits = shared.name.iter().map(|byte| format!("{byte:02x}"));
         Ok(LedgerStore {
             sender: digits.collect(),
@@ -82,6 +81,19 @@ impl LedgerStore {
             known: None,
             shared,
         })
+    }
+
+    /// Uses these settings from now on, under the same name: a batch whose answer was lost counts
+    /// once. Connects to nothing.
+    pub fn follow(
+        &mut self,
+        settings: &StoreSettings,
+        server: &RedisSettings,
+    ) -> Result<(), StoreError> {
+        self.shared = shared(settings, server)?;
+        self.known = None;
+        self.forget_links();
+        Ok(())
     }
 
     /// Sends a batch. After an error it may have been counted: the same batch may be sent again.
@@ -270,6 +282,14 @@ impl LedgerStore {
         self.nodes.clear();
         self.ranges.clear();
     }
+}
+
+fn shared(
+    settings: &StoreSettings,
+    server: &RedisSettings,
+) -> Result<Arc<RedisShared>, StoreError> {
+    let keys = KeyRing::new(settings)?;
+    Ok(Arc::new(RedisShared::new(settings, server, keys, None)?))
 }
 
 impl AmountField {
