@@ -1,7 +1,9 @@
 //! Tests of single faults of the imports of gateways and of Traefik. `tests/it/import.rs` imports
 //! whole files.
 
+mod apisix;
 mod traefik;
+mod tyk;
 
 use std::fs;
 
@@ -29,7 +31,7 @@ impl Imported {
     fn route(&self, text: &str) -> &str {
         let mut sections = self.text.split("\n\n");
         let is_it = |section: &&str| {
-            section.starts_with("[[route]]\n")
+            section.trim_start().starts_with("[[route]]\n")
                 && section
                     .lines()
                     .any(|line| line.starts_with('#') && line.contains(text))

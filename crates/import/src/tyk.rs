@@ -2,6 +2,7 @@
 //! several.
 
 mod apis;
+mod open_api;
 mod policies;
 
 use std::path::PathBuf;
@@ -55,6 +56,30 @@ pub(super) fn read(paths: &[PathBuf]) -> Result<Draft, ImportError> {
     Ok(found.draft)
 }
 
+/// Reads an API; `None` for something else, and for an API that is off or internal.
+fn read_api(item: &TreeItem) -> Option<TykApi<'_>> {
+    let gateway = item.get("x-tyk-api-gateway");
+    let state = match gateway {
+        Some(gateway) => gateway.at("info.state").unwrap_or(gateway),
+        None => item,
+    };
+    let name = gateway.map_or("name", |_| "x-tyk-api-gateway.info.name");
+    let what = format!("API {}", item.text_at(name).unwrap_or("unnamed"));
+    if state.text_at("active") == Some("false") {
+        item.needless(&what, "the API is not active");
+        return None;
+    }
+    if state.is_true("internal") && (gateway.is_some() || item.get("proxy").is_some()) {
+        let why = "is internal: only other APIs of Tyk could reach it; it is left out";
+        item.lost(&what, why);
+        return None;
+    }
+    Some(match gateway {
+        Some(gateway) => open_api::read_open_api(item, gateway),
+        None => apis::read_classic(item, item.get("proxy")?),
+    })
+}
+
 impl<'d> TykFiles<'d> {
     /// Adds an API, a policy, or a list or a table of these. `id` is the key in such a table.
     fn add_item(&mut self, item: &'d TreeItem, id: Option<&'d str>) {
@@ -66,7 +91,7 @@ impl<'d> TykFiles<'d> {
         if !inner.is_empty() {
             return inner.into_iter().for_each(|one| self.add_item(one, None));
         }
-        if let Some(api) = apis::read(item) {
+        if let Some(api) = read_api(item) {
             self.apis.push(api);
         } else if item.get("access_rights").is_some() || item.get("quota_max").is_some() {
             self.policies.extend(policies::read(item, id));
@@ -150,6 +175,12 @@ impl<'d> TykFiles<'d> {
                 other.name
             ));
         }
+        if let Some(other) = policies.iter().find(|one| one.has_paths(api)) {
+            return Err(format!(
+                "policy {} gives access to some of its paths only, and a route refuses no tier",
+                other.name
+            ));
+        }
         let shared = policies.iter().filter(|one| one.own_rates(api).is_none());
         let shared = shared.map(TykPolicy::shared_rates).collect();
         let own = policies.iter().filter_map(|one| one.own_rates(api));
@@ -228,6 +259,9 @@ impl<'d> TykFiles<'d> {
         route.entries = api.access.clone();
         if matches!(route.target, TargetDraft::Upstream(_)) {
             route.limits = part.limits.to_vec();
+            if let Some(bytes) = api.body_limit {
+                route.entries.add("body_limit", quote(&format!("{bytes}B")));
+            }
             let base = api.path.trim_end_matches('/');
             if api.strips && !base.is_empty() {
                 route.entries.add("strip_prefix", quote(base));

@@ -47,7 +47,10 @@ pub(super) struct RoutePlugins<'d> {
 }
 
 pub(super) fn read<'d>(route: &ApisixRoute<'d>, file: &mut ApisixFile<'d>) -> RoutePlugins<'d> {
-    let mut found = RoutePlugins::default();
+    let mut found = RoutePlugins {
+        closed: find_missing(route, file),
+        ..RoutePlugins::default()
+    };
     for (name, config) in find_effective(route, file) {
         match name {
             "ai-proxy" | "ai-proxy-multi" => found.proxy = Some(config),
@@ -65,6 +68,27 @@ pub(super) fn read<'d>(route: &ApisixRoute<'d>, file: &mut ApisixFile<'d>) -> Ro
         }
     }
     found
+}
+
+/// Returns why a route is closed that names plugins of another file.
+fn find_missing(route: &ApisixRoute<'_>, file: &ApisixFile<'_>) -> Option<String> {
+    let lists = [
+        ("plugin_config_id", "plugin_configs"),
+        ("service_id", "services"),
+    ];
+    let mut missing = None;
+    for (key, list) in lists {
+        let Some(id) = route.item.get(key) else {
+            continue;
+        };
+        if file.find(list, id).is_none() {
+            let why = format!("its {list} are not in this file, and their plugins may guard it");
+            let what = format!("{}.{key}", route.what);
+            id.lost(&what, format!("{why}; the route is closed"));
+            missing = Some(format!("`{key}`: {why}"));
+        }
+    }
+    missing
 }
 
 /// Returns the plugins of a route by name. Those of the route replace those of its plugin config,
@@ -229,6 +253,7 @@ fn note_window(config: &TreeItem) {
         }
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

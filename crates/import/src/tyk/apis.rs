@@ -1,4 +1,4 @@
-//! API definitions of Tyk: the classic form, and OpenAPI with `x-tyk-api-gateway`.
+//! API definitions of Tyk, and their classic form.
 
 use crate::budgets::rate_of;
 use crate::limit::Rate;
@@ -7,7 +7,7 @@ use crate::tree::{TreeItem, TreeNode};
 use crate::values::{TomlEntries, inline_table, parse_go_us, quote_list};
 
 /// Where keys are if a definition does not say it.
-const AUTH_HEADER: &str = "Authorization";
+pub(super) const AUTH_HEADER: &str = "Authorization";
 
 /// Settings of the classic form that guard an API in a way that no route does.
 const GUARDS: [&str; 12] = [
@@ -47,6 +47,10 @@ const KNOWN: &str = "id api_id name slug org_id active internal proxy domain dom
     session_provider session_lifetime notifications created_at updated_at config_data \
     enable_context_vars strip_auth_data schema is_oas detailed_tracing";
 
+/// Keys of `proxy` in the classic form.
+const KNOWN_PROXY: &str = "listen_path target_url target_list strip_listen_path \
+    preserve_host_header enable_load_balancing service_discovery disable_strip_slash";
+
 pub(super) enum TykAuth {
     Keyless,
     /// Sources of keys, as `from` of `[api_key]` writes them.
@@ -75,26 +79,9 @@ pub(super) struct TykApi<'d> {
     pub(super) access: TomlEntries,
     pub(super) global: Option<Rate>,
     pub(super) endpoints: Vec<TykEndpoint>,
+    /// Bytes of a request's body, at most.
+    pub(super) body_limit: Option<u64>,
     pub(super) closed: Option<String>,
-}
-
-/// Reads an API; `None` for something else, and for an API that is off.
-pub(super) fn read(item: &TreeItem) -> Option<TykApi<'_>> {
-    let gateway = item.get("x-tyk-api-gateway");
-    let is_off = match gateway {
-        Some(gateway) => gateway.text_at("info.state.active") == Some("false"),
-        None => item.text_at("active") == Some("false"),
-    };
-    if is_off {
-        let name = gateway.map_or("name", |_| "x-tyk-api-gateway.info.name");
-        let what = format!("API {}", item.text_at(name).unwrap_or("unnamed"));
-        item.needless(&what, "the API is not active");
-        return None;
-    }
-    Some(match gateway {
-        Some(gateway) => read_open_api(item, gateway),
-        None => read_classic(item, item.get("proxy")?),
-    })
 }
 
 /// Notes the keys of a table that are set, and that are not in `known`.
@@ -108,16 +95,20 @@ pub(super) fn note_used(item: &TreeItem, path: &str, known: &str) {
 }
 
 /// Whether a setting is on. Definitions of Tyk have every setting, most of them off.
-fn is_used(item: &TreeItem) -> bool {
+pub(super) fn is_used(item: &TreeItem) -> bool {
     match &item.node {
         TreeNode::Null => false,
         TreeNode::Text(text) => !matches!(text.as_str(), "" | "0" | "-1" | "false"),
         TreeNode::List(items) => items.iter().any(is_used),
-        TreeNode::Table(entries) => entries.iter().any(|(_, one)| is_used(one)),
+        TreeNode::Table(entries) => {
+            let is_off = |key: &str| item.text_at(key) == Some("false");
+            let is_on = !is_off("enabled") && !is_off("enable") && !item.is_true("disabled");
+            is_on && entries.iter().any(|(_, one)| is_used(one))
+        }
     }
 }
 
-fn rate_at(item: &TreeItem, what: &str) -> Option<Rate> {
+pub(super) fn rate_at(item: &TreeItem, what: &str) -> Option<Rate> {
     let units = item.text_at("rate")?;
     let per = item.text_at("per")?;
     let seconds = parse_go_us(per).map(|us| us / 1_000_000).unwrap_or(0);
@@ -133,7 +124,7 @@ fn rate_at(item: &TreeItem, what: &str) -> Option<Rate> {
     }
 }
 
-fn host_of(item: &TreeItem, what: &str, host: Option<&str>) -> Option<String> {
+pub(super) fn host_of(item: &TreeItem, what: &str, host: Option<&str>) -> Option<String> {
     let host = host.filter(|host| !host.is_empty())?;
     if HostPattern::parse(host).is_err() {
         item.lost(
@@ -145,7 +136,7 @@ fn host_of(item: &TreeItem, what: &str, host: Option<&str>) -> Option<String> {
     Some(host.to_ascii_lowercase())
 }
 
-fn access_of(allow: Vec<String>, deny: Vec<String>) -> TomlEntries {
+pub(super) fn access_of(allow: Vec<String>, deny: Vec<String>) -> TomlEntries {
     let mut access = TomlEntries::default();
     let lists = [("allow", allow), ("deny", deny)];
     let lists = lists.iter().filter(|(_, list)| !list.is_empty());
@@ -158,15 +149,16 @@ fn access_of(allow: Vec<String>, deny: Vec<String>) -> TomlEntries {
     access
 }
 
-fn read_classic<'d>(item: &'d TreeItem, proxy: &'d TreeItem) -> TykApi<'d> {
+pub(super) fn read_classic<'d>(item: &'d TreeItem, proxy: &'d TreeItem) -> TykApi<'d> {
     let name = item.text_at("name").or_else(|| item.text_at("api_id"));
     let what = format!("API {}", name.unwrap_or("unnamed"));
     let guards = GUARDS.join(" ");
     note_used(
         item,
         &format!("{what}."),
-        &format!("{KNOWN} {guards} external_oauth graphql"),
+        &format!("{KNOWN} {guards} external_oauth graphql custom_middleware"),
     );
+    note_used(proxy, &format!("{what}.proxy."), KNOWN_PROXY);
     let ids = ["api_id", "id"].iter().filter_map(|key| item.text_at(key));
     let listed = |on: &str, list: &str| match item.is_true(on) {
         true => item.texts_at(list),
@@ -179,7 +171,10 @@ fn read_classic<'d>(item: &'d TreeItem, proxy: &'d TreeItem) -> TykApi<'d> {
     if targets.is_empty() {
         targets.extend(proxy.text_at("target_url").map(str::to_owned));
     }
-    let (endpoints, closed) = read_versions(item, &what);
+    let versions = read_versions(item, &what);
+    if let Some(target) = versions.target {
+        targets = vec![target];
+    }
     let global = item.get("global_rate_limit");
     let is_off = item.is_true("disable_rate_limit") || item.is_true("global_rate_limit.disabled");
     let global = global.filter(|_| !is_off);
@@ -213,19 +208,31 @@ fn read_classic<'d>(item: &'d TreeItem, proxy: &'d TreeItem) -> TykApi<'d> {
             listed("enable_ip_blacklisting", "blacklisted_ips"),
         ),
         global: global.and_then(|one| rate_at(one, &format!("{what}.global_rate_limit"))),
-        endpoints,
-        closed: GUARDS
-            .iter()
-            .find(|guard| item.is_true(guard))
-            .map(|guard| close(item, &what, guard))
-            .or(closed),
+        endpoints: versions.endpoints,
+        body_limit: versions.body_limit,
+        closed: find_guard(item, &what).or(versions.closed),
         what,
         item,
     }
 }
 
+/// Returns why a setting of the whole API closes it.
+fn find_guard(item: &TreeItem, what: &str) -> Option<String> {
+    let mut guards = GUARDS.iter().filter(|guard| item.is_true(guard));
+    if let Some(guard) = guards.next() {
+        return Some(close(item, what, guard));
+    }
+    let kinds = ["pre", "post", "post_key_auth", "auth_check", "response"];
+    let programs = item.get("custom_middleware")?;
+    let mut used = kinds
+        .iter()
+        .filter(|kind| programs.get(kind).is_some_and(is_used));
+    let kind = used.next()?;
+    Some(close(programs, what, &format!("custom_middleware.{kind}")))
+}
+
 /// Notes a guard that no route has. Returns why the API is closed.
-fn close(item: &TreeItem, what: &str, guard: &str) -> String {
+pub(super) fn close(item: &TreeItem, what: &str, guard: &str) -> String {
     let why = "it may guard the API, and tidegate has nothing like it";
     item.lost(
         &format!("{what}.{guard}"),
@@ -264,34 +271,60 @@ fn key_sources(item: &TreeItem) -> Vec<String> {
     sources
 }
 
-/// Reads the rates of single paths. Returns why the API is closed, if its versions guard it.
-fn read_versions(item: &TreeItem, what: &str) -> (Vec<TykEndpoint>, Option<String>) {
+/// What the versions of an API say.
+#[derive(Default)]
+struct TykVersions {
+    endpoints: Vec<TykEndpoint>,
+    body_limit: Option<u64>,
+    /// The server in place of that of the API.
+    target: Option<String>,
+    /// Why the API is closed.
+    closed: Option<String>,
+}
+
+fn read_versions(item: &TreeItem, what: &str) -> TykVersions {
+    let mut found = TykVersions::default();
     let versions = item.entries_at("version_data.versions");
-    let (mut endpoints, mut closed) = (Vec::new(), None);
-    if versions.len() > 1 && !item.is_true("version_data.not_versioned") {
-        closed = Some(close(item, what, "version_data"));
+    let is_versioned = !item.is_true("version_data.not_versioned");
+    if versions.len() > 1 && is_versioned {
+        found.closed = Some(close(item, what, "version_data"));
     }
-    for (_, version) in versions {
-        let Some(paths) = version.get("extended_paths") else {
-            continue;
-        };
+    for (name, version) in versions {
+        let path = format!("{what}.versions.{name}.");
+        let known =
+            "name use_extended_paths extended_paths paths global_size_limit override_target";
+        note_used(version, &path, known);
+        let bytes = version.number_at("global_size_limit");
+        found.body_limit = found.body_limit.or(bytes.filter(|bytes| *bytes > 0));
+        let target = version.text_at("override_target");
+        // Tyk ignores the target of an API without versions.
+        if let Some(target) = target.filter(|one| is_versioned && !one.is_empty()) {
+            found.target = Some(target.to_owned());
+        }
         let is_on = version.text_at("use_extended_paths") != Some("false");
-        for (kind, list) in paths
-            .entries()
-            .iter()
-            .filter(|(_, list)| is_on && is_used(list))
-        {
-            if kind == "rate_limit" {
-                let found = list.list().iter().filter(|one| !one.is_true("disabled"));
-                endpoints.extend(found.filter_map(|one| endpoint(one, what)));
-            } else if GUARD_LISTS.contains(&kind.as_str()) {
-                closed = Some(close(list, what, kind));
-            } else {
-                list.lost(&format!("{what}.{kind}"), "tidegate has nothing like it");
+        let paths = if is_on { "extended_paths" } else { "paths" };
+        for (kind, list) in version.entries_at(paths) {
+            if is_used(list) {
+                found.add_paths(kind, list, what);
             }
         }
     }
-    (endpoints, closed)
+    found
+}
+
+impl TykVersions {
+    /// Adds the settings of single paths.
+    fn add_paths(&mut self, kind: &str, list: &TreeItem, what: &str) {
+        if kind == "rate_limit" {
+            let listed = list.list().iter().filter(|one| !one.is_true("disabled"));
+            self.endpoints
+                .extend(listed.filter_map(|one| endpoint(one, what)));
+        } else if GUARD_LISTS.contains(&kind) {
+            self.closed = Some(close(list, what, kind));
+        } else {
+            list.lost(&format!("{what}.{kind}"), "tidegate has nothing like it");
+        }
+    }
 }
 
 fn endpoint(item: &TreeItem, what: &str) -> Option<TykEndpoint> {
@@ -302,128 +335,5 @@ fn endpoint(item: &TreeItem, what: &str) -> Option<TykEndpoint> {
         path: item.text_at("path")?.to_owned(),
         method: method.map(str::to_owned),
         rate: rate_at(item, &format!("{what}.rate_limit"))?,
-    })
-}
-
-fn read_open_api<'d>(item: &'d TreeItem, gateway: &'d TreeItem) -> TykApi<'d> {
-    let name = gateway
-        .text_at("info.name")
-        .or_else(|| item.text_at("info.title"));
-    let what = format!("API {}", name.unwrap_or("unnamed"));
-    gateway.note_unknown(&format!("{what}."), "info upstream server middleware");
-    let ids = ["info.id", "info.dbId"].iter();
-    let ids = ids
-        .filter_map(|key| gateway.text_at(key))
-        .map(str::to_owned);
-    let server = gateway.get("server").unwrap_or(gateway);
-    let known = "listenPath authentication customDomain ipAccessControl eventHandlers \
-                 detailedActivityLogs detailedTracing gatewayTags";
-    if gateway.get("server").is_some() {
-        note_used(server, &format!("{what}.server."), known);
-    }
-    let domain = server.text_at("customDomain.name");
-    let domain = domain.filter(|_| server.is_true("customDomain.enabled"));
-    let mut closed = None;
-    let authentication = server.get("authentication");
-    let auth = match authentication.filter(|one| one.is_true("enabled")) {
-        None => TykAuth::Keyless,
-        Some(authentication) => match open_api_sources(item, authentication) {
-            Ok(sources) => TykAuth::Keys(sources),
-            Err(scheme) => {
-                closed = Some(close(authentication, &what, &scheme));
-                TykAuth::Keyless
-            }
-        },
-    };
-    let upstream = gateway.get("upstream");
-    let rate_limit = upstream.and_then(|one| one.get("rateLimit"));
-    let global = rate_limit.filter(|one| one.is_true("enabled"));
-    let (mut endpoints, mut guard) = (Vec::new(), None);
-    for (id, operation) in gateway.entries_at("middleware.operations") {
-        for (kind, setting) in operation
-            .entries()
-            .iter()
-            .filter(|(_, one)| one.is_true("enabled"))
-        {
-            if kind == "rateLimit" {
-                endpoints.extend(open_api_endpoint(item, id, setting, &what));
-            } else {
-                guard = Some(close(setting, &what, &format!("{id}.{kind}")));
-            }
-        }
-    }
-    let control = server
-        .get("ipAccessControl")
-        .filter(|one| one.is_true("enabled"));
-    let list = |key: &str| control.map(|one| one.texts_at(key)).unwrap_or_default();
-    let target = upstream.and_then(|one| one.text_at("url"));
-    TykApi {
-        ids: ids.collect(),
-        host: host_of(server, &what, domain),
-        path: server.text_at("listenPath.value").unwrap_or("/").to_owned(),
-        strips: server.is_true("listenPath.strip"),
-        keeps_host: false,
-        targets: target.map(str::to_owned).into_iter().collect(),
-        auth,
-        access: access_of(list("allow"), list("block")),
-        global: global.and_then(|one| rate_at(one, &format!("{what}.rateLimit"))),
-        endpoints,
-        closed: closed.or(guard),
-        what,
-        item,
-    }
-}
-
-/// The places of keys. The error names a scheme that is no API key.
-fn open_api_sources(item: &TreeItem, authentication: &TreeItem) -> Result<Vec<String>, String> {
-    let mut sources = Vec::new();
-    for (name, scheme) in authentication.entries_at("securitySchemes") {
-        if scheme.text_at("enabled") == Some("false") {
-            continue;
-        }
-        let described = item
-            .at("components.securitySchemes")
-            .and_then(|all| all.get(name));
-        let text = |key: &str| {
-            described
-                .and_then(|one| one.text_at(key))
-                .unwrap_or_default()
-        };
-        if text("type") != "apiKey" {
-            return Err(name.clone());
-        }
-        let key = text("name");
-        sources.push(match text("in") {
-            "query" => format!("query:{key}"),
-            "cookie" => format!("cookie:{key}"),
-            _ => format!("header:{}", key.to_ascii_lowercase()),
-        });
-        if key.eq_ignore_ascii_case(AUTH_HEADER) {
-            sources.push("bearer".to_owned());
-        }
-    }
-    match sources.is_empty() {
-        true => Err("authentication".to_owned()),
-        false => Ok(sources),
-    }
-}
-
-/// The path and the method of an operation are in the part of OpenAPI.
-fn open_api_endpoint(
-    item: &TreeItem,
-    id: &str,
-    setting: &TreeItem,
-    what: &str,
-) -> Option<TykEndpoint> {
-    let rate = rate_at(setting, &format!("{what}.{id}.rateLimit"))?;
-    let mut paths = item.entries_at("paths").iter();
-    paths.find_map(|(path, methods)| {
-        let mut methods = methods.entries().iter();
-        let (method, _) = methods.find(|(_, one)| one.text_at("operationId") == Some(id))?;
-        Some(TykEndpoint {
-            path: path.clone(),
-            method: Some(method.to_ascii_uppercase()),
-            rate,
-        })
     })
 }

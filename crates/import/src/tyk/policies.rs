@@ -30,6 +30,15 @@ pub(super) fn read<'d>(item: &'d TreeItem, id: Option<&'d str>) -> Option<TykPol
                  is_inactive access_rights tags partitions per_api last_updated date_created \
                  meta_data version";
     apis::note_used(item, &format!("{what}."), known);
+    for (api, right) in item.entries_at("access_rights") {
+        let path = format!("{what}.access_rights.{api}.");
+        let known = "api_id api_name versions limit allowed_urls allowance_scope";
+        apis::note_used(right, &path, known);
+        if let Some(limit) = right.get("limit") {
+            let known = "rate per quota_max quota_renewal_rate quota_remaining quota_renews";
+            apis::note_used(limit, &format!("{path}limit."), known);
+        }
+    }
     Some(TykPolicy {
         item,
         rates: rates(item, &what),
@@ -62,6 +71,12 @@ impl TykPolicy<'_> {
 
     pub(super) fn covers(&self, api: &TykApi<'_>) -> bool {
         self.access(api).is_some()
+    }
+
+    /// Whether the policy is for some paths of the API alone.
+    pub(super) fn has_paths(&self, api: &TykApi<'_>) -> bool {
+        let paths = self.access(api).and_then(|right| right.get("allowed_urls"));
+        paths.is_some_and(apis::is_used)
     }
 
     /// The rates that all APIs of the policy share.

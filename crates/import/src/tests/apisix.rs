@@ -1,0 +1,22 @@
+//! Routes of APISIX that must not become open, and their servers.
+
+use super::import_text;
+use crate::SourceProgram;
+
+#[test]
+fn a_route_whose_plugins_are_in_another_file_is_closed() {
+    let upstream = "\"upstream\": {\"nodes\": {\"10.0.0.1:80\": 1}}";
+    for key in ["plugin_config_id", "service_id"] {
+        let route = format!("{{\"id\": \"r\", \"uri\": \"/a\", \"{key}\": \"7\", {upstream}}}");
+        for text in [route.clone(), format!("{{\"routes\": [{route}]}}")] {
+            let imported = import_text(SourceProgram::Apisix, &text);
+            imported.assert_closed("route r");
+            imported.assert_lost(&format!("route r.{key}: its "));
+        }
+        let text = format!(
+            "{{\"routes\": [{route}], \"services\": [{{\"id\": 7}}], \
+             \"plugin_configs\": [{{\"id\": 7}}]}}"
+        );
+        import_text(SourceProgram::Apisix, &text).assert_open("route r");
+    }
+}
