@@ -7,7 +7,7 @@ use tidegate::usage::format::{AnswerFormat, AnswerTable, JsonPaths, TextCount};
 use tidegate::usage::framing::Framing;
 use tidegate::usage::paths::MemberPath;
 use tidegate::usage::request::{
-    BodyMember, BodyMembers, BodyValue, MAX_VALUE, RequestReader, RequestTable,
+    BodyMember, BodyMembers, BodyValue, MAX_VALUE, RequestReader, RequestTable, UsageMembers,
 };
 use tidegate::usage::tokens::{MAX_UNITS, ReportedTokens};
 
@@ -173,7 +173,7 @@ fn check_request(bytes: &[u8], sizes: &[u8]) {
         BodyMember::McpTool,
         BodyMember::GraphqlOperation,
     ];
-    let table = Arc::new(RequestTable::new(members, true));
+    let table = Arc::new(RequestTable::new(members, UsageMembers::OfAny));
     let mut reader = RequestReader::new(&table);
     reader.read(bytes);
     let whole = reader.finish();

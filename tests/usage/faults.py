@@ -130,7 +130,7 @@ def retries(server):
     ]:
         headers, _ = server.fleet.model.plan(list(plans))
         connection = server.connect()
-        connection.request("GET", "/retry", headers={**headers, "x-key": what})
+        connection.request("PUT", "/retry", headers={**headers, "x-key": what})
         connection.getresponse().read()
         charged(server, f"retries: {what}", units, what)
     # A decision in shadow mode counts if it has come before the answer has ended.

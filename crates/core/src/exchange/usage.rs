@@ -119,6 +119,8 @@ pub struct UsageEnd<'e> {
     pub outcome: UsageOutcome,
     /// What the answer reported.
     pub reported: Option<ReportedTokens>,
+    /// What it reported so far, if that is not final.
+    pub reported_so_far: Option<ReportedTokens>,
     /// Bytes of text in the answer, if they are counted. `None` if the answer could not be read.
     pub text_bytes: Option<u64>,
     /// The model that the answer names.
@@ -131,22 +133,29 @@ impl UsageEnd<'_> {
     fn tokens(&self) -> Option<ChargedTokens> {
         let settings = &self.reserve.settings;
         let estimate = self.reserve.estimate;
+        if self.reported.is_some() {
+            let text_bytes = self.text_bytes.unwrap_or(u64::MAX);
+            return Some(actual(settings, self.reported, estimate, text_bytes));
+        }
         // A text that nobody could read is not empty.
         let observed = || Some(observed(settings, estimate, self.text_bytes?));
-        match self.reported {
-            Some(_) => {
-                let text_bytes = self.text_bytes.unwrap_or(u64::MAX);
-                Some(actual(settings, self.reported, estimate, text_bytes))
-            }
-            None if self.outcome == UsageOutcome::Aborted => match settings.abort {
+        let charged = if self.outcome == UsageOutcome::Aborted {
+            match settings.abort {
                 AbortedUsage::Observed => observed(),
                 AbortedUsage::Estimate | AbortedUsage::Drain(_) => None,
-            },
-            None => match settings.missing {
+            }
+        } else {
+            match settings.missing {
                 MissingUsage::Estimate => None,
                 MissingUsage::Prompt => Some(actual(settings, None, estimate, 0)),
                 MissingUsage::Observed => observed(),
-            },
-        }
+            }
+        };
+        let Some(so_far) = self.reported_so_far else {
+            return charged;
+        };
+        let kept = ReportedTokens::default().or(estimate.tokens);
+        let known = so_far.or(TokenCounts::default()).tokens;
+        Some(charged.unwrap_or(kept).at_least(known))
     }
 }

@@ -18,7 +18,7 @@ use super::framing::{FramePiece, Frames, Framing};
 use super::scan::{JsonScan, is_space};
 use gathered::{GatheredMembers, Gathering};
 pub use members::{BodyMember, BodyMembers, BodyValue, MAX_VALUE, StreamOptions};
-pub use table::{MAX_PATHS, RequestTable};
+pub use table::{MAX_PATHS, RequestTable, UsageMembers};
 
 /// Reads one body. It keeps the values of members, and nothing else of the body.
 #[derive(Clone, Debug)]

@@ -52,6 +52,22 @@ pub struct ReportedTokens {
     pub output: Option<u64>,
 }
 
+impl ChargedTokens {
+    /// The same, but no less than what an answer reported before it broke off.
+    pub fn at_least(self, known: TokenCounts) -> ChargedTokens {
+        // Parts from a cache are cheaper, so they would lower the estimate.
+        let tokens = TokenCounts {
+            input: self.tokens.input.max(known.input),
+            output: self.tokens.output.max(known.output),
+            ..self.tokens
+        };
+        ChargedTokens {
+            tokens,
+            partly_reported: Some(known),
+        }
+    }
+}
+
 impl ReportedTokens {
     pub fn is_empty(self) -> bool {
         self.input.is_none() && self.output.is_none()

@@ -10,7 +10,7 @@ use crate::config::*;
 use crate::limit::Limit;
 use crate::limit::key::Part;
 use crate::route::CostSource;
-use crate::usage::request::{BodyMember, RequestTable};
+use crate::usage::request::{BodyMember, RequestTable, UsageMembers};
 use crate::usage::settings::{Quantity, UsageSettings};
 use crate::usage::tokens::TokenCounts;
 
@@ -67,13 +67,18 @@ pub(in crate::config) fn reads_body(route: &Route) -> Option<Arc<RequestTable>> 
             members.push(member);
         }
     }
-    let reads_usage = (route.usage.as_ref()).is_some_and(|usage| {
-        let reserves_output =
-            |limit: &Arc<Limit>| limit.counts_usage() && limit.counts != Quantity::Input;
-        usage.asks || route.limits.iter().any(reserves_output)
-    });
-    let reads = reads_usage || !members.is_empty();
-    reads.then(|| Arc::new(RequestTable::new(members, reads_usage)))
+    let reserves_output =
+        |limit: &Arc<Limit>| limit.counts_usage() && limit.counts != Quantity::Input;
+    let reads_usage =
+        |usage: &UsageSettings| usage.asks || route.limits.iter().any(reserves_output);
+    let usage = match &route.usage {
+        Some(usage) if reads_usage(usage) => {
+            usage.format.map_or(UsageMembers::OfAny, UsageMembers::Of)
+        }
+        _ => UsageMembers::None,
+    };
+    let reads = usage != UsageMembers::None || !members.is_empty();
+    reads.then(|| Arc::new(RequestTable::new(members, usage)))
 }
 
 /// Checks the limits of a route against its usage.

@@ -73,7 +73,7 @@ mod tests {
             other => panic!("{other:?}"),
         });
         let body = body.map(|values| BodyFacts {
-            table: Arc::new(RequestTable::new(members.to_vec(), false)),
+            table: Arc::new(RequestTable::new(members.to_vec(), Default::default())),
             members: BodyMembers {
                 values: values.to_vec(),
                 ..BodyMembers::default()

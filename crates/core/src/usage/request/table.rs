@@ -1,24 +1,41 @@
 //! The members that a route reads of its requests, as a tree of paths.
 
+use super::super::format::AnswerFormat;
 use super::super::paths::{NameCase, PathRow, PathStep, PathTable, Tops};
 use super::members::BodyMember;
 
 /// Different `body:PATH` that one route can read, at most. Further ones are always missing.
 pub const MAX_PATHS: usize = 12;
 
-/// Members that name the greatest output of one answer. Beside the words of OpenAI, Gemini and
-/// Ollama there are those of Bedrock's Converse, and Gemini's in the other case that its API reads.
-const MAXIMA: [&str; 9] = [
-    "max_tokens",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "generationconfig.maxoutputtokens",
-    "generationconfig.max_output_tokens",
-    "generation_config.maxoutputtokens",
-    "generation_config.max_output_tokens",
-    "options.num_predict",
-    "inferenceconfig.maxtokens",
-];
+/// Members that name the greatest output of one answer, by the format of the answers. A server
+/// ignores the words of other servers, so these must not lower a reserve.
+///
+/// Gemini's API reads its words in either case. Bedrock has words of Converse and of Anthropic.
+const fn maxima(format: AnswerFormat) -> &'static [&'static str] {
+    match format {
+        AnswerFormat::OpenAi => &["max_tokens", "max_completion_tokens", "max_output_tokens"],
+        AnswerFormat::Anthropic => &["max_tokens"],
+        AnswerFormat::Gemini => &[
+            "generationconfig.maxoutputtokens",
+            "generationconfig.max_output_tokens",
+            "generation_config.maxoutputtokens",
+            "generation_config.max_output_tokens",
+        ],
+        AnswerFormat::Ollama => &["options.num_predict"],
+        AnswerFormat::Bedrock => &["max_tokens", "inferenceconfig.maxtokens"],
+    }
+}
+
+/// The members of a request to a model server that are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UsageMembers {
+    #[default]
+    None,
+    /// With the maxima of this format.
+    Of(AnswerFormat),
+    /// With the maxima of all formats: the server's words are not known.
+    OfAny,
+}
 
 /// Members that name the number of answers.
 const ANSWERS: [&str; 7] = [
@@ -89,16 +106,20 @@ pub(super) enum ValueSource {
 
 impl Default for RequestTable {
     fn default() -> RequestTable {
-        RequestTable::new(Vec::new(), false)
+        RequestTable::new(Vec::new(), UsageMembers::None)
     }
 }
 
 impl RequestTable {
     /// Prepares to look for these members.
-    pub fn new(members: Vec<BodyMember>, reads_usage: bool) -> RequestTable {
+    pub fn new(members: Vec<BodyMember>, usage: UsageMembers) -> RequestTable {
         let mut draft = TableDraft::default();
         draft.purpose("", Purpose::Top);
-        let model = reads_usage.then(|| draft.add_usage());
+        let model = match usage {
+            UsageMembers::None => None,
+            UsageMembers::Of(format) => Some(draft.add_usage(&[format])),
+            UsageMembers::OfAny => Some(draft.add_usage(&AnswerFormat::ALL)),
+        };
         let sources = members.iter().map(|member| draft.add(member)).collect();
         let method = members.contains(&BodyMember::McpTool);
         let method = method.then(|| draft.text("method"));
@@ -106,7 +127,7 @@ impl RequestTable {
         let paths = PathTable::new(&draft.path_rows(), NameCase::Folded, Tops::Elements);
         RequestTable {
             members,
-            reads_usage,
+            reads_usage: usage != UsageMembers::None,
             paths: paths.unwrap_or_else(|| PathTable::empty(NameCase::Folded)),
             sources,
             model,
@@ -161,8 +182,8 @@ impl TableDraft {
     }
 
     /// Returns the place of `model`.
-    fn add_usage(&mut self) -> usize {
-        for path in MAXIMA {
+    fn add_usage(&mut self, formats: &[AnswerFormat]) -> usize {
+        for path in formats.iter().flat_map(|format| maxima(*format)) {
             self.purpose(path, Purpose::Maximum);
         }
         for path in ANSWERS {

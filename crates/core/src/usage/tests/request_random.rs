@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::super::request::{
-    BodyMember, BodyMembers, BodyValue, RequestReader, RequestTable, StreamOptions,
+    BodyMember, BodyMembers, BodyValue, RequestReader, RequestTable, StreamOptions, UsageMembers,
 };
 use super::random::{cut, sizes, spell};
 use super::reference::Json;
@@ -252,7 +252,7 @@ proptest! {
             BodyMember::McpTool,
             BodyMember::GraphqlOperation,
         ];
-        let table = Arc::new(RequestTable::new(members, true));
+        let table = Arc::new(RequestTable::new(members, UsageMembers::OfAny));
         let mut reader = RequestReader::new(&table);
         for chunk in cut(body.as_bytes(), &sizes) {
             reader.read(chunk);

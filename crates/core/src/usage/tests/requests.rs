@@ -1,6 +1,8 @@
 //! The bodies of requests, and the members that are read of them.
 
-use super::super::request::{BodyMember, BodyMembers, BodyValue, RequestReader, RequestTable};
+use super::super::request::{
+    BodyMember, BodyMembers, BodyValue, RequestReader, RequestTable, UsageMembers,
+};
 use super::super::tokens::MAX_UNITS;
 use super::*;
 
@@ -33,15 +35,43 @@ fn read_request(table: &Arc<RequestTable>, body: &[u8]) -> BodyMembers {
 }
 
 pub(super) fn usage_of(body: &str) -> BodyMembers {
-    let table = Arc::new(RequestTable::new(Vec::new(), true));
+    let table = Arc::new(RequestTable::new(Vec::new(), UsageMembers::OfAny));
     read_request(&table, body.as_bytes())
 }
 
 fn value_of(wanted: BodyMember, body: &str) -> BodyValue {
-    let table = RequestTable::new(vec![member("other.name"), wanted.clone()], false);
+    let table = RequestTable::new(
+        vec![member("other.name"), wanted.clone()],
+        UsageMembers::None,
+    );
     let index = table.index_of(&wanted).unwrap();
     let members = read_request(&Arc::new(table), body.as_bytes());
     members.values[index].clone()
+}
+
+#[test]
+fn a_maximum_in_the_words_of_another_server_does_not_count() {
+    let of = |format, body: &str| {
+        let table = RequestTable::new(Vec::new(), UsageMembers::Of(format));
+        read_request(&Arc::new(table), body.as_bytes()).maximum
+    };
+    let bodies = [
+        r#"{"max_tokens":7}"#,
+        r#"{"max_completion_tokens":7}"#,
+        r#"{"generationConfig":{"maxOutputTokens":7}}"#,
+        r#"{"options":{"num_predict":7}}"#,
+        r#"{"inferenceConfig":{"maxTokens":7}}"#,
+    ];
+    for (format, counts) in [
+        (AnswerFormat::OpenAi, [true, true, false, false, false]),
+        (AnswerFormat::Anthropic, [true, false, false, false, false]),
+        (AnswerFormat::Gemini, [false, false, true, false, false]),
+        (AnswerFormat::Ollama, [false, false, false, true, false]),
+        (AnswerFormat::Bedrock, [true, false, false, false, true]),
+    ] {
+        let counted = bodies.map(|body| of(format, body) == Some(7));
+        assert_eq!(counted, counts, "{format:?}");
+    }
 }
 
 #[test]
@@ -141,7 +171,7 @@ fn only_a_closed_object_has_members() {
 
 #[test]
 fn a_reader_is_done_once_it_can_learn_no_more() {
-    let table = Arc::new(RequestTable::new(vec![member("a")], true));
+    let table = Arc::new(RequestTable::new(vec![member("a")], UsageMembers::OfAny));
     let is_done = |body: &str| {
         let mut reader = RequestReader::new(&table);
         reader.read(body.as_bytes());
@@ -355,7 +385,7 @@ fn one_member_may_have_several_uses() {
         BodyMember::McpMethod,
         BodyMember::GraphqlOperation,
     ]);
-    let table = Arc::new(RequestTable::new(all, true));
+    let table = Arc::new(RequestTable::new(all, UsageMembers::OfAny));
     let body = r#"{"model":"m","max_tokens":5,"method":"tools/call","params":{"name":"t"},
                    "query":"query A{a}"}"#;
     let members = read_request(&table, body.as_bytes());
@@ -371,7 +401,7 @@ fn a_table_has_so_many_paths() {
     let path = |index: usize| member(&format!("a{index}.b{index}.c.d.e.f.g.h"));
     let mut members: Vec<BodyMember> = (0..=MAX_PATHS).map(path).collect();
     members.extend([BodyMember::McpTool, BodyMember::GraphqlOperation, path(0)]);
-    let table = Arc::new(RequestTable::new(members, true));
+    let table = Arc::new(RequestTable::new(members, UsageMembers::OfAny));
     let bodies = (0..=MAX_PATHS).map(|index| {
         format!(
             "\"a{index}\":{{\"b{index}\":{{\"c\":{{\"d\":{{\"e\":{{\"f\":{{\"g\":\
