@@ -146,7 +146,7 @@ impl BillingShared {
 }
 
 /// Where the ledger is.
-enum LedgerPlace {
+enum BatchReceiver {
     Here(Arc<BillingShared>),
     Redis(Box<LedgerStore>),
 }
@@ -154,7 +154,7 @@ enum LedgerPlace {
 /// Where the ledger is, and by which settings.
 struct LedgerTarget {
     store: StoreSettings,
-    place: LedgerPlace,
+    place: BatchReceiver,
 }
 
 impl LedgerTarget {
@@ -162,9 +162,9 @@ impl LedgerTarget {
         Ok(LedgerTarget {
             store: store.clone(),
             place: match &store.kind {
-                StoreKind::Memory => LedgerPlace::Here(Arc::clone(shared)),
+                StoreKind::Memory => BatchReceiver::Here(Arc::clone(shared)),
                 StoreKind::Redis(server) => {
-                    LedgerPlace::Redis(Box::new(LedgerStore::new(store, server)?))
+                    BatchReceiver::Redis(Box::new(LedgerStore::new(store, server)?))
                 }
             },
         })
@@ -179,7 +179,7 @@ impl LedgerTarget {
             return Ok(());
         }
         match (&mut self.place, &store.kind) {
-            (LedgerPlace::Redis(redis), StoreKind::Redis(server)) => {
+            (BatchReceiver::Redis(redis), StoreKind::Redis(server)) => {
                 redis.follow(store, server)?;
                 self.store = store.clone();
             }
@@ -194,11 +194,11 @@ impl LedgerTarget {
         settings: &LedgerSettings,
     ) -> Result<BatchReceipt, StoreError> {
         match &mut self.place {
-            LedgerPlace::Here(shared) => {
+            BatchReceiver::Here(shared) => {
                 let mut days = lock(&shared.days);
                 Ok(days.add(batch, settings.max_clients))
             }
-            LedgerPlace::Redis(store) => store.send(batch, settings).await,
+            BatchReceiver::Redis(store) => store.send(batch, settings).await,
         }
     }
 }
@@ -276,7 +276,8 @@ impl BillingSender {
             Ok(()) => self.note_back(),
             Err(error) => self.note_away(&error),
         }
-        if let Some(LedgerPlace::Here(shared)) = self.target.as_ref().map(|target| &target.place) {
+        if let Some(BatchReceiver::Here(shared)) = self.target.as_ref().map(|target| &target.place)
+        {
             let keep_us = u64::try_from(settings.ledger.keep.as_micros()).unwrap_or(u64::MAX);
             let first = clock::unix_us().saturating_sub(keep_us);
             let first = settings.ledger.date_at(first);

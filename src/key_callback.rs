@@ -33,17 +33,24 @@ use client::CallbackClient;
 pub(crate) struct KeyCallbacks(Mutex<Option<Arc<KeyCallback>>>);
 
 impl KeyCallbacks {
-    /// The callback with these settings. It keeps its answers if they have not changed.
+    /// The callback with these settings. It keeps its answers while the URL is the same.
     pub(crate) fn follow(
         &self,
         settings: Option<&Arc<KeyCallbackSettings>>,
     ) -> io::Result<Option<Arc<KeyCallback>>> {
         let mut current = lock(&self.0);
-        let is_same = |known: &Arc<KeyCallback>| Some(known.settings()) == settings;
-        if !current.as_ref().is_some_and(is_same) {
-            *current = settings.map(start).transpose()?;
-        }
-        Ok(current.clone())
+        let new = match (current.as_ref(), settings) {
+            (_, None) => None,
+            (Some(known), Some(settings)) if known.settings() == settings => {
+                Some(Arc::clone(known))
+            }
+            (Some(known), Some(settings)) if known.settings().endpoint == settings.endpoint => {
+                Some(known.renewed(settings))
+            }
+            (_, Some(settings)) => Some(start(settings)?),
+        };
+        current.clone_from(&new);
+        Ok(new)
     }
 }
 
@@ -74,11 +81,15 @@ pub(crate) fn ask_now(
     Ok(RegisteredKeys::of_clients(clients))
 }
 
-/// Asks until the callback is dropped. A panic costs one question.
-async fn ask_all(client: Arc<CallbackClient>, mut questions: mpsc::Receiver<KeyQuestion>) {
+/// Asks until the callback is dropped, each question by its own settings. A panic costs one
+/// question.
+async fn ask_all(mut client: Arc<CallbackClient>, mut questions: mpsc::Receiver<KeyQuestion>) {
     let mut asking = JoinSet::new();
     while let Some(question) = questions.recv().await {
         while asking.try_join_next().is_some() {}
+        if !client.follows(question.settings()) {
+            client = Arc::new(CallbackClient::new(question.settings()));
+        }
         let client = Arc::clone(&client);
         asking.spawn(async move {
             let answer = client.ask(&question).await;

@@ -27,7 +27,7 @@ use std::task::{Context, Poll};
 use grpc::Call;
 use http::{Request, Response};
 use limiter::{Limiter, WorkerStore};
-use tidegate_core::exchange::access_record::AccessRecord;
+use tidegate_core::exchange::access_record::{AccessRecord, CLIENT_LEFT};
 use tidegate_core::exchange::changes::own_response;
 pub use tidegate_core::exchange::downstream::{Arrival, Downstream, Secured};
 use tidegate_core::exchange::key_callback::KeyCallback;
@@ -45,8 +45,9 @@ use crate::config::{Config, DecideSettings, TracingSettings};
 use crate::request_head::HeadError;
 use crate::route::{ErrorPage, Route, Target};
 use crate::telemetry::access::Buffer;
+use crate::telemetry::metrics::grpc::is_in_body;
 use crate::telemetry::metrics::usage::UsageOutcome;
-use crate::telemetry::metrics::{CountedAnswer, Meter};
+use crate::telemetry::metrics::{CountedAnswer, GrpcStatus, Meter};
 use crate::telemetry::spans::SpanQueue;
 use crate::upstream::{Upstreams, Vitals};
 use body::Body;
@@ -197,6 +198,7 @@ impl Proxy {
         let mut exchange = self.stages.begin(request, response, downstream);
         let mut unanswered = AbandonedCall {
             limiter: &self.stages.limiter,
+            has_grpc_status: exchange.record.grpc && !is_in_body(exchange.request.headers()),
             exchange: &mut exchange,
             is_answered: false,
         };
@@ -338,19 +340,26 @@ impl Proxy {
 struct AbandonedCall<'e, 'c> {
     limiter: &'e Limiter,
     exchange: &'e mut ProxyExchange<'c>,
+    /// False for gRPC-Web too, whose status no proxy reads.
+    has_grpc_status: bool,
     is_answered: bool,
 }
 
 impl Drop for AbandonedCall<'_, '_> {
     fn drop(&mut self) {
         let x = &mut *self.exchange;
-        if !self.is_answered {
-            x.record.write_abandoned();
+        if self.is_answered {
+            return;
+        }
+        if self.has_grpc_status
+            && let Some(counter) = self.limiter.meter.grpc_counter(x.record.route_number)
+        {
+            counter.ended(GrpcStatus::CANCELLED, CLIENT_LEFT);
         }
         // Only a charged call to a model server is recorded.
         let is_charged = x.admission.granted().is_some() && x.admission.reserve.is_some();
-        if self.is_answered || !is_charged {
-            return;
+        if !is_charged {
+            return x.record.write_abandoned();
         }
         note_unread_usage(self.limiter, x, UsageOutcome::Aborted);
         x.record.note_client_left();

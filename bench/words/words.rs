@@ -332,6 +332,7 @@ fn log_line() -> Word {
             client: IpAddr::from([192, 0, 2, 7]),
             method: &Method::GET,
             path: "/api/v1/items/17",
+            protocol: "HTTP/1.1",
             status: 200,
             bytes: 1234,
             truncated: None,

@@ -63,6 +63,10 @@ impl CallbackClient {
         }
     }
 
+    pub(super) fn follows(&self, settings: &Arc<KeyCallbackSettings>) -> bool {
+        Arc::ptr_eq(&self.settings, settings)
+    }
+
     pub(super) async fn ask(&self, question: &KeyQuestion) -> KeyAnswer {
         self.ask_until(question.key(), question.deadline()).await
     }

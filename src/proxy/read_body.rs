@@ -61,21 +61,21 @@ impl Proxy {
         let Some(table) = &route.reads_body else {
             return Ok(None);
         };
-        bound_body(x.request, route.body_limit)?;
+        let refused = |x: &mut ProxyExchange<'c>, why| self.stages.refuse_at(x, route, why);
+        bound_body(x.request, route.body_limit).map_err(|why| refused(x, why))?;
         if !x.request.body().is_end_stream() {
             self.stages.deny_before_body(x)?;
         }
         // A compressed body has no members here.
         let is_readable = !x.request.headers().contains_key(CONTENT_ENCODING);
         let most = if is_readable { route.body_read } else { 0 };
-        let body = x.request.body_mut();
-        let announced = body.size_hint().exact();
+        let announced = x.request.body().size_hint().exact();
         let held = match announced.map(|length| usize::try_from(length).unwrap_or(usize::MAX)) {
             Some(0) => None,
             length => {
                 let bytes = length.unwrap_or(most).min(most);
                 let held = self.body_memory.take(bytes, self.max_body_memory);
-                Some(held.ok_or(Rejection::BodyMemory)?)
+                Some(held.ok_or_else(|| refused(x, Rejection::BodyMemory))?)
             }
         };
         let until = match announced {
@@ -83,8 +83,8 @@ impl Proxy {
             None if route.usage.is_some() => ReadUntil::End,
             _ => ReadUntil::Members,
         };
-        let read = read(body, table, until, most).await;
-        let read = read.map_err(|error| Rejection::Upstream(NoAnswer::from(error)))?;
+        let read = read(x.request.body_mut(), table, until, most).await;
+        let read = read.map_err(|error| refused(x, Rejection::Upstream(NoAnswer::from(error))))?;
         let longest = || route.body_limit.unwrap_or(u64::from(u32::MAX));
         x.body = Some(Box::new(ReadBody {
             facts: read.facts,

@@ -6,7 +6,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use super::{Outgoing, PrerenderedHeaders, SendOptions};
 use crate::body::RequestBody;
 use crate::clock::Alarm;
 use crate::config::Retries;
+use crate::telemetry::metrics::UpstreamCells;
 use crate::trace::TRACEPARENT;
 
 /// An attempt that failed, or whose response may be replaced by that of another attempt.
@@ -44,13 +45,20 @@ struct FailedAttempt {
 struct AttemptTerms<'a> {
     options: &'a SendOptions,
     is_repeatable: bool,
-    /// Rings when the whole exchange has taken too long.
-    whole: Option<&'a Alarm>,
+    whole: Option<&'a WholeTimeout<'a>>,
+}
+
+/// The time limit of a whole exchange, with all of its attempts.
+pub(super) struct WholeTimeout<'a> {
+    alarm: Arc<Alarm>,
+    cells: &'a UpstreamCells,
+    /// The server of the attempt that it has ended.
+    ended: OnceLock<String>,
 }
 
 impl Upstream {
     /// Sends a request and waits for the head of the response, which goes into `response`. When
-    /// `whole` rings, the caller drops this future.
+    /// the alarm of `whole` rings, the caller drops this future.
     ///
     /// An exchange on a pooled connection happens here. Everything else is rare and boxed, because
     /// each connection of a client reserves memory for this future.
@@ -62,7 +70,7 @@ impl Upstream {
         upstream: Option<&'a Upstream>,
         outgoing: Outgoing<'a>,
         response: &'a mut Response<B>,
-        whole: Option<&'a Alarm>,
+        whole: Option<&'a WholeTimeout<'a>>,
     ) -> impl Future<Output = Result<UpstreamBody, SendFailure>> + Send + 'a {
         async move {
             let this = upstream.ok_or(UpstreamError::NoServer)?;
@@ -89,10 +97,11 @@ impl Upstream {
                 let request = take_request(request, prerendered);
                 return Box::pin(this.attempt_all(permit, request, response, terms)).await;
             };
-            let blame = BlameOnTimeout::new(&permit, request, whole);
+            let is_to_blame = request.body().is_end_stream();
+            let guard = EndedByTimeout::new(&permit, whole, is_to_blame);
             let exchange = connection.exchange(request, response, terms.exchange(prerendered));
             let exchanged = exchange.await;
-            std::mem::forget(blame);
+            std::mem::forget(guard);
             if let Err(ExchangeError::Unsent(_)) = exchanged {
                 let request = take_request(request, prerendered);
                 return Box::pin(this.attempt_all(permit, request, response, terms)).await;
@@ -112,17 +121,28 @@ impl Upstream {
         response: &mut Response<B>,
         timeout: Duration,
     ) -> Result<UpstreamBody, SendFailure> {
-        let whole = self.terms.sweep.alarm();
-        whole.arm(timeout);
-        let mut sending = pin!(Upstream::send(Some(self), outgoing, response, Some(&whole)));
-        let sent = poll_fn(|context| match sending.as_mut().poll(context) {
-            Poll::Ready(sent) => Poll::Ready(sent),
-            Poll::Pending => whole
-                .poll(context)
-                .map(|()| Err(UpstreamError::TimedOut.into())),
-        });
-        let mut body = sent.await?;
-        body.end_by(Arc::clone(&whole));
+        let whole = WholeTimeout {
+            alarm: self.terms.sweep.alarm(),
+            cells: &self.cells,
+            ended: OnceLock::new(),
+        };
+        whole.alarm.arm(timeout);
+        let sent = {
+            let mut sending = pin!(Upstream::send(Some(self), outgoing, response, Some(&whole)));
+            poll_fn(|context| match sending.as_mut().poll(context) {
+                Poll::Ready(sent) => Poll::Ready(Some(sent)),
+                Poll::Pending => whole.alarm.poll(context).map(|()| None),
+            })
+            .await
+        };
+        // The attempt has ended with its future, and has named its server.
+        let mut body = sent.unwrap_or_else(|| {
+            Err(SendFailure {
+                error: UpstreamError::TimedOut,
+                server: whole.ended.get().cloned(),
+            })
+        })?;
+        body.end_by(whole.alarm);
         Ok(body)
     }
 
@@ -194,7 +214,12 @@ impl Upstream {
             let was_pooled = pooled.is_some();
             let connected = match pooled.take() {
                 Some(connection) => Ok(connection),
-                None => permit.connect(asks_upgrade).await,
+                None => {
+                    let guard = EndedByTimeout::new(&permit, terms.whole, false);
+                    let connected = permit.connect(asks_upgrade).await;
+                    std::mem::forget(guard);
+                    connected
+                }
             };
             let mut connection = match connected {
                 Ok(connection) => connection,
@@ -204,10 +229,11 @@ impl Upstream {
                     return Err(failed);
                 }
             };
-            let blame = BlameOnTimeout::new(&permit, &request, terms.whole);
+            let is_to_blame = request.body().is_end_stream();
+            let guard = EndedByTimeout::new(&permit, terms.whole, is_to_blame);
             let exchange = connection.exchange(&mut request, response, terms.exchange(None));
             let exchanged = exchange.await;
-            std::mem::forget(blame);
+            std::mem::forget(guard);
             match exchanged {
                 Err(ExchangeError::Unsent(_)) if was_pooled => {}
                 Err(ExchangeError::Unsent(error)) => {
@@ -301,9 +327,7 @@ impl Upstream {
             attempts.end(Err(error.label()));
         }
         let server = &permit.server;
-        self.cells.failures.add(1);
-        server.cells.requests.add(1);
-        server.cells.failures.add(1);
+        server.count_failure(&self.cells);
         let (end, kind) = classify(&error, was_pooled);
         if let Some(kind) = kind {
             server.health.note_failure();
@@ -397,30 +421,41 @@ fn prepare(request: &mut Request<RequestBody>, permit: &ServerPermit, options: &
     }
 }
 
-/// Judges the server when it is dropped after the timeout of the whole exchange. After a response
-/// it is forgotten instead.
-struct BlameOnTimeout<'a> {
+/// Counts the attempt as a failure when it is dropped after the timeout of the whole exchange.
+/// After an attempt that ended by itself it is forgotten instead.
+struct EndedByTimeout<'a> {
     permit: &'a ServerPermit,
-    whole: &'a Alarm,
+    whole: &'a WholeTimeout<'a>,
+    /// False for a request with a body, because a slow client may be the reason. Such an attempt
+    /// does not eject the server.
+    is_to_blame: bool,
 }
 
-impl<'a> BlameOnTimeout<'a> {
-    /// `None` for a request with a body, because a slow client may be the reason.
+impl<'a> EndedByTimeout<'a> {
     fn new(
         permit: &'a ServerPermit,
-        request: &Request<RequestBody>,
-        whole: Option<&'a Alarm>,
-    ) -> Option<BlameOnTimeout<'a>> {
-        let whole = whole.filter(|_| request.body().is_end_stream());
-        whole.map(|whole| BlameOnTimeout { permit, whole })
+        whole: Option<&'a WholeTimeout<'a>>,
+        is_to_blame: bool,
+    ) -> Option<EndedByTimeout<'a>> {
+        whole.map(|whole| EndedByTimeout {
+            permit,
+            whole,
+            is_to_blame,
+        })
     }
 }
 
-impl Drop for BlameOnTimeout<'_> {
+impl Drop for EndedByTimeout<'_> {
     fn drop(&mut self) {
         // Otherwise the client has left.
-        if self.whole.has_rung() {
-            self.permit.server.health.note_failure();
+        if !self.whole.alarm.has_rung() {
+            return;
+        }
+        let server = &self.permit.server;
+        server.count_failure(self.whole.cells);
+        let _ = self.whole.ended.set(server.place.to_string());
+        if self.is_to_blame {
+            server.health.note_failure();
             self.permit.fail(FailureKind::Failed);
         }
     }

@@ -234,6 +234,21 @@ mod tests {
     use super::*;
     use crate::config::{ServerAddress, UpstreamServer};
 
+    #[test]
+    fn a_request_counts_at_its_server_over_a_change_of_settings() {
+        let vitals = Vitals::default();
+        let server = UpstreamServer::from(ServerAddress::Http("10.9.9.9".into(), 80));
+        let mut settings = UpstreamSettings::new("app", vec![server]);
+        let old = Upstream::new(None, &settings, Sweep::new(), &vitals);
+        let permit = old.permit(None).unwrap();
+        settings.max_idle += 1;
+        let new = Upstream::new(Some(&old), &settings, Sweep::new(), &vitals);
+        let in_flight = || new.current_servers()[0].in_flight.load(Ordering::Relaxed);
+        assert_eq!(in_flight(), 1);
+        drop(permit);
+        assert_eq!(in_flight(), 0);
+    }
+
     /// Four workers share a server that has room for one request.
     #[test]
     fn the_loser_of_a_race_for_the_last_place_is_told_to_wait() {

@@ -33,16 +33,12 @@ pub async fn run_health_checks(settings: &[UpstreamSettings], vitals: &Vitals) {
     let mut tasks = JoinSet::new();
     tasks.spawn(sweep.clone().run());
     for settings in settings {
-        let upstream = Upstream::new(None, settings, sweep.clone(), vitals);
         match &settings.health {
             Some(rules) => {
+                let upstream = Upstream::new(None, settings, sweep.clone(), vitals);
                 tasks.spawn(check_upstream(upstream, rules.clone()));
             }
-            None => {
-                for server in upstream.current_servers() {
-                    server.health.forget_checks();
-                }
-            }
+            None => vitals.forget_checks(&settings.name),
         }
     }
     while let Some(Ok(())) = tasks.join_next().await {}
@@ -120,6 +116,33 @@ mod tests {
     use super::*;
     use crate::config;
     use crate::upstream::health::Standing;
+
+    #[test]
+    fn servers_of_a_name_forget_checks_that_were_removed() {
+        let upstreams = |health: &str| {
+            let text = format!("[upstream.api]\nservers = [\"http://api.test\"]\n{health}\n");
+            let text = format!("{text}[[route]]\npath = \"/*\"\nupstream = \"api\"\nlimits = []\n");
+            let (config, _) = config::parse("proxy.toml", &text, &|_| None).unwrap();
+            config.upstreams
+        };
+        let rules = upstreams("health = { path = \"/\" }")[0].health.clone();
+        let (rules, unchecked) = (rules.unwrap(), upstreams(""));
+        let vitals = Vitals::default();
+        let name = &unchecked[0].servers[0].address;
+        let one = name.at(([10, 0, 0, 1], 80).into());
+        let health = vitals.server(&vitals.upstream("api"), &one);
+        while health.standing() != Standing::Down {
+            health.note_check(Some("no answer"), &rules);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            let checks = run_health_checks(&unchecked, &vitals);
+            let _ = timeout(Duration::from_millis(50), checks).await;
+        });
+        assert_eq!(health.standing(), Standing::Healthy);
+    }
 
     /// The end of the checks and the answer to a check become ready while the runtime rests. The
     /// end runs first. A check that survived it would report its result afterwards.

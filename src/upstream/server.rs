@@ -21,7 +21,7 @@ use super::queue::PermitQueue;
 use super::server_health::ServerHealth;
 use crate::clock::{Alarm, Sweep};
 use crate::config::{HostHeader, ServerAddress, UpstreamServer, UpstreamSettings};
-use crate::telemetry::metrics::ServerCells;
+use crate::telemetry::metrics::{ServerCells, UpstreamCells};
 use crate::telemetry::panics::lock;
 use crate::tls::TlsTrouble;
 
@@ -78,8 +78,9 @@ pub(super) struct Server {
     idle: Mutex<IdleConnections>,
     /// For a server that speaks HTTP/2, or may.
     pub(super) http2: Option<Box<Http2Pool>>,
-    pub(super) in_flight: AtomicUsize,
     /// Shared with the same server under older settings, which may still have requests.
+    pub(super) in_flight: Arc<AtomicUsize>,
+    /// Shared likewise.
     pub(super) cells: Arc<ServerCells>,
     pub(super) latency: Latency,
     has_closer: AtomicBool,
@@ -91,13 +92,14 @@ pub(super) struct Server {
 type IdleConnections = Vec<Box<Http1>>;
 
 impl Server {
+    /// A server that has the counts of `before`, the same one under older settings or addresses.
     pub(super) fn new(
         server: &UpstreamServer,
         place: ServerAddress,
         found: &Addresses,
         terms: &Arc<UpstreamTerms>,
         health: Arc<ServerHealth>,
-        cells: Arc<ServerCells>,
+        before: Option<&Arc<Server>>,
     ) -> Server {
         let origin = &server.address;
         let host = match &terms.settings.host {
@@ -118,8 +120,8 @@ impl Server {
             latency: Latency::default(),
             health,
             idle: Mutex::default(),
-            in_flight: AtomicUsize::new(0),
-            cells,
+            in_flight: before.map_or_else(Arc::default, |one| Arc::clone(&one.in_flight)),
+            cells: before.map_or_else(Arc::default, |one| Arc::clone(&one.cells)),
             terms: Arc::clone(terms),
             has_closer: AtomicBool::new(false),
             successor: OnceLock::new(),
@@ -142,6 +144,13 @@ impl Server {
         }
         // Only the first successor is set; later ones take over from it.
         let _ = self.successor.set(Arc::clone(successor));
+    }
+
+    /// Counts an attempt without a usable response.
+    pub(super) fn count_failure(&self, upstream: &UpstreamCells) {
+        upstream.failures.add(1);
+        self.cells.requests.add(1);
+        self.cells.failures.add(1);
     }
 
     pub(super) fn load(&self) -> Load {

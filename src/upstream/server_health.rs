@@ -95,6 +95,18 @@ impl Vitals {
         known.upstreams.insert(name, Arc::downgrade(&upstream));
         upstream
     }
+
+    /// Forgets the health checks of an upstream's servers, after they were removed from the
+    /// configuration. The servers of a name are those at its addresses.
+    pub(super) fn forget_checks(&self, upstream: &str) {
+        let known = lock(&self.0);
+        let servers = known.servers.iter();
+        let servers = servers.filter(|((name, _), _)| **name == *upstream);
+        let servers: Vec<_> = servers.filter_map(|(_, health)| health.upgrade()).collect();
+        // The last handle of a server may be among them, and needs no lock to end.
+        drop(known);
+        servers.iter().for_each(|server| server.forget_checks());
+    }
 }
 
 impl UpstreamHealth {
@@ -275,8 +287,7 @@ impl ServerHealth {
         }
     }
 
-    /// Forgets the health checks, after they were removed from the configuration.
-    pub(super) fn forget_checks(&self) {
+    fn forget_checks(&self) {
         if self.gate.load(Ordering::Relaxed) == SHUT {
             self.change(|state| {
                 state.forget_checks();

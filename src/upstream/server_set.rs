@@ -75,8 +75,7 @@ impl ResolvedServers {
             if before.is_none() && !old.is_empty() && !old.iter().any(had_requests) {
                 health.begin_slow_start();
             }
-            let cells = before.map_or_else(Arc::default, |before| Arc::clone(&before.cells));
-            let server = Server::new(at.origin, place, &at.addresses, &self.terms, health, cells);
+            let server = Server::new(at.origin, place, &at.addresses, &self.terms, health, before);
             let server = Arc::new(server);
             if let Some(same) = same {
                 same.hand_over(&server);

@@ -15,6 +15,7 @@ pub mod access_record;
 mod adjust;
 pub mod admit;
 mod billing;
+mod body_refusal;
 mod call_checks;
 pub mod changes;
 mod checks;

@@ -22,7 +22,7 @@ use crate::telemetry::spans::AttemptLog;
 use crate::telemetry::watched::DeniedRequest;
 
 /// The status in the access log of a request without a response, as nginx has it.
-const CLIENT_LEFT: u16 = 499;
+pub const CLIENT_LEFT: u16 = 499;
 
 /// The facts of one request. Nothing is formatted before the request ends.
 #[derive(Debug)]
@@ -80,6 +80,7 @@ pub(super) struct RecordedHead {
     pub(super) unix_us: u64,
     pub(super) method: Method,
     pub(super) uri: Uri,
+    pub(super) version: Version,
 }
 
 impl RecordedHead {
@@ -88,6 +89,7 @@ impl RecordedHead {
             unix_us: clock::unix_us_at(began),
             method: request.method().clone(),
             uri: request.uri().clone(),
+            version: request.version(),
         }
     }
 }
@@ -272,12 +274,5 @@ impl AccessRecord {
             };
             named.write(&self.log, self.began, sent);
         }
-    }
-
-    /// Does so for a request whose client left before the head of the response.
-    #[cold]
-    pub fn write_abandoned(&mut self) {
-        self.status = CLIENT_LEFT;
-        self.write_named();
     }
 }

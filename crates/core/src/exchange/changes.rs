@@ -17,11 +17,12 @@ use super::access_record::AccessRecord;
 use super::downstream::Downstream;
 use super::headers;
 use super::headers::{RequestFault, check_framing};
+use super::named_lines::NamedLines;
 use super::rejection::Rejection;
 use super::request_id::{self, RequestId};
 use crate::clock;
 use crate::path::CanonicalPath;
-use crate::request_head::HeadError;
+use crate::request_head::{HeadError, RequestHead};
 use crate::route::template::{BodyTemplate, LateText, TemplateFacts, TooLong};
 use crate::route::{
     Action, ErrorPage, Expires, Redirect, RedirectFailure, RespondBody, Route, Target, is_success,
@@ -352,7 +353,7 @@ pub(super) fn facts_of<'r, B>(
         route,
         request_id: record.request_id.as_ref().map_or("", RequestId::as_str),
         scheme: headers::scheme(request.headers(), downstream.peer()),
-        protocol: version_text(request.version()),
+        protocol: protocol_text(request.version()),
         ports: downstream.arrival.ports,
         relay: downstream.arrival.relay,
         connection: downstream.connection_facts(record.connection_requests, record.began),
@@ -361,7 +362,25 @@ pub(super) fn facts_of<'r, B>(
     }
 }
 
-fn version_text(version: Version) -> &'static str {
+/// Notes the route for the metrics and the logs.
+#[inline]
+pub(super) fn note_route<B>(
+    record: &mut AccessRecord,
+    route: &Route,
+    head: &RequestHead<'_>,
+    request: &Request<B>,
+    downstream: &Downstream,
+) {
+    record.route = Some(Arc::clone(&route.name));
+    record.route_number = route.number;
+    if !route.access_logs.is_empty() && !downstream.is_described {
+        record.request_id.get_or_insert_with(request_id::made);
+        let facts = facts_of(request, downstream, route, record, head.host, head.path);
+        record.named = Some(NamedLines::new(&route.access_logs, &facts));
+    }
+}
+
+pub(super) fn protocol_text(version: Version) -> &'static str {
     match version {
         Version::HTTP_10 => "HTTP/1.0",
         Version::HTTP_2 => "HTTP/2.0",

@@ -106,9 +106,15 @@ struct AwayService {
     retry_at: Instant,
 }
 
-/// The service as all workers of the process know it.
+/// The service as all workers of the process know it, by one configuration.
 pub struct KeyCallback {
     settings: Arc<KeyCallbackSettings>,
+    known: Arc<KnownService>,
+    questions: mpsc::Sender<KeyQuestion>,
+}
+
+/// What is known of the service. It outlives a configuration with the same URL.
+struct KnownService {
     secret: HashSecret,
     shards: [Mutex<CachedAnswers>; SHARDS],
     budgets: Mutex<AddressBudgets>,
@@ -116,7 +122,6 @@ pub struct KeyCallback {
     under_way: AtomicUsize,
     /// Wakes requests that wait for a question of their address to end.
     freed: Notify,
-    questions: mpsc::Sender<KeyQuestion>,
     counts: CallbackCounts,
 }
 
@@ -148,18 +153,35 @@ impl KeyCallback {
         settings: &Arc<KeyCallbackSettings>,
     ) -> (Arc<KeyCallback>, mpsc::Receiver<KeyQuestion>) {
         let (questions, receiver) = mpsc::channel(MAX_UNDER_WAY);
-        let callback = KeyCallback {
-            settings: Arc::clone(settings),
+        let known = KnownService {
             secret: process_secret(),
             shards: std::array::from_fn(|_| Mutex::default()),
             budgets: Mutex::default(),
             health: Mutex::default(),
             under_way: AtomicUsize::new(0),
             freed: Notify::new(),
-            questions,
             counts: CallbackCounts::default(),
         };
+        let callback = KeyCallback {
+            settings: Arc::clone(settings),
+            known: Arc::new(known),
+            questions,
+        };
         (Arc::new(callback), receiver)
+    }
+
+    /// The same service by other settings, which have the same URL. Its questions go into the same
+    /// channel. Keys that count as unknown are asked for again if `ttl_unknown` changes.
+    pub fn renewed(&self, settings: &Arc<KeyCallbackSettings>) -> Arc<KeyCallback> {
+        if self.settings.ttl_unknown != settings.ttl_unknown {
+            let shards = self.known.shards.iter();
+            shards.for_each(|shard| lock(shard).forget_unknown());
+        }
+        Arc::new(KeyCallback {
+            settings: Arc::clone(settings),
+            known: Arc::clone(&self.known),
+            questions: self.questions.clone(),
+        })
     }
 
     pub fn settings(&self) -> &Arc<KeyCallbackSettings> {
@@ -186,7 +208,7 @@ impl KeyCallback {
     pub(super) async fn ask(self: &Arc<Self>, key: &[u8], ip: IpAddr) {
         let deadline = (clock::now() + self.settings.timeout).into();
         loop {
-            let mut freed = std::pin::pin!(self.freed.notified());
+            let mut freed = std::pin::pin!(self.known.freed.notified());
             // Before the question is tried, so that no end of another one is missed.
             freed.as_mut().enable();
             match self.begin(key, ip, clock::now()) {
@@ -216,14 +238,14 @@ impl KeyCallback {
         if let Some(answered) = shard.wait_for(&id) {
             return NextStep::WaitFor(answered);
         }
-        if self.under_way.load(Ordering::Relaxed) >= MAX_UNDER_WAY {
+        if self.known.under_way.load(Ordering::Relaxed) >= MAX_UNDER_WAY {
             self.refuse(Refusal::Busy);
             return NextStep::Done;
         }
         // A key that was known before may be asked for always: nobody has invented it.
         let payer = (freshness == Freshness::NeverKnown).then_some(ip);
         if let Some(ip) = payer {
-            let mut budgets = lock(&self.budgets);
+            let mut budgets = lock(&self.known.budgets);
             if !budgets.take(ip, now) {
                 if budgets.may_be_freed(ip, now) {
                     return NextStep::WaitForAddress;
@@ -234,14 +256,14 @@ impl KeyCallback {
         }
         if !self.may_ask_service(now) {
             if let Some(ip) = payer {
-                lock(&self.budgets).free(ip);
+                lock(&self.known.budgets).free(ip);
             }
             self.refuse(Refusal::Away);
             return NextStep::Done;
         }
         let answered = shard.begin(&id);
         drop(shard);
-        self.under_way.fetch_add(1, Ordering::Relaxed);
+        self.known.under_way.fetch_add(1, Ordering::Relaxed);
         let question = KeyQuestion {
             callback: Arc::clone(self),
             key: key.to_vec(),
@@ -257,7 +279,7 @@ impl KeyCallback {
 
     /// Whether the service is there. If it is away, one question in a while is let through.
     fn may_ask_service(&self, now: Instant) -> bool {
-        let mut health = lock(&self.health);
+        let mut health = lock(&self.known.health);
         match &mut health.away {
             None => true,
             Some(away) if now >= away.retry_at => {
@@ -271,9 +293,9 @@ impl KeyCallback {
     fn note_answer(&self, question: &KeyQuestion, answer: KeyAnswer) {
         let now = clock::now();
         let outcome = outcome_of(&answer);
-        self.counts.outcomes[outcome].add(1);
+        self.known.counts.outcomes[outcome].add(1);
         let took = now.saturating_duration_since(question.asked);
-        self.counts.durations.observe(took, &REQUEST_BOUNDS);
+        self.known.counts.durations.observe(took, &REQUEST_BOUNDS);
         self.note_health(matches!(answer, KeyAnswer::Failed(_)), outcome, now);
         let is_known = matches!(answer, KeyAnswer::Known(_));
         let id = &question.id;
@@ -285,15 +307,15 @@ impl KeyCallback {
         }
         shard.end(id);
         drop(shard);
-        self.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.known.under_way.fetch_sub(1, Ordering::Relaxed);
         if let Some(ip) = question.payer {
-            lock(&self.budgets).end(ip, is_known, now);
+            lock(&self.known.budgets).end(ip, is_known, now);
         }
-        self.freed.notify_waiters();
+        self.known.freed.notify_waiters();
     }
 
     fn note_health(&self, has_failed: bool, outcome: usize, now: Instant) {
-        let mut health = lock(&self.health);
+        let mut health = lock(&self.known.health);
         if !has_failed {
             health.failures = 0;
             if let Some(away) = health.away.take() {
@@ -317,40 +339,44 @@ impl KeyCallback {
     }
 
     fn refuse(&self, refusal: Refusal) {
-        self.counts.refused[refusal as usize].fetch_add(1, Ordering::Relaxed);
+        self.known.counts.refused[refusal as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// `None` for a key that is too long to be asked for.
     fn id(&self, key: &[u8]) -> Option<KeyId> {
         let fits = (1..=MAX_KEY).contains(&key.len());
-        fits.then(|| KeyId(*blake3::keyed_hash(self.secret.as_bytes(), key).as_bytes()))
+        fits.then(|| KeyId(*blake3::keyed_hash(self.known.secret.as_bytes(), key).as_bytes()))
     }
 
     fn shard(&self, id: &KeyId) -> MutexGuard<'_, CachedAnswers> {
-        lock(&self.shards[usize::from(id.0[0]) % SHARDS])
+        lock(&self.known.shards[usize::from(id.0[0]) % SHARDS])
     }
 
     /// Keys that are cached as known.
     pub fn known(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).known()).sum()
+        self.known
+            .shards
+            .iter()
+            .map(|shard| lock(shard).known())
+            .sum()
     }
 
     pub fn is_away(&self) -> bool {
-        lock(&self.health).away.is_some()
+        lock(&self.known.health).away.is_some()
     }
 
     /// Answers by [`OUTCOMES`].
     pub fn outcomes(&self) -> [u64; OUTCOMES.len()] {
-        std::array::from_fn(|index| self.counts.outcomes[index].get())
+        std::array::from_fn(|index| self.known.counts.outcomes[index].get())
     }
 
     /// Questions that were not asked, by [`REFUSALS`].
     pub fn refusals(&self) -> [u64; REFUSALS.len()] {
-        std::array::from_fn(|index| self.counts.refused[index].load(Ordering::Relaxed))
+        std::array::from_fn(|index| self.known.counts.refused[index].load(Ordering::Relaxed))
     }
 
     pub fn durations(&self) -> &Histogram {
-        &self.counts.durations
+        &self.known.counts.durations
     }
 }
 

@@ -73,7 +73,7 @@ impl Stages {
         let (request, downstream) = (&*x.request, x.downstream);
         let host: Cow<'_, str> = check_framing(request).ok()?;
         let path = self.router.routes.read_path(request.uri().path()).ok()?;
-        let head = self.head_of(request, downstream, &host, &path);
+        let head = self.head_of(request, downstream, x.record.client, &host, &path);
         if !self.router.access.admits(head.client) {
             return None;
         }

@@ -48,7 +48,7 @@ impl Stages {
     fn admitted_route<B, R>(&self, x: &Exchange<'_, B, R>) -> Option<&Route> {
         let host = check_framing(x.request).ok()?;
         let path = self.router.routes.read_path(x.request.uri().path()).ok()?;
-        let head = self.head_of(x.request, x.downstream, &host, &path);
+        let head = self.head_of(x.request, x.downstream, x.record.client, &host, &path);
         if !self.router.access.admits(head.client) {
             return None;
         }

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use http::Version;
 
-use super::access_record::{AccessRecord, RecordedHead};
+use super::access_record::{AccessRecord, CLIENT_LEFT, RecordedHead};
+use super::changes::protocol_text;
 use super::request_id::RequestId;
+use super::shadow::ShadowChecks;
 use super::traced::{Attributes, Recorded, Trace};
 use crate::clock;
 use crate::telemetry::access::{AccessEntry, MissingBytes, TRUNCATED};
@@ -27,10 +29,7 @@ impl AccessRecord {
         let mut would_deny = Vec::new();
         let mut shadow_spans = Vec::new();
         if let Some(mut shadow) = self.shadow.take() {
-            would_deny = shadow.count_decisions(self.log.shadow());
-            if let Some(head) = self.head.as_ref().filter(|_| !would_deny.is_empty()) {
-                shadow.note_denials(self.denied_request(&head.method, &head.uri));
-            }
+            would_deny = self.count_shadow(&mut shadow);
             if let Some(trace) = trace.as_ref().filter(|trace| trace.is_recorded()) {
                 shadow_spans = shadow.spans(trace, self.show_keys);
             }
@@ -47,6 +46,26 @@ impl AccessRecord {
         }
     }
 
+    /// Writes the lines in the logs of the route, and counts the shadow decisions, for a request
+    /// whose client left before the head of the response. It gets no line in the access log.
+    #[cold]
+    pub fn write_abandoned(&mut self) {
+        self.status = CLIENT_LEFT;
+        self.write_named();
+        if let Some(mut shadow) = self.shadow.take() {
+            self.count_shadow(&mut shadow);
+        }
+    }
+
+    /// Returns the limits that would deny the request.
+    fn count_shadow(&self, shadow: &mut ShadowChecks) -> Vec<Arc<str>> {
+        let would_deny = shadow.count_decisions(self.log.shadow());
+        if let Some(head) = self.head.as_ref().filter(|_| !would_deny.is_empty()) {
+            shadow.note_denials(self.denied_request(&head.method, &head.uri));
+        }
+        would_deny
+    }
+
     fn write_entry(&self, head: &RecordedHead, would_deny: &[Arc<str>], trace: Option<&Trace>) {
         self.log.record(&AccessEntry {
             unix_us: head.unix_us,
@@ -54,6 +73,7 @@ impl AccessRecord {
             client: self.client,
             method: &head.method,
             path: head.uri.path(),
+            protocol: protocol_text(head.version),
             status: self.status,
             bytes: self.bytes,
             truncated: self.is_truncated.then_some(MissingBytes {

@@ -1,5 +1,6 @@
 //! The stages of a request that the proxy, the tower layer and the dry run share.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,14 +10,13 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use super::Exchange;
 use super::access_record::AccessRecord;
 use super::admit::Admission;
-use super::changes::{Changes, facts_of};
+use super::changes::{Changes, note_route};
 use super::claims::Tokens;
 use super::downstream::{Arrival, Downstream};
 use super::headers::{self, check_framing};
 use super::key_lookup::KeyLookup;
 use super::limiter::{Limiter, WorkerStore};
 use super::local_reply::LocalReplies;
-use super::named_lines::NamedLines;
 use super::rejection::{Blocked, Rejection};
 use super::request_id;
 use super::reserve::UsageReserve;
@@ -183,6 +183,8 @@ impl Stages {
         if !self.underscores_in_headers {
             headers::remove_odd_names(request.headers_mut(), |_| true);
         }
+        // The log names the client also if the request is refused before its route is known.
+        record.client = self.router.client_ip.find(ip, request.headers());
         Exchange {
             request,
             response,
@@ -246,8 +248,7 @@ impl Stages {
         let host = check_framing(request)?;
         let path = self.router.routes.read_path(request.uri().path());
         let path = path.map_err(Rejection::Path)?;
-        let head = self.head_of(request, downstream, &host, &path);
-        x.record.client = head.client;
+        let head = self.head_of(request, downstream, x.record.client, &host, &path);
         if !self.router.access.admits(head.client) {
             return Err(Rejection::AccessDenied);
         }
@@ -256,13 +257,7 @@ impl Stages {
             found => found?,
         };
         x.route = Some(found.route);
-        x.record.route = Some(Arc::clone(&found.route.name));
-        x.record.route_number = found.route.number;
-        if !found.route.access_logs.is_empty() && !downstream.is_described {
-            x.record.request_id.get_or_insert_with(request_id::made);
-            let facts = facts_of(request, downstream, found.route, &x.record, &host, &path);
-            x.record.named = Some(NamedLines::new(&found.route.access_logs, &facts));
-        }
+        note_route(&mut x.record, found.route, &head, request, downstream);
         Router::check_client(found.route, &head)?;
         let trace = x.record.trace.as_deref().filter(|_| self.logs_traces);
         let trace = trace.map(Trace::id);
@@ -350,10 +345,10 @@ impl Stages {
         &self,
         request: &'h Request<B>,
         downstream: &'h Downstream,
+        client: IpAddr,
         host: &'h str,
         path: &'h CanonicalPath<'h>,
     ) -> RequestHead<'h> {
-        let client_ip = &self.router.client_ip;
         RequestHead {
             method: request.method(),
             host,
@@ -361,7 +356,7 @@ impl Stages {
             query: request.uri().query(),
             scheme: Scheme::of(downstream.arrival.tls.is_some()),
             headers: request.headers(),
-            client: client_ip.find(downstream.arrival.ip, request.headers()),
+            client,
             is_trusted: downstream.trusted,
             port: downstream.arrival.ports.local,
             certificate: downstream.arrival.certificate(),

@@ -118,8 +118,7 @@ impl Stages {
         let host = check_framing(request)?;
         let path = self.router.routes.read_path(request.uri().path());
         let path = path.map_err(Rejection::Path)?;
-        let head = self.head_of(request, downstream, &host, &path);
-        x.record.client = head.client;
+        let head = self.head_of(request, downstream, x.record.client, &host, &path);
         if !self.router.access.admits(head.client) {
             return Err(Rejection::AccessDenied);
         }

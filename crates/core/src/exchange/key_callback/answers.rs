@@ -138,6 +138,10 @@ impl CachedAnswers {
         self.unknown.insert(id, until);
     }
 
+    pub(super) fn forget_unknown(&mut self) {
+        self.unknown = Generations::default();
+    }
+
     /// Keeps what is known of a key, and asks no more for a while.
     pub(super) fn note_failure(&mut self, id: &KeyId, until: Instant) {
         match self.known.get(id) {

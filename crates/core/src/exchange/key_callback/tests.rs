@@ -132,3 +132,37 @@ fn no_more_questions_are_under_way_than_there_may_be() {
         assert!(questions.try_recv().is_err(), "it is too long to be a key");
     });
 }
+
+#[test]
+fn other_settings_of_a_service_keep_what_is_known_of_it() {
+    run(async {
+        let (callback, mut questions) = KeyCallback::new(&settings());
+        for (key, answer) in [
+            ("k1", KeyAnswer::Known(KeyClient::default())),
+            ("made-up", KeyAnswer::Unknown),
+        ] {
+            let asking = asks(&callback, key, 1);
+            questions.recv().await.unwrap().answer(answer);
+            asking.await.unwrap();
+        }
+        let mut longer = settings();
+        Arc::make_mut(&mut longer).timeout = Duration::from_secs(1);
+        Arc::make_mut(&mut longer).ttl = Duration::from_secs(600);
+        let renewed = callback.renewed(&longer);
+        assert!(is_known(&renewed, "k1") && renewed.known() == 1);
+        assert!(!renewed.wants_answer(b"made-up", clock::now()));
+        assert!(!renewed.wants_answer(b"k1", clock::now() + Duration::from_secs(301)));
+        assert_eq!(renewed.outcomes()[..2], [1, 1]);
+        // A question of earlier requests answers later ones.
+        let all = [asks(&callback, "k2", 1), asks(&renewed, "k2", 1)];
+        let question = questions.recv().await.unwrap();
+        question.answer(KeyAnswer::Known(KeyClient::default()));
+        for one in all {
+            one.await.unwrap();
+        }
+        assert!(questions.try_recv().is_err() && is_known(&renewed, "k2"));
+        Arc::make_mut(&mut longer).ttl_unknown = Duration::from_secs(1);
+        let renewed = renewed.renewed(&longer);
+        assert!(renewed.wants_answer(b"made-up", clock::now()));
+    });
+}

@@ -89,6 +89,8 @@ pub struct AccessEntry<'a> {
     pub method: &'a http::Method,
     /// The path as it was sent, without the query.
     pub path: &'a str,
+    /// For example `HTTP/1.1`.
+    pub protocol: &'static str,
     pub status: u16,
     pub bytes: u64,
     pub truncated: Option<MissingBytes>,
@@ -154,7 +156,7 @@ pub(super) fn text(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         out.extend_from_slice(b" (");
         printable(out, &failure.server);
         out.extend_from_slice(b": ");
-        printable(out, &failure.error);
+        sentence(out, &failure.error);
         out.push(b')');
     }
     if let Some(status) = entry.grpc_status {
@@ -348,8 +350,8 @@ pub(super) fn combined(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     printable(out, entry.path);
     let _ = write!(
         out,
-        " HTTP/1.1\" {} {} \"-\" \"-\"",
-        entry.status, entry.bytes
+        " {}\" {} {} \"-\" \"-\"",
+        entry.protocol, entry.status, entry.bytes
     );
     // Readers of the format ignore what follows its fields.
     if let Some(door) = entry.door {
@@ -367,4 +369,14 @@ fn printable(out: &mut Vec<u8>, path: &str) {
         Ok(byte) if byte.is_ascii_graphic() && byte != b'"' => byte,
         _ => b'?',
     }));
+}
+
+/// Writes `?` for characters that could end the line.
+fn sentence(out: &mut Vec<u8>, text: &str) {
+    let readable = |c: char| {
+        u8::try_from(c)
+            .ok()
+            .filter(|byte| (b' '..=b'~').contains(byte))
+    };
+    out.extend(text.chars().map(|c| readable(c).unwrap_or(b'?')));
 }

@@ -17,6 +17,7 @@ fn with_entry(write: impl FnOnce(&AccessEntry<'_>)) {
         client: IpAddr::from([1, 2, 3, 4]),
         method: &http::Method::POST,
         path: "/login\"\n\u{e9}",
+        protocol: "HTTP/2.0",
         status: 429,
         bytes: 7,
         truncated: None,
@@ -49,7 +50,7 @@ fn each_format_keeps_a_request_on_one_line() {
     );
     assert_eq!(
         line(combined),
-        "1.2.3.4 - - [20/Nov/2026:22:37:06 +0000] \"POST /login??? HTTP/1.1\" 429 7 \
+        "1.2.3.4 - - [20/Nov/2026:22:37:06 +0000] \"POST /login??? HTTP/2.0\" 429 7 \
          \"-\" \"-\"\n"
     );
     assert_eq!(
@@ -113,6 +114,22 @@ fn a_call_of_a_model_server_has_its_tokens() {
     );
     let found = line(&exact, json_line);
     assert!(found.ends_with(&expected), "{found}");
+}
+
+#[test]
+fn a_failure_keeps_the_spaces_of_its_sentence() {
+    let failure = UpstreamFailure {
+        server: "http://10.0.0.1:80".to_owned(),
+        error: "cannot connect:\nrefused\u{e9}".to_owned(),
+    };
+    let mut out = Vec::new();
+    with_entry(|entry| {
+        let failure = Some(&failure);
+        text(&mut out, &AccessEntry { failure, ..*entry });
+    });
+    let line = String::from_utf8(out).unwrap();
+    let expected = " (http://10.0.0.1:80: cannot connect:?refused?) would deny search\n";
+    assert!(line.ends_with(expected), "{line}");
 }
 
 #[test]
