@@ -36,6 +36,14 @@ impl RedisShared {
         Err(StoreError::NoRedis)
     }
 
+    pub(super) fn renewed(
+        &self,
+        _: &StoreSettings,
+        _: &RedisSettings,
+    ) -> Result<RedisShared, StoreError> {
+        match self.0 {}
+    }
+
     pub fn recovery(&self) -> &Arc<Recovery> {
         match self.0 {}
     }
