@@ -2,6 +2,7 @@
 //! whole files.
 
 mod apisix;
+mod kong;
 mod traefik;
 mod tyk;
 

@@ -98,7 +98,13 @@ pub(super) fn read<'d>(route: &KongRoute<'d>, file: &mut KongFile<'d>) -> KongRo
             "rate-limiting" => add_request_limit(route, config, file, &mut found),
             "request-size-limiting" => {
                 let most = config.number_at("allowed_payload_size").unwrap_or(128);
-                let size = quote(&format!("{most}MB"));
+                // Kong counts in powers of two.
+                let unit = match config.text_at("size_unit") {
+                    Some("bytes") => "B",
+                    Some("kilobytes") => "KiB",
+                    _ => "MiB",
+                };
+                let size = quote(&format!("{most}{unit}"));
                 found.entries.add("body_limit", size);
             }
             name if NEEDLESS.contains(&name) => {
