@@ -136,14 +136,14 @@ impl ServerState {
             true => Arc::clone(&self.access),
             false => Arc::new(open_access_log(config)?),
         };
-        let counts = self.counts.renewed(&config.store)?;
         let tls = ServerTls::renewed(self.tls.as_ref(), config.tls.as_deref())?;
         let decide_tls = ServerTls::renewed(self.decide_tls.as_ref(), decide_tls(config))?;
         self.follow(config)?;
         Ok(ServerState {
             access,
             key_callback: self.key_callbacks.follow(config.key_callback.as_ref())?,
-            counts,
+            // The last one: it changes the store that is in use.
+            counts: self.counts.renewed(&config.store)?,
             max_connections: self.limit_connections(config.server.max_connections),
             tls,
             decide_tls,

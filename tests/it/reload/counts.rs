@@ -121,6 +121,15 @@ fn ten_a_day(redis: &RedisServer, settings: &str) -> String {
     )
 }
 
+/// A proxy that has admitted four of them.
+fn four_of_ten(redis: &RedisServer) -> Gate {
+    let gate = Gate::start(&ten_a_day(redis, "timeout = \"1s\""));
+    for _ in 0..4 {
+        assert_eq!(gate.proxy.get("/").status, 200);
+    }
+    gate
+}
+
 /// Sends requests until none waits for the store. Returns how many of them passed.
 fn pass_until_away(proxy: &Tidegate) -> u64 {
     let mut passed = 0;
@@ -136,10 +145,7 @@ fn pass_until_away(proxy: &Tidegate) -> u64 {
 #[test]
 fn a_reload_that_changes_how_to_reach_the_store_keeps_what_was_admitted_without_it() {
     let redis = RedisServer::start();
-    let gate = Gate::start(&ten_a_day(&redis, "timeout = \"1s\""));
-    for _ in 0..4 {
-        assert_eq!(gate.proxy.get("/").status, 200);
-    }
+    let gate = four_of_ten(&redis);
     redis.freeze();
     let alone = pass_until_away(&gate.proxy);
     let said = gate
@@ -160,13 +166,8 @@ fn a_reload_that_changes_how_to_reach_the_store_keeps_what_was_admitted_without_
     assert_eq!(passing(&gate.proxy), 0, "4, {alone} and {more} of 10");
 }
 
-#[test]
-fn another_password_for_the_store_keeps_the_debts_of_the_outage_before_it() {
-    let redis = RedisServer::start();
-    let gate = Gate::start(&ten_a_day(&redis, "timeout = \"1s\""));
-    for _ in 0..4 {
-        assert_eq!(gate.proxy.get("/").status, 200);
-    }
+/// Redis wants the password `new`, and no client is logged in any more.
+fn rotate_password(redis: &RedisServer) {
     let mut operator = redis.connect();
     for words in [
         "CONFIG SET requirepass new",
@@ -179,6 +180,13 @@ fn another_password_for_the_store_keeps_the_debts_of_the_outage_before_it() {
         }
         command.query::<redis::Value>(&mut operator).unwrap();
     }
+}
+
+#[test]
+fn another_password_for_the_store_keeps_the_debts_of_the_outage_before_it() {
+    let redis = RedisServer::start();
+    let gate = four_of_ten(&redis);
+    rotate_password(&redis);
     gate.proxy.wait_for_line("limits follow on_error");
     for _ in 0..3 {
         assert_eq!(gate.proxy.get("/").status, 200, "without the store");
@@ -192,9 +200,8 @@ fn another_password_for_the_store_keeps_the_debts_of_the_outage_before_it() {
     assert_eq!(left, Some(2), "4, then 3 without the store, then 1");
 }
 
-#[test]
-fn a_request_that_outlives_its_store_frees_its_slot() {
-    let redis = RedisServer::start();
+/// Answers `/wait` as soon as the flag is set, and everything else at once.
+fn waiting_upstream() -> (Upstream, Arc<AtomicBool>) {
     let open = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&open);
     let upstream = Upstream::start(move |request, stream| {
@@ -205,6 +212,13 @@ fn a_request_that_outlives_its_store_frees_its_slot() {
             .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
             .is_ok()
     });
+    (upstream, open)
+}
+
+#[test]
+fn a_request_that_outlives_its_store_frees_its_slot() {
+    let redis = RedisServer::start();
+    let (upstream, open) = waiting_upstream();
     let config = |timeout: &str| {
         format!(
             "upstream = \"$UPSTREAM\"\n[server]\nworkers = 1\n[store]\n\
@@ -226,4 +240,25 @@ fn a_request_that_outlives_its_store_frees_its_slot() {
         assert_eq!(waiting.answer().status, 200);
         crate::probe::eventually("the slot is free", || gate.proxy.get("/").status == 200);
     }
+}
+
+#[test]
+fn a_request_of_the_old_password_does_not_hold_up_the_end_of_an_outage() {
+    let redis = RedisServer::start();
+    let (upstream, open) = waiting_upstream();
+    let gate = Gate::before(upstream, &ten_a_day(&redis, "timeout = \"1s\""));
+    let mut waiting = gate.proxy.connect();
+    waiting.send("GET /wait HTTP/1.1\r\nHost: test\r\n\r\n");
+    crate::probe::eventually("the request waits", || gate.upstream.seen().len() == 1);
+    rotate_password(&redis);
+    gate.proxy.wait_for_line("limits follow on_error");
+    std::fs::write(gate.file().with_file_name("password"), "new").unwrap();
+    gate.write(&ten_a_day(
+        &redis,
+        "timeout = \"1s\"\npassword_file = \"password\"",
+    ));
+    gate.proxy.signal("HUP");
+    gate.proxy.wait_for_line("redis: back");
+    open.store(true, Ordering::Relaxed);
+    assert_eq!(waiting.answer().status, 200);
 }

@@ -78,10 +78,11 @@ impl Stages {
                             Some(reserve) => reserve.units(limit, &windows),
                         };
                         let Some(units) = units else {
-                            if limit.shadow {
-                                continue;
+                            if !limit.shadow {
+                                return Err(Rejection::Unpriced(limit.name.clone()));
                             }
-                            return Err(Rejection::Unpriced(limit.name.clone()));
+                            limiter.count_bypassed(std::slice::from_ref(limit));
+                            continue;
                         };
                         let anchor = limit.anchor_of(facts);
                         let client = CheckedClient { tag, anchor };

@@ -29,9 +29,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, watch};
 
+use access::Access;
 use cluster::{ClusterView, slot_of};
 pub use known_keys::KeyChangeOutcome;
 use known_keys::SharedKeys;
@@ -62,11 +64,11 @@ use crate::telemetry::decisions::{DecisionLog, Source};
 /// Charges that may wait in one worker; more are refused as [`StoreError::Overloaded`].
 const QUEUE: usize = 4096;
 
-/// The common state of all workers' connections to one Redis. A clone shares all that the process
-/// knows of it.
+/// The common state of all workers' connections to one Redis. A clone shares what is known of it.
 #[derive(Clone)]
 pub struct RedisShared {
-    access: Arc<access::Access>,
+    /// The way to it, by the last configuration: also for requests that began under another one.
+    access: Arc<ArcSwap<Access>>,
     prefix: String,
     script_hash: String,
     timeout: Duration,
@@ -125,7 +127,7 @@ impl RedisShared {
     ) -> Result<RedisShared, StoreError> {
         let fleet = Arc::new(Fleet::from(settings.fleet));
         Ok(RedisShared {
-            access: Arc::new(access::Access::new(server)?),
+            access: Arc::new(ArcSwap::from_pointee(Access::new(server)?)),
             prefix: settings.prefix.clone(),
             script_hash: redis::Script::new(SCRIPT).get_hash().to_owned(),
             timeout: settings.timeout,
@@ -147,18 +149,16 @@ impl RedisShared {
         })
     }
 
-    /// The same counts with other settings: the debts, outages, heartbeats, overrides and hash key
-    /// stay.
+    /// The same counts with other settings. Debts, outages, overrides and the hash key stay.
     pub(super) fn renewed(
         &self,
         settings: &StoreSettings,
         server: &RedisSettings,
     ) -> Result<RedisShared, StoreError> {
-        let access = Arc::new(access::Access::new(server)?);
+        self.access.store(Arc::new(Access::new(server)?));
         self.recovery.renew(settings.fleet, settings.timeout);
         self.warned_of_more.store(false, Ordering::Relaxed);
         Ok(RedisShared {
-            access,
             timeout: settings.timeout,
             known_keys: self.known_keys.renewed(settings.known_keys),
             ..self.clone()
@@ -191,7 +191,7 @@ impl RedisShared {
     }
 
     pub(super) fn is_cluster(&self) -> bool {
-        self.access.is_cluster()
+        self.access.load().is_cluster()
     }
 
     /// The decision on a request, if a worker knows it without asking.

@@ -15,6 +15,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use super::RedisShared;
 use super::link::{AbortOnDrop, MasterWatch, RedisLink, ServerAccess, login, within};
 use crate::config::{RedisAddress, RedisSettings, RedisTopology, SentinelSettings};
 use crate::store::StoreError;
@@ -78,6 +79,12 @@ impl Access {
             RedisTopology::Cluster { seeds } => seeds,
             RedisTopology::Single(_) | RedisTopology::Sentinel(_) => &[],
         }
+    }
+}
+
+impl RedisShared {
+    pub(super) fn access(&self) -> Arc<Access> {
+        self.access.load_full()
     }
 }
 

@@ -258,7 +258,7 @@ impl LedgerStore {
     async fn link(&mut self, shard: LedgerShard) -> Result<&mut RedisLink, StoreError> {
         if !self.shared.is_cluster() {
             if self.single.as_ref().is_none_or(RedisLink::has_moved) {
-                self.single = Some(self.shared.access.open().await?);
+                self.single = Some(self.shared.access().open().await?);
             }
             return self.single.as_mut().ok_or(StoreError::Lost);
         }
@@ -271,7 +271,7 @@ impl LedgerStore {
         let range = ranges.find(|range| (range.first..=range.last).contains(&slot));
         let master = range.ok_or(StoreError::NoMaster)?.master.clone();
         if !self.nodes.contains_key(&master) {
-            let link = self.shared.access.open_server(&master).await?;
+            let link = self.shared.access().open_server(&master).await?;
             self.nodes.insert(master.clone(), link);
         }
         self.nodes.get_mut(&master).ok_or(StoreError::Lost)

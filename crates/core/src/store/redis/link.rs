@@ -312,7 +312,7 @@ async fn send_asking(
 
 /// A connection whose server answers, with the hash key learned.
 pub(super) async fn connect(shared: &RedisShared) -> Result<RedisLink, StoreError> {
-    let mut link = shared.access.open().await?;
+    let mut link = shared.access().open().await?;
     learn_key(link.connection(), shared).await?;
     Ok(link)
 }

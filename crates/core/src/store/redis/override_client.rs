@@ -202,7 +202,7 @@ impl OverrideClient {
 
     /// How the items' windows stand, and when each would let its cost pass. Charges nothing.
     pub fn stand(&mut self, charge: &Charge) -> Result<Decision, OverrideClientError> {
-        if !self.shared.access.is_cluster() {
+        if !self.shared.access().is_cluster() {
             return self.stand_together(charge);
         }
         // Each item where its count is.
@@ -307,7 +307,7 @@ impl OverrideClient {
 
     /// A slot of each node of a cluster; `None`, once, for a single server.
     fn first_slots(&mut self) -> Vec<Option<u16>> {
-        if !self.shared.access.is_cluster() {
+        if !self.shared.access().is_cluster() {
             return vec![None];
         }
         let slots = wait(&self.runtime, first_slots(&self.shared)).unwrap_or_default();

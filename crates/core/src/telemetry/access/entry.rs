@@ -365,18 +365,18 @@ pub(super) fn combined(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
 
 /// Writes `?` for characters of the path that could end the field or the line.
 fn printable(out: &mut Vec<u8>, path: &str) {
-    out.extend(path.chars().map(|c| match u8::try_from(c) {
-        Ok(byte) if byte.is_ascii_graphic() && byte != b'"' => byte,
-        _ => b'?',
-    }));
+    write_only(out, path, |c| c.is_ascii_graphic() && c != '"');
 }
 
 /// Writes `?` for characters that could end the line.
 fn sentence(out: &mut Vec<u8>, text: &str) {
-    let readable = |c: char| {
-        u8::try_from(c)
-            .ok()
-            .filter(|byte| (b' '..=b'~').contains(byte))
-    };
-    out.extend(text.chars().map(|c| readable(c).unwrap_or(b'?')));
+    write_only(out, text, |c| c.is_ascii_graphic() || c == ' ');
+}
+
+/// Writes `?` in place of all other characters. `is_kept` keeps no more than ASCII.
+fn write_only(out: &mut Vec<u8>, text: &str, is_kept: fn(char) -> bool) {
+    out.extend(
+        text.chars()
+            .map(|c| if is_kept(c) { c as u8 } else { b'?' }),
+    );
 }

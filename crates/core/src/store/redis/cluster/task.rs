@@ -106,7 +106,7 @@ impl ClusterTask {
     pub(in crate::store::redis) fn new(setup: TaskSetup, view: ClusterView) -> ClusterTask {
         let (now, losses) = (clock::now(), setup.shared.recovery.losses());
         ClusterTask {
-            seeds: ServerHealth::new(setup.shared.access.seeds().first().cloned(), 0),
+            seeds: ServerHealth::new(setup.shared.access().seeds().first().cloned(), 0),
             seed: setup.shared.next_seed(),
             shared: setup.shared,
             queue: setup.queue,

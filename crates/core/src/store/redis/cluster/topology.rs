@@ -195,7 +195,7 @@ pub(super) async fn read_map(
     within(PROBE_TIMEOUT, async {
         match node {
             Some(node) => node.read_ranges().await,
-            None => ask_seeds(&shared.access).await,
+            None => ask_seeds(&shared.access()).await,
         }
     })
     .await
@@ -222,7 +222,7 @@ pub(super) async fn open(
     address: RedisAddress,
 ) -> Result<RedisLink, StoreError> {
     within(PROBE_TIMEOUT, async {
-        let mut link = shared.access.open_server(&address).await?;
+        let mut link = shared.access().open_server(&address).await?;
         let mut command = redis::cmd("CLUSTER");
         command.arg("INFO");
         let info: String = command.query_async(link.connection()).await?;
@@ -239,24 +239,24 @@ pub(crate) async fn open_slot(
     shared: &RedisShared,
     slot: u16,
 ) -> Result<Option<RedisLink>, StoreError> {
-    if !shared.access.is_cluster() {
+    if !shared.access().is_cluster() {
         return Ok(None);
     }
-    let ranges = ask_seeds(&shared.access).await?;
+    let ranges = ask_seeds(&shared.access()).await?;
     let holds = |range: &&SlotRange| (range.first..=range.last).contains(&slot);
     let range = ranges.iter().find(holds);
     let range = range.ok_or(StoreError::Server(ServerTrouble::Cluster))?;
-    shared.access.open_server(&range.master).await.map(Some)
+    shared.access().open_server(&range.master).await.map(Some)
 }
 
 /// Which master holds which slots, as the seed that answers first says.
 pub(crate) async fn slot_ranges(shared: &RedisShared) -> Result<Vec<SlotRange>, StoreError> {
-    within(PROBE_TIMEOUT, ask_seeds(&shared.access)).await
+    within(PROBE_TIMEOUT, ask_seeds(&shared.access())).await
 }
 
 /// A slot of each master of a cluster.
 pub(crate) async fn first_slots(shared: &RedisShared) -> Result<Vec<u16>, StoreError> {
-    let mut ranges = ask_seeds(&shared.access).await?;
+    let mut ranges = ask_seeds(&shared.access()).await?;
     let mut masters = std::collections::HashSet::new();
     ranges.retain(|range| masters.insert(range.master.clone()));
     Ok(ranges.iter().map(|range| range.first).collect())
