@@ -77,6 +77,11 @@ local function lane(key, rule, now, many)
     seconds = math.ceil((2 * window + precision) / 1000000) + 1
     expires = math.floor(now / 1000000) + seconds
   end
+  if renews and not grows then
+    -- Before the write, which says that the key lives on.
+    local renewed = redis_pcall('EXPIRE', key, seconds)
+    if type(renewed) == 'table' then return '', nil, nil, renewed.err end
+  end
   local place, between, done = top + (head + count - 1) % capacity * size, '', nil
   if grows then
     -- Every slot is live: the oldest are behind the head, the newest before it.
@@ -96,10 +101,6 @@ local function lane(key, rule, now, many)
   else
     done = redis_pcall('SETRANGE', key, string.format('%d', place), entry)
     if type(done) == 'number' then done = redis_pcall('SETRANGE', key, '0', stands) end
-  end
-  if renews and not grows then
-    local renewed = redis_pcall('EXPIRE', key, seconds)
-    if type(renewed) == 'table' then done = renewed end
   end
   return stands, nil, nil, done ~= whole and type(done) == 'table' and done.err
 end

@@ -329,6 +329,11 @@ local function new_log()
     if rewrites then
       done, stands = (renewed or seldom()).rewrite(live, entry, seconds, entries)
     else
+      if renews then
+        -- Before the write, which says that the key lives on.
+        local alive = redis_pcall('EXPIRE', key, seconds)
+        if type(alive) == 'table' then return alive.err end
+      end
       head, count, skip = (head + skip) % capacity, live, 0
       stands = top()
       local start = rule.top
@@ -341,10 +346,6 @@ local function new_log()
       else
         done = redis_pcall('SETRANGE', key, string.format('%d', at), entry)
         if type(done) == 'number' then done = redis_pcall('SETRANGE', key, '0', stands) end
-      end
-      if renews then
-        local renewed = redis_pcall('EXPIRE', key, seconds)
-        if type(renewed) == 'table' then done = renewed end
       end
     end
     if done ~= rule.top + capacity * rule.size and type(done) == 'table' and done.err then

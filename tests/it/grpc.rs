@@ -43,6 +43,7 @@ async fn server(mut call: Call) {
             let head = Response::builder().status(status).body(()).unwrap();
             call.respond.send_response(head, true).unwrap();
         }
+        "never" => std::future::pending().await,
         "open" => {
             let mut stream = say(&mut call);
             let _ = std::future::poll_fn(|context| stream.poll_reset(context)).await;
@@ -187,6 +188,24 @@ fn a_client_that_leaves_has_cancelled_its_call() {
         stream.send_data(Bytes::new(), true).unwrap();
         let answer = response.await.unwrap();
         assert_eq!(answer.status(), 200);
+        stream.send_reset(h2::Reason::CANCEL);
+    });
+    let sample = "tidegate_grpc_requests_total{route=\"calls\",grpc_status=\"1\"}";
+    counted(&looked, sample, 1);
+}
+
+#[test]
+fn a_client_that_leaves_before_the_answer_has_cancelled_its_call() {
+    let backend = Backend::h2c(Manners::default(), server);
+    let looked = start(&backend, "");
+    run(async {
+        let client = Http2::to(looked.tidegate.address).await;
+        let (_response, mut stream) = client.begin(call("/calls/never-answered")).await;
+        let until = tokio::time::Instant::now() + crate::house::PATIENCE;
+        while backend.seen().is_empty() {
+            assert!(tokio::time::Instant::now() < until, "the call never came");
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
         stream.send_reset(h2::Reason::CANCEL);
     });
     let sample = "tidegate_grpc_requests_total{route=\"calls\",grpc_status=\"1\"}";

@@ -94,3 +94,25 @@ fn the_least_rights_suffice_for_quotas_bans_keys_and_the_ledger() {
     let denied = redis.run("ACL LOG");
     assert_eq!(denied, redis::Value::Array(Vec::new()), "{denied:?}");
 }
+
+#[test]
+fn without_the_right_to_renew_a_key_the_store_is_away_and_not_forgetful() {
+    let (redis, upstream) = (RedisServer::start(), Upstream::ok());
+    let user = "ACL SETUSER some on >SECRET ~* &* +@all -expire";
+    assert_eq!(redis.run(user), redis::Value::Okay);
+    for algorithm in ["", "algorithm = \"log\"\n"] {
+        let proxy = Tidegate::start(&format!(
+            "upstream = \"{}\"\n[server]\nworkers = 1\n[store]\n\
+             url = \"redis://some:SECRET@127.0.0.1:{}\"\ntimeout = \"5s\"\n\
+             [limit.default]\nrate = \"1000/500ms\"\nkey = \"ip\"\n{algorithm}",
+            upstream.url(),
+            redis.port()
+        ));
+        eventually("the outage is told", || {
+            proxy.get("/");
+            let said = proxy.said();
+            said.iter()
+                .any(|line| line.contains("limits follow on_error"))
+        });
+    }
+}

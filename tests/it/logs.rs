@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use crate::admin::Looked;
 use crate::house::{Client, PATIENCE, Tidegate, Upstream};
 use crate::look::command;
 use crate::support::{RedisServer, free_port};
@@ -204,6 +205,60 @@ fn a_line_of_a_failed_server_names_it_and_the_error() {
     ] {
         assert!(log.contains(&part), "no {part} in {log}");
     }
+}
+
+#[test]
+fn an_attempt_that_the_timeout_of_its_route_ends_is_one_of_its_server() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = format!("http://{}", silent.local_addr().unwrap());
+    let looked = Looked::start(&format!(
+        "[log]\naccess = \"stdout\"\nformat = \"json\"\n\
+         [upstream.api]\nservers = [\"{server}\"]\n\
+         [[route]]\npath = \"/*\"\nupstream = \"api\"\nlimits = []\ntimeout = \"100ms\"\n"
+    ));
+    assert_eq!(looked.tidegate.get("/").status, 504);
+    let log = eventually(|| looked.tidegate.stdout(), |text| text.contains('\n'));
+    assert!(log.contains(&format!("\"server\":\"{server}\"")), "{log}");
+    let text = looked.get("/metrics").text();
+    let labels = format!("upstream=\"api\",server=\"{server}\"");
+    for line in [
+        "tidegate_upstream_requests_total{upstream=\"api\",code=\"none\"} 1".to_owned(),
+        format!("tidegate_upstream_server_requests_total{{{labels}}} 1"),
+        format!("tidegate_upstream_server_failures_total{{{labels}}} 1"),
+    ] {
+        assert!(text.lines().any(|one| one == line), "no {line} in {text}");
+    }
+}
+
+#[test]
+fn a_refused_request_is_logged_with_its_client_and_its_route() {
+    let upstream = Upstream::ok();
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\ntrusted_proxies = [\"127.0.0.1\"]\n\
+         [log]\naccess = \"stdout\"\nformat = \"json\"\n\
+         [limit.user]\nrate = \"9/h\"\nkey = \"body:user\"\nmissing = \"skip\"\n\
+         [limit.all]\nrate = \"99/h\"\nkey = \"ip\"\n\
+         [[route]]\nname = \"reads\"\npath = \"/*\"\nlimits = [\"user\", \"all\"]\nbody_limit = 10\n\
+         headers_down = {{ x-app = \"a\" }}\n",
+        upstream.url()
+    ));
+    let mut client = proxy.connect();
+    let head = "Host: test\r\nX-Forwarded-For: 203.0.113.9\r\n";
+    let odd = client.ask(format!("GET /a%2f..%2fb HTTP/1.1\r\n{head}\r\n"));
+    assert_eq!(odd.status, 400);
+    let large = proxy.connect().ask(format!(
+        "POST /a HTTP/1.1\r\n{head}Content-Length: 20\r\n\r\n{{\"user\":\"0123456789\"}}"
+    ));
+    assert_eq!(
+        (large.status, large.header("x-app").as_deref()),
+        (413, Some("a"))
+    );
+    let log = eventually(|| proxy.stdout(), |text| text.lines().count() == 2);
+    for line in log.lines() {
+        assert!(line.contains("\"client\":\"203.0.113.9\""), "{line}");
+    }
+    let large = log.lines().find(|line| line.contains("413")).unwrap();
+    assert!(large.contains("\"route\":\"reads\""), "{large}");
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! Limits on trial: shadow limits and candidates are counted and reported, and deny nothing.
 
+use std::io::Read as _;
 use std::time::{Duration, Instant};
 
+use crate::admin::Looked;
 use crate::house::{PATIENCE, Tidegate, Upstream};
 use crate::pace::Pace;
+use crate::probe::eventually;
 use crate::support::RedisServer;
 
 const LIMITS: &str = "\
@@ -148,5 +151,40 @@ fn a_limit_on_trial_refuses_no_request_without_a_key() {
         for headers in ["", "X-Account: a\r\nX-Account: b\r\n"] {
             assert_eq!(proxy.get_with("/", headers).status, 200, "{headers}");
         }
+    });
+}
+
+#[test]
+fn a_limit_on_trial_reports_requests_whose_clients_leave() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let looked = Looked::start(&format!(
+        "upstream = \"http://{}\"\n\
+         [limit.search]\nkey = \"global\"\nrate = \"1/h\"\nshadow = true\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"search\"]\n",
+        silent.local_addr().unwrap()
+    ));
+    let mut under_way = Vec::new();
+    for _ in 0..2 {
+        let mut client = looked.tidegate.connect();
+        client.send("GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+        // Until the upstream has the request: at its start the proxy tries a connection.
+        under_way.push(loop {
+            let (mut upstream, _) = silent.accept().unwrap();
+            if upstream.read(&mut [0]).unwrap() > 0 {
+                break upstream;
+            }
+        });
+    }
+    let counted = |verdict: &str| {
+        let text = looked.get("/metrics").text();
+        let mut lines = text.lines();
+        lines.any(|line| {
+            line.starts_with("tidegate_decisions_total{limit=\"search\"")
+                && line.contains(&format!("\"{verdict}\""))
+                && line.ends_with(" 1")
+        })
+    };
+    eventually("both are counted", || {
+        counted("allowed") && counted("shadow_denied")
     });
 }

@@ -190,6 +190,11 @@ fn charged(
     match (is_aborted, settings.abort, settings.missing) {
         (true, AbortedUsage::Observed, _) | (false, _, MissingUsage::Observed) => observed(),
         (false, _, MissingUsage::Prompt) => Some(actual(settings, None, estimate, 0)),
-        _ => None,
+        _ => {
+            // The answer had reported more than the reserve before it broke off.
+            let known = ReportedTokens::or(reported, TokenCounts::default()).tokens;
+            let kept = ReportedTokens::default().or(estimate.tokens);
+            (known.total() > estimate.tokens.total()).then(|| kept.at_least(known))
+        }
     }
 }

@@ -159,3 +159,96 @@ impl UsageEnd<'_> {
         Some(charged.unwrap_or(kept).at_least(known))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::limit::{Algorithm, Key, Limit, Rule};
+    use crate::usage::estimate::Estimate;
+    use crate::usage::format::{AnswerFormat, AnswerTable, TextCount};
+    use crate::usage::settings::{PriceTable, Quantity, TokenWeights, UsageSettings};
+
+    fn reserve(missing: MissingUsage, abort: AbortedUsage) -> UsageReserve {
+        let format = AnswerFormat::Anthropic;
+        let settings = UsageSettings {
+            name: "chat".into(),
+            format: Some(format),
+            table: Arc::new(AnswerTable::new(format, TextCount::Counted)),
+            bytes_per_token: 3,
+            default_output: 1024,
+            weights: TokenWeights {
+                cached: 0,
+                ..TokenWeights::default()
+            },
+            asks: false,
+            missing,
+            abort,
+            prices: Arc::new(PriceTable::default()),
+        };
+        UsageReserve {
+            settings: Arc::new(settings),
+            estimate: Estimate {
+                tokens: TokenCounts {
+                    input: 10,
+                    output: 90,
+                    ..TokenCounts::default()
+                },
+                names_maximum: true,
+            },
+            model: "claude".into(),
+        }
+    }
+
+    /// What a call costs in a limit of weighted tokens whose answer broke off.
+    fn broken_off(reserve: &UsageReserve, outcome: UsageOutcome, so_far: (u64, u64)) -> u64 {
+        let end = UsageEnd {
+            reserve,
+            outcome,
+            reported: None,
+            reported_so_far: Some(ReportedTokens {
+                input: Some(so_far.0),
+                cached: 5,
+                output: Some(so_far.1),
+                ..ReportedTokens::default()
+            }),
+            text_bytes: Some(60),
+            model: None,
+            route: 0,
+        };
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 9000,
+            window_us: 1_000_000,
+            precision_us: 1,
+        };
+        let limit = Limit {
+            counts: Quantity::Costs,
+            ..Limit::new("costs", &[rule], Key::parse(["global"]).unwrap())
+        };
+        let Some(charged) = end.tokens() else {
+            return 100;
+        };
+        let cost = FinalCost::Usage {
+            reserve,
+            charged,
+            model: "claude",
+        };
+        cost.units(&limit, 100).unwrap()
+    }
+
+    #[test]
+    fn an_answer_that_breaks_off_costs_no_less_than_it_had_reported() {
+        let kept = reserve(MissingUsage::Estimate, AbortedUsage::Estimate);
+        let observed = reserve(MissingUsage::Observed, AbortedUsage::Observed);
+        for outcome in [UsageOutcome::Aborted, UsageOutcome::Missing] {
+            assert_eq!(broken_off(&kept, outcome, (12, 3)), 100);
+            assert_eq!(broken_off(&kept, outcome, (405, 3)), 403);
+            assert_eq!(broken_off(&observed, outcome, (12, 3)), 32);
+            assert_eq!(broken_off(&observed, outcome, (15, 400)), 410);
+        }
+        let prompt = reserve(MissingUsage::Prompt, AbortedUsage::Estimate);
+        assert_eq!(broken_off(&prompt, UsageOutcome::Missing, (405, 3)), 403);
+    }
+}
