@@ -9,7 +9,7 @@ use super::definitions::{DEFAULT, Definitions, RoutePlaces};
 use super::route::{DefinedRoute, NO_UPSTREAM, default_route};
 use super::*;
 use crate::path::{CanonicalPath, Case};
-use crate::route::{CostSource, HostPattern, Route, RouteTable, Target};
+use crate::route::{HostPattern, Route, RouteTable, Target};
 
 /// The table of all routes; `None` if there is none or two routes are in conflict.
 pub(super) fn compile(
@@ -65,12 +65,8 @@ pub(super) fn compile(
         route.affinity = definitions.balance_key(&target);
         route.target = target;
         route.limits = limits;
-        route.usage =
-            (usage.as_ref()).map(|usage| Arc::clone(&definitions.usages[usage.value].settings));
-        if route.usage.is_some() {
-            route.cost = CostSource::Fixed(0);
-        }
-        route.reads_body = usage::reads_body(&route);
+        let own = usage.as_ref().map(|one| &definitions.usages[one.value]);
+        usage::set(&mut route, own.map(|usage| &usage.settings));
         let pages = one.error_pages.as_deref();
         route.error_pages = definitions.error_pages.of_route(definitions.reader, pages);
         let logs = one.access_logs.as_deref();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::admit::{Admission, CheckedClient};
 use super::rejection::{BLOCK_POLICY, Blocked, KeyFault, Rejection};
+use super::reserve::UsageReserve;
 use super::router::affinity;
 use super::stages::{LeastChecks, LimitQuery, Stages};
 use crate::config::LogKeys;
@@ -73,11 +74,7 @@ impl Stages {
                         limiter.count_bypassed(std::slice::from_ref(limit));
                     } else {
                         let asker = self.asker(limit, query);
-                        let units = match query.reserve {
-                            None => Some(limit.units(cost)),
-                            Some(reserve) => reserve.units(limit, &windows),
-                        };
-                        let Some(units) = units else {
+                        let Some(units) = units_of(limit, &windows, cost, query.reserve) else {
                             if !limit.shadow {
                                 return Err(Rejection::Unpriced(limit.name.clone()));
                             }
@@ -270,6 +267,19 @@ fn is_known(limit: &Limit, query: &LimitQuery<'_, '_, '_>) -> bool {
     match query.reserve {
         Some(_) => !limit.counts_usage(),
         None => limit.each || !query.found.route.cost.asks_body(),
+    }
+}
+
+/// `None` if the model of the request has no price.
+fn units_of(
+    limit: &Limit,
+    windows: &[Arc<Window>],
+    cost: u64,
+    reserve: Option<&UsageReserve>,
+) -> Option<u64> {
+    match reserve {
+        None => Some(limit.units(cost)),
+        Some(reserve) => reserve.units(limit, windows),
     }
 }
 

@@ -50,8 +50,17 @@ impl Definitions<'_> {
     }
 }
 
+/// Sets how a route counts usage, and what it reads of bodies.
+pub(super) fn set(route: &mut Route, settings: Option<&Arc<UsageSettings>>) {
+    if settings.is_some() {
+        route.cost = CostSource::Fixed(0);
+    }
+    route.usage = settings.cloned();
+    route.reads_body = reads_body(route);
+}
+
 /// The members of a body that the decision about a request of the route needs.
-pub(in crate::config) fn reads_body(route: &Route) -> Option<Arc<RequestTable>> {
+fn reads_body(route: &Route) -> Option<Arc<RequestTable>> {
     let mut members: Vec<BodyMember> = Vec::new();
     let parts = route.limits.iter().flat_map(|limit| limit.key.all());
     let of_keys = parts.filter_map(|part| match part {

@@ -103,6 +103,16 @@ fn an_answer_above_its_reserve_is_charged_at_its_end() {
 }
 
 #[test]
+fn an_answer_that_broke_off_is_charged_what_it_had_reported_or_its_reserve() {
+    let spent = |output| {
+        let aborted = exact(100, 10, output).replace("exact", "aborted");
+        let engine = replayed(TOKENS, &[own(0.0, 1_000, 200, &aborted)]);
+        engine.counts.rows[0].spent
+    };
+    assert_eq!((spent(3), spent(400)), (100, 410));
+}
+
+#[test]
 fn a_guess_is_lowered_to_what_the_limit_holds() {
     let guess = |at| {
         let usage =
