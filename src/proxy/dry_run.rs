@@ -16,7 +16,7 @@ use super::limiter::StoreHandle;
 use crate::config::{Config, Secret, StoreKind};
 use crate::limit::key::Facts;
 use crate::limit::{Charge, Decided, Decision, KeyHash, Retry, Role};
-use crate::route::{RouteMatch, Target, is_preflight};
+use crate::route::{RouteMatch, Target};
 use crate::store::known_keys::RegisteredKeys;
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::AccessLog;
@@ -201,7 +201,7 @@ impl DryRun {
                 facts,
                 client: head.client,
                 bypass: router.bypass_of(facts, head.client, found.route.case),
-                preflight: is_preflight(head.method, head.headers),
+                preflight: found.route.is_preflight(head.method, head.headers),
                 reserve: *reserve,
                 body: facts.body,
                 charge: checked

@@ -282,6 +282,21 @@ fn a_preflight_is_free_and_leads_nowhere() {
 }
 
 #[test]
+fn no_preflight_reaches_an_upstream_by_another_method_or_opens_a_tunnel() {
+    let upstream = Upstream::ok();
+    let rules = "[limit.default]\nrate = \"1/day\"\nkey = \"global\"\n\
+                 [[route]]\npath = \"/posted\"\nmethod_up = \"POST\"\n[[route]]\npath = \"/*\"\n";
+    let preflight = "Origin: https://app.example\r\nAccess-Control-Request-Method: POST\r\n";
+    let upgrade = format!("{preflight}Connection: upgrade\r\nUpgrade: websocket\r\n");
+    for (path, headers) in [("/posted", preflight), ("/", &upgrade)] {
+        let proxy = guarded(&upstream, rules);
+        let head = format!("OPTIONS {path} HTTP/1.1\r\nHost: test\r\n{headers}\r\n");
+        let ask = || proxy.connect().ask(&head).status;
+        assert_eq!((ask(), ask()), (200, 429), "{path}");
+    }
+}
+
+#[test]
 fn bypass_rules_let_pass_what_they_name_and_no_more() {
     let upstream = Upstream::ok();
     let proxy = guarded(

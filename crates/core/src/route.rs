@@ -183,8 +183,22 @@ impl Route {
             *method,
             Method::GET | Method::HEAD | Method::DELETE | Method::OPTIONS
         );
-        let may_ask = self.method_up.is_some() || headers.contains_key(UPGRADE);
-        (usage.format.is_none() || may_ask || !asks_none).then_some(usage)
+        let asks_none = asks_none && self.keeps_method(headers);
+        (usage.format.is_none() || !asks_none).then_some(usage)
+    }
+
+    /// Whether a request is a CORS preflight. It is never charged, since no script can avoid it.
+    pub fn is_preflight(&self, method: &Method, headers: &HeaderMap) -> bool {
+        method == Method::OPTIONS
+            && headers.contains_key(ORIGIN)
+            && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+            && self.keeps_method(headers)
+    }
+
+    /// Whether the upstream is asked by the client's method alone: not by another, and not for a
+    /// tunnel.
+    fn keeps_method(&self, headers: &HeaderMap) -> bool {
+        self.method_up.is_none() && !headers.contains_key(UPGRADE)
     }
 
     pub fn adjusts(&self) -> bool {
@@ -257,13 +271,6 @@ impl CostSource {
             Self::Fixed(_) | Self::Header(_) => None,
         }
     }
-}
-
-/// Whether a request is a CORS preflight. It is never charged, since no script can avoid it.
-pub fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
-    method == Method::OPTIONS
-        && headers.contains_key(ORIGIN)
-        && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::limit::key::jwt::JwtRules;
 use crate::limit::key::{BodyFacts, Derived, Facts, KeyStanding};
 use crate::limit::{Algorithm, Limit, Window};
-use crate::route::{Route, RouteQuery, host_of, is_preflight};
+use crate::route::{Route, RouteQuery, host_of};
 use crate::usage::request::{BodyMember, BodyMembers, BodyValue};
 
 #[derive(Debug)]
@@ -190,7 +190,7 @@ impl Charging<'_> {
         let tiers = config.tier.as_ref();
         let tier = tiers.and_then(|tiers| tiers.tier_of(&facts, client.is_trusted));
         facts.tier = tier.as_deref();
-        let is_free = route.limits.is_empty() || is_preflight(&method, headers);
+        let is_free = route.limits.is_empty() || route.is_preflight(&method, headers);
         let mut bypass = config.bypass.iter();
         let is_bypassed = bypass.any(|rule| rule.covers(&facts, client.address, route.case));
         if is_bypassed {

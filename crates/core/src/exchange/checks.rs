@@ -13,7 +13,6 @@ use super::stages::{LeastChecks, LimitQuery, Stages};
 use crate::config::LogKeys;
 use crate::limit::key::{Derived, Facts, HashSecret, Part};
 use crate::limit::{Asker, KeyHash, Limit, Window};
-use crate::route::is_preflight;
 use crate::store::overrides::{KeyBlock, OverrideSnapshot};
 
 #[cold]
@@ -47,7 +46,8 @@ impl Stages {
         admission.generation = key.generation;
         admission.affinity = affinity(found.route, facts);
         let limits = &found.route.limits;
-        let free = limits.is_empty() || is_preflight(head.method, head.headers);
+        let is_preflight = found.route.is_preflight(head.method, head.headers);
+        let free = limits.is_empty() || is_preflight;
         let is_bypassed = (free && query.overrides.is_none())
             || self
                 .router
@@ -135,7 +135,7 @@ impl Stages {
         let key = self.limiter.hash_key();
         admission.generation = key.generation;
         let case = found.route.case;
-        let is_free = is_preflight(head.method, head.headers);
+        let is_free = found.route.is_preflight(head.method, head.headers);
         if is_free || self.router.bypass_of(facts, head.client, case).is_some() {
             return Ok(LeastChecks::NeedBody);
         }
