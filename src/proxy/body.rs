@@ -130,6 +130,16 @@ impl Body {
         self.upstream.as_ref().and_then(UpstreamBody::time_left)
     }
 
+    /// Puts another content in place of this one. The slots and the speed stay: they are those of
+    /// the response. Returns the content of the upstream.
+    pub(super) fn replace_content(&mut self, mut content: Body) -> Option<UpstreamBody> {
+        content.slots = self.slots.take();
+        content.pace = self.pace.take();
+        let replaced = self.upstream.take();
+        *self = content;
+        replaced
+    }
+
     pub(super) fn meter(&mut self, usage: Box<UsageMeter>) {
         self.usage = Some(usage);
     }

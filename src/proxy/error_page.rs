@@ -3,23 +3,37 @@
 //! A page replaces the body of an error. The headers of the error stay, such as `Retry-After` and
 //! those of limits, except those that describe the old body.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{
     ACCEPT_RANGES, AGE, CACHE_CONTROL, CONTENT_TYPE, ETAG, EXPIRES, HeaderMap, HeaderName,
     LAST_MODIFIED, LOCATION, REFRESH, TRAILER, VIA,
 };
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri};
+use http_body::Body as _;
+use hyper::ext::ReasonPhrase;
 use tidegate_core::exchange::changes::{Changes, CloseUnanswered};
+use tokio::time::timeout;
 
 use super::body::Body;
 use super::headers;
 use super::{Proxy, ProxyExchange};
 use crate::body::RequestBody;
+use crate::clock;
 use crate::route::{ErrorPage, PageServer, PageSource, Respond, RespondBody, Target};
 use crate::telemetry::access::Outcome;
+use crate::upstream::body::UpstreamBody;
 use crate::upstream::{Outgoing, SendOptions};
+
+/// Bytes of a replaced body that are read at most, so that its connection serves other requests.
+const DISCARD_BYTES: usize = 64 << 10;
+/// The longest time for this. The page waits for it.
+const DISCARD_TIME: Duration = Duration::from_millis(50);
 
 /// Headers that describe the body of a response. So do all that begin with `content-`.
 const OF_BODY: [HeaderName; 7] = [
@@ -110,7 +124,7 @@ impl Proxy {
     ) {
         let error = x.response.status();
         let changes = x.changes.as_deref();
-        match &page.source {
+        let content = match &page.source {
             PageSource::Body(body) => {
                 let text = match &body.text {
                     RespondBody::Fixed(bytes) => bytes.clone(),
@@ -123,26 +137,34 @@ impl Proxy {
                 put_page(x.response, page.status(error, None), changes, |headers| {
                     headers.insert(CONTENT_TYPE, body.content_type.clone());
                 });
-                *x.response.body_mut() = Body::made(text);
+                Body::made(text)
             }
             PageSource::Redirect(place) => {
                 put_page(x.response, page.status(error, None), changes, |headers| {
                     headers.insert(LOCATION, place.clone());
                 });
-                *x.response.body_mut() = Body::empty();
+                Body::empty()
             }
             PageSource::Upstream(server) => {
                 let Some(asked) = asked else { return };
-                if let Some(answer) = self.ask_for_page(x, server, *asked).await {
-                    let (head, body) = answer.into_parts();
-                    let changes = x.changes.as_deref();
-                    let status = page.status(error, Some(head.status));
-                    put_page(x.response, status, changes, |headers| {
-                        add_headers(headers, head.headers);
-                    });
-                    *x.response.body_mut() = body;
+                let Some(answer) = self.ask_for_page(x, server, *asked).await else {
+                    return;
+                };
+                let (mut head, body) = answer.into_parts();
+                let changes = x.changes.as_deref();
+                let status = page.status(error, Some(head.status));
+                if let Some(changes) = changes {
+                    changes.remove_from(status, &mut head.headers);
                 }
+                put_page(x.response, status, changes, |headers| {
+                    add_headers(headers, head.headers);
+                });
+                body
             }
+        };
+        if let Some(replaced) = x.response.body_mut().replace_content(content) {
+            // A longer or slower body ends with its connection.
+            let _ = timeout(DISCARD_TIME, discard(replaced)).await;
         }
     }
 
@@ -160,10 +182,12 @@ impl Proxy {
         *request.uri_mut() = Uri::from(server.target.clone().unwrap_or(asked.target));
         *request.headers_mut() = asked.via;
         headers::to_upstream(&mut request, x.downstream.peer(), false).ok()?;
+        let passed = clock::now().saturating_duration_since(x.record.began);
+        let whole = x.route.and_then(|route| route.timeout);
         let outgoing = Outgoing {
             request: &mut request,
             prerendered: None,
-            timeout: x.route.and_then(|route| route.timeout),
+            timeout: whole.map(|whole| whole.saturating_sub(passed)),
             options: SendOptions {
                 affinity: x.admission.affinity,
                 ..SendOptions::default()
@@ -176,6 +200,18 @@ impl Proxy {
         // Neither has a body that could be a page. The head of the second may give a length.
         let no_page = [StatusCode::SWITCHING_PROTOCOLS, StatusCode::NOT_MODIFIED];
         (!no_page.contains(&answer.status())).then(|| answer.map(|_| Body::upstream(body)))
+    }
+}
+
+/// Reads the rest of a short body.
+async fn discard(mut body: UpstreamBody) {
+    let mut left = DISCARD_BYTES;
+    while let Some(Ok(frame)) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+        let length = frame.data_ref().map_or(0, Bytes::len);
+        let Some(rest) = left.checked_sub(length) else {
+            return;
+        };
+        left = rest;
     }
 }
 
@@ -207,6 +243,10 @@ fn put_page(
     changes: Option<&Changes<'_>>,
     put: impl FnOnce(&mut HeaderMap),
 ) {
+    if response.status() != status {
+        // The phrase of the upstream is that of the status before.
+        response.extensions_mut().remove::<ReasonPhrase>();
+    }
     *response.status_mut() = status;
     if status.as_u16() == Respond::CLOSED {
         response.extensions_mut().insert(CloseUnanswered);

@@ -1,6 +1,8 @@
 //! Pages in place of error responses, by real sockets: from a file, from the configuration, by a
 //! redirect, and from another server.
 
+use std::io::Write as _;
+
 use crate::house::{Answer, Client, Tidegate, Upstream};
 
 const PAGE: &str = "HTTP/1.1 203 Non-Authoritative Information\r\ncontent-type: text/html\r\n\
@@ -204,4 +206,48 @@ fn pages_that_lead_back_to_the_proxy_end() {
     let mut client = Client::to(proxy.address);
     let answer = client.ask("GET / HTTP/1.1\r\nHost: test\r\n\r\n");
     assert_eq!(answer.status, 502);
+}
+
+#[test]
+fn a_page_in_place_of_an_upstreams_error_leaves_its_connection_open() {
+    let upstream = Upstream::saying(BROKEN);
+    let proxy = start(&format!(
+        "upstream = \"{}\"\n[server]\nworkers = 1\n\
+         [error_page.ours]\nstatus = [\"500\"]\nbody = \"page\"\nanswer = 200\n\
+         upstream_errors = true\n",
+        upstream.url()
+    ));
+    let ask = || {
+        let page = proxy.get("/");
+        assert_eq!(page.text(), "page");
+        assert!(
+            page.head.starts_with("HTTP/1.1 200 OK\r\n"),
+            "{}",
+            page.head
+        );
+        upstream.connections()
+    };
+    assert_eq!(ask(), ask());
+}
+
+#[test]
+fn the_page_of_a_server_holds_the_slot_and_has_no_removed_headers() {
+    const HEAD: &str = "HTTP/1.1 200 OK\r\nserver: secret\r\ncontent-length: 100000000\r\n\r\n";
+    let pages = Upstream::start(|_, stream| {
+        let piece = vec![b'x'; 1 << 20];
+        let sent = stream.write_all(HEAD.as_bytes());
+        sent.is_ok() && (0..95).all(|_| stream.write_all(&piece).is_ok())
+    });
+    let proxy = start(&format!(
+        "upstream = \"{NOTHING}\"\n[limit.one]\nconcurrent = 1\nkey = \"global\"\n\
+         [error_page.large]\nstatus = [\"502\"]\nupstream = \"{}\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"one\"]\nheaders_down = {{ server = false }}\n",
+        pages.url()
+    ));
+    let mut first = proxy.connect();
+    first.send("GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+    let head = first.head().unwrap();
+    assert!(head.starts_with("HTTP/1.1 502 "), "{head}");
+    assert!(!head.contains("secret"), "{head}");
+    assert_eq!(proxy.get("/").status, 429);
 }

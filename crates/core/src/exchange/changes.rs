@@ -271,6 +271,16 @@ impl<'t> Changes<'t> {
         apply(&self.down, headers, &self.late, Some(status));
     }
 
+    /// Removes the headers from a page that responses of this status do not have.
+    pub fn remove_from(&self, status: StatusCode, headers: &mut HeaderMap) {
+        let changes = self.down.iter().map(|one| one.change);
+        for change in changes.filter(|change| change.changes_status(status)) {
+            if change.action == Action::Remove {
+                headers.remove(&change.name);
+            }
+        }
+    }
+
     /// Adds headers to a refusal of this status that it does not have.
     pub fn add_missing(&self, status: StatusCode, headers: &mut HeaderMap) {
         let changes = self.down.iter();
