@@ -120,6 +120,19 @@ impl TextRewrite {
         }
     }
 
+    /// The new text of a place. A path that begins with two slashes is another host (RFC 3986
+    /// section 4.2), and browsers read `\` as `/`. Its rest is what a client asked for, so it
+    /// begins with one slash, unless the rule or the server names another host itself.
+    fn place(&self, text: &[u8]) -> Option<Vec<u8>> {
+        let mut place = self.apply(text)?;
+        let slashes = place.iter().take_while(|byte| b"/\\".contains(byte));
+        let slashes = slashes.count();
+        if slashes > 1 && !self.to.starts_with("//") && !text.starts_with(b"//") {
+            place.drain(1..slashes);
+        }
+        Some(place)
+    }
+
     fn first(rules: &[TextRewrite], text: &[u8]) -> Option<Vec<u8>> {
         rules.iter().find_map(|rule| rule.apply(text))
     }
@@ -171,7 +184,7 @@ impl ResponseRewrites {
     /// Returns whether a rule fits `Location`.
     pub fn apply(&self, headers: &mut HeaderMap) -> bool {
         rewrite_lines(headers, &SET_COOKIE, |text| self.cookie(text));
-        let location = |text: &[u8]| TextRewrite::first(&self.locations, text);
+        let location = |text: &[u8]| self.locations.iter().find_map(|rule| rule.place(text));
         !self.locations.is_empty() && rewrite_places(headers, location)
     }
 
@@ -329,6 +342,50 @@ mod tests {
             headers.insert(&name, HeaderValue::try_from(value).unwrap());
             rewrites.apply(&mut headers);
             assert_eq!(headers[&name].as_bytes(), new.as_bytes(), "{value}");
+        }
+    }
+
+    #[test]
+    fn no_client_makes_another_host_of_a_path() {
+        let place = |from: &str, to: &str, text: &str| {
+            let rule = TextRewrite::of_beginning(from, to).unwrap();
+            rule.place(text.as_bytes())
+                .and_then(|new| String::from_utf8(new).ok())
+        };
+        let inner = "http://in.test/";
+        for (from, to, text, new) in [
+            (
+                inner,
+                "/",
+                "http://in.test//evil.example/a//b",
+                "/evil.example/a//b",
+            ),
+            (inner, "/", "http://in.test/\\evil.example", "/evil.example"),
+            (
+                "regex:^http://in.test(.*)",
+                "{1}",
+                "http://in.test//evil",
+                "/evil",
+            ),
+            (
+                inner,
+                "//cdn.example/",
+                "http://in.test/a",
+                "//cdn.example/a",
+            ),
+            (
+                "regex:^(//[^/]+)/old",
+                "{1}/new",
+                "//cdn.example/old",
+                "//cdn.example/new",
+            ),
+            (inner, "", "http://in.test/", ""),
+        ] {
+            assert_eq!(
+                place(from, to, text).as_deref(),
+                Some(new),
+                "{from} {to} {text}"
+            );
         }
     }
 
