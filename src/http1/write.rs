@@ -7,8 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use bytes::Bytes;
 use http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
-    CONTENT_TYPE, DATE, HOST, HeaderMap, HeaderName, HeaderValue, MAX_FORWARDS, SET_COOKIE, TE,
-    TRAILER, TRANSFER_ENCODING,
+    CONTENT_TYPE, COOKIE, DATE, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, MAX_FORWARDS,
+    SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::{Response, StatusCode};
 use hyper::ext::ReasonPhrase;
@@ -304,23 +304,54 @@ pub(crate) fn announced_trailers(headers: &HeaderMap) -> Vec<HeaderName> {
         .collect()
 }
 
-/// Whether a field may be a trailer (RFC 9110 section 6.5.1).
+/// Headers that name a client, and those of one connection, which have no constant.
+const NEVER_TRAILERS: [&str; 6] = [
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-real-ip",
+    "keep-alive",
+    "proxy-connection",
+];
+
+/// Whether a field may be a trailer (RFC 9110 section 6.5.1). Servers may merge trailers into the
+/// head, so a client must not name itself in them.
 fn may_trail(name: &HeaderName) -> bool {
-    !matches!(
-        *name,
-        AUTHORIZATION
-            | CACHE_CONTROL
-            | CONTENT_ENCODING
-            | CONTENT_LENGTH
-            | CONTENT_RANGE
-            | CONTENT_TYPE
-            | HOST
-            | MAX_FORWARDS
-            | SET_COOKIE
-            | TE
-            | TRAILER
-            | TRANSFER_ENCODING
-    )
+    !NEVER_TRAILERS.contains(&name.as_str().replace('_', "-").as_str())
+        && !matches!(
+            *name,
+            AUTHORIZATION
+                | CONNECTION
+                | COOKIE
+                | FORWARDED
+                | UPGRADE
+                | VIA
+                | CACHE_CONTROL
+                | CONTENT_ENCODING
+                | CONTENT_LENGTH
+                | CONTENT_RANGE
+                | CONTENT_TYPE
+                | HOST
+                | MAX_FORWARDS
+                | SET_COOKIE
+                | TE
+                | TRAILER
+                | TRANSFER_ENCODING
+        )
+}
+
+/// Removes the fields that are forbidden as trailers.
+pub(crate) fn filter_trailers(trailers: HeaderMap) -> HeaderMap {
+    let mut kept = HeaderMap::with_capacity(trailers.len());
+    let mut last = None;
+    for (name, value) in trailers {
+        // Further lines of one name have none.
+        last = name.or(last);
+        if let Some(name) = last.as_ref().filter(|name| may_trail(name)) {
+            kept.append(name.clone(), value);
+        }
+    }
+    kept
 }
 
 /// Ends chunked content. Writes those of `trailers` that were announced.

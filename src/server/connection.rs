@@ -101,7 +101,12 @@ async fn open_connection(
         // Bytes that could have been a PROXY header are not TLS.
         Some(_) if !header.ahead.is_empty() => return None,
         Some(tls) => {
-            let shaken = shake_hands(&tls, stream, client_ip, settings.header_timeout).await?;
+            let shaking = shake_hands(&tls, stream, client_ip, settings.header_timeout);
+            let shaken = tokio::select! {
+                biased;
+                shaken = shaking => shaken?,
+                () = worker.drain.end_of_handshakes(settings.drain_idle) => return None,
+            };
             stream = shaken.0;
             shaken.1
         }

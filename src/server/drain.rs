@@ -90,6 +90,15 @@ impl Drain {
         self.begun.subscribe()
     }
 
+    /// Waits until the drain has begun, and `idle` has passed: a client that has not yet spoken has
+    /// as much time as an idle connection.
+    pub(super) async fn end_of_handshakes(&self, idle: Duration) {
+        let mut begun = self.begun();
+        // The sender is in `self`, so it is not gone.
+        let _ = begun.wait_for(|begun| *begun).await;
+        tokio::time::sleep(idle).await;
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }

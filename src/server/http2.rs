@@ -141,6 +141,10 @@ pub(super) fn serve(
             // Its last request may have come with this poll.
             if polled.is_pending() && !is_ending && used.is_over() {
                 is_ending = true;
+                if flow.open.load(Ordering::Relaxed) == 0 {
+                    // A client that has vanished answers nothing.
+                    flow.idle.arm(GRACEFUL_END);
+                }
                 serving.as_mut().graceful_shutdown();
                 polled = serving.as_mut().poll(context);
             }

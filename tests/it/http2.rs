@@ -9,6 +9,7 @@ pub mod raw;
 
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::house::{Tidegate, Upstream};
 use crate::probe::Probe;
@@ -188,6 +189,44 @@ fn a_draining_proxy_says_goodbye_and_finishes_what_has_begun() {
     assert!(proxy.wait().success());
     let seen = upstream.seen();
     assert_eq!(seen[1].body, b"late");
+}
+
+#[test]
+fn a_silent_client_does_not_hold_up_the_end() {
+    let upstream = Upstream::ok();
+    let mut proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[server]\ndrain_idle = \"100ms\"\ndrain_timeout = \"60s\"\n",
+        upstream.url()
+    ));
+    // It answers no ping.
+    let mut raw = Raw::to(proxy.address, &[]);
+    raw.send(&frame(PING, 0, 0, b"together"));
+    raw.until(&[PING]).unwrap();
+    let began = Instant::now();
+    proxy.signal("TERM");
+    assert!(proxy.wait().success());
+    assert!(
+        began.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[test]
+fn trailers_that_are_forbidden_break_no_response() {
+    let upstream = Upstream::saying(
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntrailer: x-sum, connection\r\n\r\n\
+         3\r\nabc\r\n0\r\nconnection: close\r\ncontent-length: 9\r\nx-sum: 7\r\n\r\n",
+    );
+    let proxy = Tidegate::start(&format!("upstream = \"{}\"\n", upstream.url()));
+    let reply = client::run(async {
+        let client = Http2::to(proxy.address).await;
+        client.ask(get("/")).await.unwrap()
+    });
+    assert_eq!((reply.status, &reply.body[..]), (200, &b"abc"[..]));
+    let trailers = reply.trailers.unwrap();
+    assert_eq!(trailers["x-sum"], "7");
+    assert_eq!(trailers.len(), 1, "{trailers:?}");
 }
 
 #[test]

@@ -24,6 +24,7 @@ use pin_project_lite::pin_project;
 use super::ConnectionFlow;
 use crate::body::{BodyProgress, RequestBody};
 use crate::clock::{Alarm, Sweep};
+use crate::http1::write::filter_trailers;
 use crate::proxy::body::Body;
 use crate::server::http1::socket::HALF_CLOSE_GRACE;
 use crate::server::worker::ClientConnection;
@@ -316,7 +317,11 @@ impl http_body::Body for StreamBody {
                 let piece = self.next_piece().unwrap_or_default();
                 Poll::Ready(Some(Ok(Frame::data(piece))))
             }
-            Err(trailers) => Poll::Ready(Some(Ok(trailers))),
+            // With a field of the connection, the library would reset the whole response.
+            Err(frame) => Poll::Ready(match frame.into_trailers() {
+                Ok(trailers) => Some(Ok(Frame::trailers(filter_trailers(trailers)))),
+                Err(frame) => Some(Ok(frame)),
+            }),
         }
     }
 

@@ -37,7 +37,13 @@ impl UploadFraming {
             Some(length) if !request.headers().contains_key(TRANSFER_ENCODING) => {
                 UploadFraming::Length(length)
             }
-            _ => UploadFraming::Chunks(announced_trailers(request.headers())),
+            _ => {
+                let headers = request.headers();
+                let mut trailers = announced_trailers(headers);
+                // A server that merges them would take the client's value for ours.
+                trailers.retain(|name| !headers.contains_key(name));
+                UploadFraming::Chunks(trailers)
+            }
         }
     }
 }

@@ -10,11 +10,10 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use h2::{Reason, SendStream};
-use http::HeaderMap;
-use http::header::{CONNECTION, TE, TRANSFER_ENCODING, UPGRADE};
 use http_body::{Body as _, Frame};
 
 use crate::body::{BodyError, RequestBody};
+use crate::http1::write::filter_trailers;
 use crate::telemetry::panics::lock;
 use crate::upstream::deadline::{AbortOnDrop, Deadline};
 
@@ -175,13 +174,4 @@ async fn send_piece(stream: &mut SendStream<Bytes>, mut data: Bytes, ends: bool)
         }
     }
     true
-}
-
-fn filter_trailers(mut trailers: HeaderMap) -> HeaderMap {
-    for name in [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE] {
-        trailers.remove(name);
-    }
-    trailers.remove("keep-alive");
-    trailers.remove("proxy-connection");
-    trailers
 }
