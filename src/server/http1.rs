@@ -382,6 +382,11 @@ impl Http1Server<'_> {
     }
 
     async fn close(mut self) -> Http1End {
+        if self.is_truncated && self.framing == AnswerFraming::UntilEnd {
+            // For a client of HTTP/1.0 an orderly end would be the end of the content.
+            self.intake.socket.stream.end_as_cut();
+            return Http1End::Closed;
+        }
         // After an error the client is gone.
         let _ = poll_fn(|context| Pin::new(&mut self.intake.socket).poll_shutdown(context)).await;
         Http1End::Closed

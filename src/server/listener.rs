@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::{SocketFlags, acceptfrom_with};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::socket_file::{SocketState, socket_state};
@@ -19,6 +19,11 @@ use crate::wire::{Accepted, Stream};
 
 /// Connections that the kernel holds at one socket before they are accepted, at most.
 pub(crate) const BACKLOG: i32 = 4096;
+/// After this time of silence the kernel asks whether a client is still there. Without an answer
+/// to all probes the connection ends: after two minutes.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEPALIVE_PROBES: u32 = 4;
 /// How often, and how many times, the lock of a unix socket's directory is tried: 1 s in all.
 const LOCK_EVERY: Duration = Duration::from_millis(10);
 const LOCK_TRIES: usize = 100;
@@ -41,7 +46,18 @@ pub(super) fn check_inherited(socket: Socket) -> io::Result<Socket> {
         return Err(io::Error::other(text));
     }
     socket.set_nonblocking(true)?;
+    keep_alive(&socket);
     Ok(socket)
+}
+
+/// Has the kernel find clients that have vanished: a tunnel has no other bound for silence. The
+/// accepted sockets inherit it. A unix socket needs none.
+fn keep_alive(listener: &Socket) {
+    let keepalive = TcpKeepalive::new();
+    let keepalive = keepalive
+        .with_time(KEEPALIVE_TIME)
+        .with_interval(KEEPALIVE_INTERVAL);
+    let _ = listener.set_tcp_keepalive(&keepalive.with_retries(KEEPALIVE_PROBES));
 }
 
 /// Accepts a connection without blocking. Must be called on a runtime.
@@ -177,6 +193,7 @@ fn bind_address(address: SocketAddr, shares_port: bool) -> io::Result<Socket> {
     socket.set_nonblocking(true)?;
     socket.bind(&SockAddr::from(address))?;
     socket.listen(BACKLOG)?;
+    keep_alive(&socket);
     Ok(socket)
 }
 

@@ -314,3 +314,21 @@ fn a_session_of_tls_is_parked_too() {
         assert_eq!(end.unwrap(), 0);
     }
 }
+
+#[test]
+fn the_kernel_finds_clients_that_have_vanished() {
+    let upstream = echo();
+    let proxy = start(&upstream, "");
+    let client = TcpStream::connect(proxy.address).unwrap();
+    let hex = |port: u16| format!(":{port:04X}");
+    let (ours, theirs) = (hex(proxy.address.port()), hex(client.local_addr().unwrap().port()));
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let timer = table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_it = fields[1].ends_with(&ours) && fields[2].ends_with(&theirs);
+        is_it.then(|| fields[5].to_owned())
+    });
+    let timer = timer.unwrap();
+    // 2 is the timer of keepalive.
+    assert!(timer.starts_with("02:"), "{timer}");
+}

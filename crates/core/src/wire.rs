@@ -83,6 +83,14 @@ impl Stream {
         }
     }
 
+    /// Has the end of the stream be an error for the peer: TCP resets the connection. With TLS, the
+    /// missing `close_notify` says it.
+    pub fn end_as_cut(&self) {
+        if let Stream::Tcp(stream) = self {
+            let _ = stream.set_zero_linger();
+        }
+    }
+
     /// Whether ALPN chose HTTP/2; `None` without TLS.
     pub fn agreed_http2(&self) -> Option<bool> {
         let Stream::Tls(stream) = self else {
