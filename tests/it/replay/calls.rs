@@ -264,3 +264,25 @@ fn wrong_mappings_are_refused() {
         );
     }
 }
+
+#[test]
+fn routes_of_a_host_are_those_of_the_proxys_own_log() {
+    let upstream = Upstream::ok();
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[log]\nformat = \"json\"\nsample_allowed = 1.0\n\
+         [limit.c]\nrate = \"2/h\"\n[[route]]\npath = \"/*\"\nlimits = []\n\
+         [[route]]\npath = \"/*\"\nhost = \"api.example\"\nlimits = [\"c\"]\n",
+        upstream.url()
+    ));
+    let get = "GET / HTTP/1.1\r\nHost: API.example:80\r\n\r\n";
+    let mut client = proxy.connect();
+    let statuses: Vec<u16> = (0..5).map(|_| client.ask(get).status).collect();
+    assert_eq!(statuses, [200, 200, 429, 429, 429]);
+    eventually("all lines are written", || {
+        proxy.stdout().lines().count() == 5
+    });
+    let log = proxy.directory.path().join("access.log");
+    std::fs::write(&log, proxy.stdout()).unwrap();
+    let found = json(&replay(&proxy.directory, &["--json"], &[&log]));
+    assert_eq!(found["denied"]["own"], 3, "{found}");
+}

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{HeaderMap, Method, Request, Uri, Version};
+use http::header::HOST;
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 use smallvec::SmallVec;
 
 use super::grpc::{Call, is_grpc};
@@ -80,6 +81,8 @@ pub(super) struct RecordedHead {
     pub(super) unix_us: u64,
     pub(super) method: Method,
     pub(super) uri: Uri,
+    /// `Host`; the authority of `uri` wins.
+    host: Option<HeaderValue>,
     pub(super) version: Version,
 }
 
@@ -89,7 +92,16 @@ impl RecordedHead {
             unix_us: clock::unix_us_at(began),
             method: request.method().clone(),
             uri: request.uri().clone(),
+            host: request.headers().get(HOST).cloned(),
             version: request.version(),
+        }
+    }
+
+    /// The host that the client asked for, as it was sent.
+    pub(super) fn host(&self) -> Option<&str> {
+        match self.uri.authority() {
+            Some(authority) => Some(authority.as_str()),
+            None => self.host.as_ref()?.to_str().ok(),
         }
     }
 }

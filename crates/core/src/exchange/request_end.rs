@@ -72,6 +72,7 @@ impl AccessRecord {
             duration: Duration::from_micros(clock::unix_us().saturating_sub(head.unix_us)),
             client: self.client,
             method: &head.method,
+            host: head.host(),
             path: head.uri.path(),
             protocol: protocol_text(head.version),
             status: self.status,

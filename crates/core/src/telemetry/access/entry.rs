@@ -87,6 +87,8 @@ pub struct AccessEntry<'a> {
     pub duration: Duration,
     pub client: IpAddr,
     pub method: &'a http::Method,
+    /// As it was sent, perhaps with a port.
+    pub host: Option<&'a str>,
     /// The path as it was sent, without the query.
     pub path: &'a str,
     /// For example `HTTP/1.1`.
@@ -218,6 +220,9 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     address(out, entry.client);
     out.push(b'"');
     member(out, b",\"method\":", entry.method.as_str());
+    if let Some(host) = entry.host {
+        member(out, b",\"host\":", host);
+    }
     member(out, b",\"path\":", entry.path);
     out.extend_from_slice(b",\"status\":");
     json::number(out, entry.status);

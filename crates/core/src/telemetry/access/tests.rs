@@ -16,6 +16,7 @@ fn with_entry(write: impl FnOnce(&AccessEntry<'_>)) {
         duration: Duration::from_micros(234),
         client: IpAddr::from([1, 2, 3, 4]),
         method: &http::Method::POST,
+        host: Some("api.example:80"),
         path: "/login\"\n\u{e9}",
         protocol: "HTTP/2.0",
         status: 429,
@@ -56,7 +57,7 @@ fn each_format_keeps_a_request_on_one_line() {
     assert_eq!(
         line(json_line),
         "{\"time\":\"2026-11-20T22:37:06.123Z\",\"client\":\"1.2.3.4\",\"method\":\"POST\",\
-         \"path\":\"/login\\\"\\n\u{e9}\",\"status\":429,\"bytes\":7,\"duration_us\":234,\
+         \"host\":\"api.example:80\",\"path\":\"/login\\\"\\n\u{e9}\",\"status\":429,\"bytes\":7,\"duration_us\":234,\
          \"route\":\"login\",\"outcome\":\"denied\",\"denied_by\":[{\"limit\":\"per_ip\",\
          \"key\":\"-_v7-_v7\"}],\"would_deny\":[\"search\"]}\n"
     );
