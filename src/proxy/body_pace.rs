@@ -56,7 +56,7 @@ impl BodyPace {
             let room = allowed.saturating_sub(self.sent);
             if room == 0 {
                 // Half a slice is worth a wake-up.
-                let until = self.began + self.bandwidth.time_of(self.sent);
+                let until = self.began + self.bandwidth.time_of(self.sent + 1);
                 self.sleep = Some(Box::pin(tokio::time::sleep_until(until - SLICE / 2)));
                 continue;
             }
@@ -65,5 +65,21 @@ impl BodyPace {
             self.sent += length as u64;
             return Poll::Ready(self.waiting.split_to(length));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sleep that ends at once would be polled again and again.
+    #[tokio::test]
+    async fn the_next_byte_of_a_slow_body_is_awaited() {
+        let mut pace = BodyPace::new(Bandwidth::parse("1B/s").unwrap());
+        pace.put(Bytes::from_static(b"a"));
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        assert!(pace.poll_next(&mut context).is_pending());
+        let wakes_at = pace.sleep.unwrap().deadline();
+        assert!(wakes_at > Instant::now() + Duration::from_millis(500));
     }
 }
