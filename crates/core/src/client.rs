@@ -140,9 +140,9 @@ fn from_the_right(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let list = left?;
         let mut quoted = false;
-        let comma = list.iter().rposition(|byte| {
-            quoted ^= *byte == b'"';
-            *byte == b',' && !quoted
+        let comma = (0..list.len()).rev().find(|&at| {
+            quoted ^= is_quote(list, at);
+            list[at] == b',' && !quoted
         });
         let (before, member) = match comma {
             Some(comma) => (Some(&list[..comma]), &list[comma + 1..]),
@@ -152,6 +152,13 @@ fn from_the_right(list: &[u8]) -> impl Iterator<Item = &[u8]> {
         Some(member.trim_ascii())
     })
     .filter(|member| !member.is_empty())
+}
+
+/// Whether a quoted text begins or ends at this byte. `\"` is a part of such a text (RFC 9110
+/// section 5.6.4).
+fn is_quote(text: &[u8], at: usize) -> bool {
+    let escapes = || text[..at].iter().rev().take_while(|byte| **byte == b'\\');
+    text[at] == b'"' && escapes().count() % 2 == 0
 }
 
 /// Reads the address of a hop: alone or with a port; IPv6 also in brackets, in quotes, with a zone.
@@ -196,9 +203,15 @@ fn unquoted(text: &str) -> &str {
 /// names of RFC 7239 are not addresses.
 fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let mut quoted = false;
-    let mut params = element.split(|byte| {
-        quoted ^= *byte == b'"';
-        *byte == b';' && !quoted
+    let ends = (0..element.len()).filter(|&at| {
+        quoted ^= is_quote(element, at);
+        element[at] == b';' && !quoted
+    });
+    let mut begin = 0;
+    let mut params = ends.chain([element.len()]).map(|end| {
+        let param = &element[begin..end];
+        begin = end + 1;
+        param
     });
     params.find_map(|param| {
         let equals = param.iter().position(|byte| *byte == b'=')?;
@@ -301,6 +314,12 @@ mod tests {
     #[test]
     fn empty_members_are_passed_over() {
         assert_eq!(xff("10.0.0.1", &["192.0.2.7, , 10.0.0.2,"]), "192.0.2.7");
+    }
+
+    #[test]
+    fn an_escaped_quote_does_not_end_a_text() {
+        let line = r#"for=203.0.113.5;ua="x\",for=9.9.9.9;y=\"z;for=9.9.9.9""#;
+        assert_eq!(found("forwarded", "10.0.0.1", &[line]), "203.0.113.5");
     }
 
     #[test]
