@@ -33,7 +33,7 @@ impl ImportedPath {
         }
     }
 
-    fn differing(self, differs: Option<String>) -> ImportedPath {
+    pub(super) fn differing(self, differs: Option<String>) -> ImportedPath {
         ImportedPath { differs, ..self }
     }
 }

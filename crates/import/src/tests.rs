@@ -29,6 +29,16 @@ impl Imported {
 
     /// Returns the lines of the route whose comment has this text.
     #[track_caller]
+    pub(super) fn assert_has(&self, text: &str) {
+        assert!(self.text.contains(text), "{text}: {}", self.text);
+    }
+
+    #[track_caller]
+    pub(super) fn assert_has_not(&self, text: &str) {
+        assert!(!self.text.contains(text), "{text}: {}", self.text);
+    }
+
+    #[track_caller]
     fn route(&self, text: &str) -> &str {
         let mut sections = self.text.split("\n\n");
         let is_it = |section: &&str| {

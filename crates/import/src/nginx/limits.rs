@@ -210,6 +210,25 @@ fn forwarded_at_once(refill: Refill, burst: u64, one: &Directive) -> Result<Buck
 /// The status of denials without `limit_req_status` or `limit_conn_status`.
 const NGINX_STATUS: u16 = 503;
 
+/// Adds the statuses of the limits of a scope and of the locations in it.
+fn add_statuses(scope: &BlockScope<'_>, statuses: &mut Vec<u16>) {
+    for kind in KINDS {
+        if scope.last(kind).is_none() {
+            continue;
+        }
+        let one = scope.last(&format!("{kind}_status"));
+        let status = one.map_or(Ok(NGINX_STATUS), |one| one.arg(0).parse::<u16>());
+        match (status, one) {
+            (Ok(status @ 400..=599), _) => statuses.push(status),
+            (_, Some(one)) => one.lost("400 to 599 are possible"),
+            (_, None) => {}
+        }
+    }
+    for one in scope.named("location") {
+        add_statuses(&scope.enter(one), statuses);
+    }
+}
+
 /// Reads the status of denials: one for all, or else each limit has its own.
 pub(super) fn read_deny_status<'s, 'd: 's>(
     servers: impl Iterator<Item = &'s BlockScope<'d>>,
@@ -217,21 +236,7 @@ pub(super) fn read_deny_status<'s, 'd: 's>(
 ) {
     let mut statuses: Vec<u16> = Vec::new();
     for scope in servers {
-        let locations = scope.named("location").map(|one| scope.enter(one));
-        for scope in std::iter::once(scope.clone()).chain(locations) {
-            for kind in KINDS {
-                if scope.last(kind).is_none() {
-                    continue;
-                }
-                let one = scope.last(&format!("{kind}_status"));
-                let status = one.map_or(Ok(NGINX_STATUS), |one| one.arg(0).parse::<u16>());
-                match (status, one) {
-                    (Ok(status @ 400..=599), _) => statuses.push(status),
-                    (_, Some(one)) => one.lost("400 to 599 are possible"),
-                    (_, None) => {}
-                }
-            }
-        }
+        add_statuses(scope, &mut statuses);
     }
     draft.deny_status = statuses.first().copied();
     draft.has_own_statuses = statuses

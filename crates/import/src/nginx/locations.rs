@@ -212,9 +212,15 @@ impl Site<'_> {
         }
         let refusal = early_answers::take_refusal(&mut own_answers);
         let mut answers = [server_answers, &own_answers].concat();
-        if scope.first("internal").is_some() {
+        if let Some(internal) = scope.first("internal") {
             answers.clear();
             own_answers.clear();
+            let is_reached = |server: BlockScope<'_>| is_fallback(server.block(), location.path);
+            if !scope.server().is_some_and(is_reached) {
+                let why = "`X-Accel-Redirect` of an upstream is not followed: clients get its \
+                           response as it is";
+                internal.lost(why);
+            }
         }
         let mut action = location.action.clone();
         if let Some(why) = self.closed.as_ref().filter(|_| !action.target.denies()) {

@@ -5,6 +5,7 @@
 //! order of the file, paths with `/*`. So some prefixes are written as expressions: those that must
 //! come before an expression, and those that end within a segment.
 
+use super::limits;
 use super::scope::{BlockScope, LocationPath};
 use super::syntax::Directive;
 use crate::draft::{RouteAction, TargetDraft};
@@ -133,6 +134,16 @@ impl<'d> Location<'d> {
         self.is_plain && !self.action.target.denies()
     }
 
+    fn has_limits(&self) -> bool {
+        let mut kinds = limits::KINDS.iter();
+        kinds.any(|kind| self.scope.first(kind).is_some())
+    }
+
+    /// Whether it is below `^~`, and nginx still asks the expressions before it.
+    fn is_asked_after_regexes(&self, firm: &Location<'_>) -> bool {
+        self.kind == LocationKind::Prefix && self.is_below(firm)
+    }
+
     fn is_below(&self, other: &Location<'_>) -> bool {
         other.path.len() < self.path.len() && self.path.starts_with(other.path)
     }
@@ -148,12 +159,20 @@ pub(super) struct PlacedLocation {
 pub(super) fn order(all: &[Location<'_>]) -> Vec<PlacedLocation> {
     let plain = plain_regexes(all);
     let needs_regex = prefixes_as_regexes(all, plain.is_none());
+    // Those that must come before a guard, which comes before the expressions.
+    let is_hoisted = |index: usize| {
+        let mut firm = all.iter().zip(&needs_regex).filter(|(one, is_regex)| {
+            **is_regex && one.kind == LocationKind::FirmPrefix && !one.is_open()
+        });
+        plain.is_none() && firm.any(|(firm, _)| all[index].is_asked_after_regexes(firm))
+    };
     let rank = |index: &usize| {
         let one = &all[*index];
         let longest_first = usize::MAX - one.path.len();
         match one.kind {
             LocationKind::Exact => (0, 0),
             LocationKind::FirmPrefix if needs_regex[*index] => (1, longest_first),
+            _ if is_hoisted(*index) => (1, longest_first),
             kind if kind.is_regex() => (2, usize::MAX - one.nesting.depth),
             _ if needs_regex[*index] => (3, longest_first),
             _ => (4, 0),
@@ -170,7 +189,26 @@ pub(super) fn order(all: &[Location<'_>]) -> Vec<PlacedLocation> {
                 path.trailing_slash = one.trailing_slash(all);
                 Ok(path)
             }
+            LocationKind::Prefix if is_hoisted(index) => {
+                let guards = |one: &Location<'_>| one.kind.is_regex() && !one.is_open();
+                let mut path = escaped_path(one.path, "")?;
+                path.is_wider = all.iter().any(guards);
+                let why = match path.is_wider {
+                    true => {
+                        "nginx asks the expressions before it, and some of them guard; so it is \
+                             closed"
+                    }
+                    false => "it comes before the expressions here, because of the `^~` around it",
+                };
+                Ok(path.differing(Some(why.to_owned())))
+            }
             kind if kind.is_prefix() && needs_regex[index] => escaped_path(one.path, ""),
+            LocationKind::FirmPrefix if plain.is_none() => {
+                let path = patterns::prefix_path(one.path)?;
+                let why = "the expressions come before it here, also for paths that nginx sends to \
+                           it, because of the longer locations below it";
+                Ok(path.differing(Some(why.to_owned())))
+            }
             kind if kind.is_prefix() => patterns::prefix_path(one.path),
             _ => match plain.as_ref().and_then(|all| all[index].clone()) {
                 Some(path) => Ok(path),
@@ -198,7 +236,9 @@ fn plain_regexes(all: &[Location<'_>]) -> Option<Vec<Option<ImportedPath>>> {
         let fixed = path.pattern.find(['{', '*']).unwrap_or(path.pattern.len());
         let fixed = &path.pattern[..fixed];
         let in_the_way = |other: &Location<'_>| {
-            let firm = other.kind == LocationKind::FirmPrefix && fixed.starts_with(other.path);
+            // A prefix that ends within a segment may become an expression.
+            let firm = other.kind == LocationKind::FirmPrefix || !other.path.ends_with('/');
+            let firm = firm && fixed.starts_with(other.path);
             other.kind.is_prefix() && other.path != "/" && (firm || other.path.starts_with(fixed))
         };
         (is_same && !all.iter().any(in_the_way)).then_some(Some(path))
@@ -210,11 +250,15 @@ fn plain_regexes(all: &[Location<'_>]) -> Option<Vec<Option<ImportedPath>>> {
 fn prefixes_as_regexes(all: &[Location<'_>], beside_regexes: bool) -> Vec<bool> {
     let needs_regex = |one: &Location<'_>| {
         let ends_in_segment = !one.path.ends_with('/')
-            && (!one.is_open() || !one.path.ends_with(|c: char| c.is_alphanumeric()));
-        let is_longer =
-            |other: &Location<'_>| other.kind == LocationKind::Prefix && other.is_below(one);
-        let before_regexes =
-            beside_regexes && one.kind == LocationKind::FirmPrefix && !all.iter().any(is_longer);
+            && (!one.is_open()
+                || one.has_limits()
+                || !one.path.ends_with(|c: char| c.is_alphanumeric()));
+        // A guard comes before expressions, also if it has longer prefixes, for which nginx asks
+        // the expressions first.
+        let has_longer = all.iter().any(|other| other.is_asked_after_regexes(one));
+        let before_regexes = beside_regexes
+            && one.kind == LocationKind::FirmPrefix
+            && (!has_longer || !one.is_open());
         // `/foo` and `/foo/` would be the same path.
         let is_twin = |other: &Location<'_>| {
             other.kind.is_prefix() && other.path.strip_suffix('/') == Some(one.path)

@@ -60,7 +60,9 @@ pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
         ),
         ("keepalive_time", "connection_age", time, no_time),
     ] {
-        let Some(one) = scope.last(theirs).or_else(|| of_server(scope, theirs)) else {
+        let one = scope.last(theirs).or_else(|| of_server(scope, theirs));
+        note_others(scope.http, theirs, one);
+        let Some(one) = one else {
             continue;
         };
         match translate(one) {
@@ -114,12 +116,21 @@ fn of_server<'d>(http: &BlockScope<'d>, name: &str) -> Option<&'d Directive> {
     let servers: Vec<&Directive> = http.named("server").collect();
     let mut found = servers.iter().filter_map(|server| server.first(name));
     let first = found.next()?;
-    let is_same =
-        |server: &&Directive| server.first(name).is_some_and(|one| one.args == first.args);
-    if !servers.iter().all(is_same) {
+    let has_it = |server: &&Directive| server.first(name).is_some();
+    if !servers.iter().all(has_it) {
         first.differs("it is one setting for all servers");
     }
     Some(first)
+}
+
+/// Notes the directives of servers and locations that say another value than the one for all.
+fn note_others(block: &Directive, name: &str, chosen: Option<&Directive>) {
+    for one in block.inner().iter().filter(|one| one.name != "upstream") {
+        if one.name == name && chosen.is_none_or(|chosen| chosen.args != one.args) {
+            one.lost("it is one setting for all servers and locations");
+        }
+        note_others(one, name, chosen);
+    }
 }
 
 pub(super) fn max_body(scope: &BlockScope<'_>) -> Option<u64> {

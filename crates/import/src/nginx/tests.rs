@@ -18,6 +18,11 @@ impl Imported {
         notes.any(|note| note.grade == grade && note.why.contains(why))
     }
 
+    #[track_caller]
+    fn assert_note(&self, grade: Grade, why: &str) {
+        assert!(self.has_note(grade, why), "{why}: {:#?}", self.notes);
+    }
+
     /// Returns the parts of the text between empty lines that have such a line.
     fn sections(&self, line: &str) -> Vec<&str> {
         let sections = self.text.split("\n\n");
@@ -33,11 +38,8 @@ fn a_pattern_without_its_folder_closes_its_block() {
         "server { listen 80; include snippets/auth*.conf;\n\
          location / { proxy_pass http://10.0.0.1; } }",
     );
-    assert!(
-        imported.has_note(Grade::Lost, "no such folder here"),
-        "{imported:?}"
-    );
-    assert!(!imported.text.contains("\nupstream "), "{}", imported.text);
+    imported.assert_note(Grade::Lost, "no such folder here");
+    imported.assert_has_not("\nupstream ");
     // Nothing beside `http` guards a route, and an empty folder includes nothing.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nginx.conf");
@@ -45,7 +47,7 @@ fn a_pattern_without_its_folder_closes_its_block() {
                 location / { proxy_pass http://10.0.0.1; } } }";
     fs::write(&path, text).unwrap();
     let imported = import(SourceProgram::Nginx, &[path]).unwrap();
-    assert!(imported.text.contains("\nupstream "), "{}", imported.text);
+    imported.assert_has("\nupstream ");
 }
 
 #[test]
@@ -67,25 +69,19 @@ fn a_page_is_not_asked_for_past_the_guards_of_its_location() {
         ("if ($http_x_a = 1) { return 403; }", "without the `if`"),
     ] {
         let imported = page(directives);
-        assert!(imported.has_note(Grade::Lost, why), "{imported:?}");
-        assert!(!imported.text.contains("[error_page"), "{}", imported.text);
+        imported.assert_note(Grade::Lost, why);
+        imported.assert_has_not("[error_page");
     }
     let imported = page("");
-    assert!(
-        imported.has_note(Grade::Differs, "no limit counts it"),
-        "{imported:?}"
-    );
-    assert!(imported.text.contains("[error_page"), "{}", imported.text);
+    imported.assert_note(Grade::Differs, "no limit counts it");
+    imported.assert_has("[error_page");
     let early = import_http(
         "limit_req_zone $binary_remote_addr zone=a:1m rate=1r/s;\n\
          server { listen 80; limit_req zone=a; location / { error_page 418 = @beta;\n\
          if ($http_x_a = 1) { return 418; } proxy_pass http://10.0.0.1; }\n\
          location @beta { proxy_pass http://10.0.0.2; } }",
     );
-    assert!(
-        early.has_note(Grade::Lost, "without the `limit_req`"),
-        "{early:?}"
-    );
+    early.assert_note(Grade::Lost, "without the `limit_req`");
 }
 
 #[test]
@@ -112,11 +108,7 @@ fn a_host_that_a_location_tests_has_a_route_of_its_own() {
          server { listen 80; server_name *.b.a.test;\n\
          location / { proxy_pass http://10.0.0.2; } }",
     );
-    assert!(
-        mixed.text.contains("only some hosts are meant"),
-        "{}",
-        mixed.text
-    );
+    mixed.assert_has("only some hosts are meant");
 }
 
 #[test]
@@ -136,10 +128,10 @@ fn the_first_server_keeps_a_name() {
         "nginx ignores b.test: line 5 has this name",
         "earlier servers have all its names",
     ] {
-        assert!(imported.has_note(Grade::Needless, why), "{imported:?}");
+        imported.assert_note(Grade::Needless, why);
     }
-    assert!(!imported.text.contains("10.0.0.3"), "{}", imported.text);
-    assert!(imported.text.contains("10.0.0.4"), "{}", imported.text);
+    imported.assert_has_not("10.0.0.3");
+    imported.assert_has("10.0.0.4");
 }
 
 #[test]
@@ -183,10 +175,7 @@ fn only_a_redirect_to_the_same_place_becomes_that_of_tls() {
         );
     }
     let imported = site("_", "return 301 https://a.test$request_uri;");
-    assert!(
-        imported.has_note(Grade::Differs, "keeps the host"),
-        "{imported:?}"
-    );
+    imported.assert_note(Grade::Differs, "keeps the host");
 }
 
 #[test]
@@ -199,13 +188,13 @@ fn the_name_of_a_server_is_no_key_that_clients_choose() {
         )
     };
     let one = import_http(&format!("{zone}{}", server("a.test")));
-    assert!(one.text.contains("[limit.all]"), "{}", one.text);
-    assert!(one.text.contains("\"global\""), "{}", one.text);
+    one.assert_has("[limit.all]");
+    one.assert_has("\"global\"");
     let two = import_http(&format!("{zone}{}{}", server("a.test"), server("b.test")));
     for name in ["[limit.all-a-test]", "[limit.all-b-test]"] {
-        assert!(two.text.contains(name), "{}", two.text);
+        two.assert_has(name);
     }
-    assert!(!two.text.contains("\"host\""), "{}", two.text);
+    two.assert_has_not("\"host\"");
 }
 
 #[test]
@@ -222,14 +211,14 @@ fn each_lost_hsts_is_said() {
     let for_all = "`hsts` of [tls] is for all servers, also for those without";
     let only_there = "only `hsts` of [tls] sends it";
     let imported = site(HSTS, "");
-    assert!(imported.has_note(Grade::Differs, for_all), "{imported:?}");
+    imported.assert_note(Grade::Differs, for_all);
     assert!(!imported.has_note(Grade::Lost, only_there), "{imported:?}");
     let imported = site("", HSTS);
-    assert!(imported.has_note(Grade::Lost, only_there), "{imported:?}");
+    imported.assert_note(Grade::Lost, only_there);
     let plain = import_http(&format!(
         "server {{ listen 80; {HSTS} location / {{ proxy_pass http://10.0.0.1; }} }}"
     ));
-    assert!(plain.has_note(Grade::Lost, only_there), "{plain:?}");
+    plain.assert_note(Grade::Lost, only_there);
 }
 
 #[test]
@@ -257,11 +246,7 @@ fn unusual_values_of_automatic_headers_are_said() {
         assert_eq!(is_lost, !is_kept, "{text} {imported:?}");
     }
     let imported = header("Host $tenant");
-    assert!(
-        imported.text.contains("\"one.internal\""),
-        "{}",
-        imported.text
-    );
+    imported.assert_has("\"one.internal\"");
 }
 
 #[test]
@@ -301,5 +286,70 @@ fn a_redirect_with_the_scheme_of_the_request_keeps_it() {
          location / { return 301 $scheme://b.test$request_uri; } }",
     );
     let to = "to = \"{scheme}://b.test{uri}\"";
-    assert!(imported.text.contains(to), "{}", imported.text);
+    imported.assert_has(to);
+}
+
+#[test]
+fn a_firm_guard_with_longer_locations_comes_before_expressions() {
+    let import = |regex: &str| {
+        import_http(&format!(
+            "server {{ listen 80; location / {{ proxy_pass http://10.0.0.1; }}\n\
+             location ^~ /admin/ {{ deny all; }}\n\
+             location /admin/public/ {{ proxy_pass http://10.0.0.2; }}\n\
+             location ~ \\.php$ {{ {regex} }} }}"
+        ))
+    };
+    let imported = import("proxy_pass http://10.0.0.3;");
+    let at = |text: &str| {
+        imported
+            .text
+            .find(text)
+            .unwrap_or_else(|| panic!("{}", imported.text))
+    };
+    assert!(at("\"regex:^/admin/public/\"") < at("\"regex:^/admin/\""));
+    assert!(at("\"regex:^/admin/\"") < at("\"regex:\\\\.php$\""));
+    imported.assert_note(Grade::Differs, "because of the `^~` around it");
+    let imported = import("deny all;");
+    imported.assert_note(Grade::Lost, "some of them guard");
+    imported.assert_has_not("upstream = \"10-0-0-2\"");
+}
+
+#[test]
+fn a_prefix_with_limits_takes_the_rest_of_its_segment() {
+    let imported = import_http(
+        "limit_req_zone $binary_remote_addr zone=a:1m rate=1r/s;\n\
+         server { listen 80; location / { proxy_pass http://10.0.0.1; }\n\
+         location /login { limit_req zone=a; proxy_pass http://10.0.0.1; } }",
+    );
+    imported.assert_has("\"regex:^/login\"");
+}
+
+#[test]
+fn the_status_of_a_nested_limit_is_read() {
+    let imported = import_http(
+        "limit_req_zone $binary_remote_addr zone=a:1m rate=1r/s;\n\
+         server { listen 80; location /a/ { proxy_pass http://10.0.0.1;\n\
+         location /a/b/ { limit_req zone=a; limit_req_status 429;\n\
+         proxy_pass http://10.0.0.1; } } }",
+    );
+    imported.assert_has("[deny]\nstatus = 429");
+}
+
+#[test]
+fn settings_of_single_locations_are_said() {
+    let imported = import_http(
+        "client_body_timeout 10s;\n\
+         server { listen 80; location / { client_body_timeout 5m; internal;\n\
+         proxy_pass http://10.0.0.1; } }",
+    );
+    imported.assert_note(Grade::Lost, "one setting for all servers and locations");
+    imported.assert_note(Grade::Lost, "`X-Accel-Redirect` of an upstream");
+    let page = import_http(
+        "server { listen 80; error_page 502 /50x.html;\n\
+         location = /50x.html { internal; proxy_pass http://10.0.0.1; } }",
+    );
+    assert!(
+        !page.has_note(Grade::Lost, "`X-Accel-Redirect`"),
+        "{page:?}"
+    );
 }
