@@ -9,6 +9,7 @@ use std::path::Path;
 
 use super::draft::{Draft, RouteDraft, TargetDraft};
 use super::files::{self, ImportError};
+use super::overlaps::{self, RankedRoute, SourceRank};
 use super::patterns::{self, ImportedPath};
 use super::tree::{self, SourceFile, TreeItem};
 use crate::route::method_of;
@@ -18,6 +19,7 @@ use plugins::RoutePlugins;
 struct ApisixFile<'d> {
     root: &'d TreeItem,
     draft: Draft,
+    routes: Vec<RankedRoute>,
 }
 
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
@@ -27,9 +29,11 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let mut file = ApisixFile {
         root: &root,
         draft: Draft::default(),
+        routes: Vec::new(),
     };
     file.draft.notes = source.notes.clone();
     file.add_all();
+    overlaps::add_in_order(std::mem::take(&mut file.routes), "APISIX", &mut file.draft);
     if file.draft.routes.is_empty() {
         let input = "have `routes`, `services` with `routes`, or be one route with `uri`";
         source.note_missing("no routes", input);
@@ -117,6 +121,7 @@ impl<'d> ApisixFile<'d> {
         for host in route.hosts() {
             for path in route.paths() {
                 let place = RoutePlace {
+                    rank: route.rank(host.as_deref(), &path),
                     host: host.clone(),
                     path,
                 };
@@ -130,6 +135,7 @@ impl<'d> ApisixFile<'d> {
 struct RoutePlace {
     host: Option<String>,
     path: ImportedPath,
+    rank: SourceRank,
 }
 
 impl<'d> ApisixRoute<'d> {
@@ -183,6 +189,26 @@ impl<'d> ApisixRoute<'d> {
                 .map_or(Vec::new(), |item| item.texts_at("hosts"));
         }
         self.item.hosts(&self.what, &hosts)
+    }
+
+    /// APISIX asks routes by their host, then the longest path, then by their `priority`.
+    fn rank(&self, host: Option<&str>, path: &ImportedPath) -> SourceRank {
+        let number = |length: usize| i64::try_from(length).unwrap_or(i64::MAX);
+        let priority = self.item.text_at("priority");
+        let is_regex = path.pattern.starts_with("regex:");
+        let length = path.pattern.trim_end_matches("/*").len();
+        [
+            i64::from(host.is_some_and(|host| !host.starts_with('*'))),
+            number(host.map_or(0, str::len)),
+            i64::from(!is_regex && !path.pattern.ends_with("/*")),
+            number(if is_regex {
+                length.saturating_sub(7)
+            } else {
+                length
+            }),
+            priority.and_then(|text| text.parse().ok()).unwrap_or(0),
+            0,
+        ]
     }
 
     /// `/a` is one path, and `/a*` a beginning of paths.
@@ -243,9 +269,9 @@ impl<'d> ApisixRoute<'d> {
                 Err(_) => {}
             }
         }
-        if let Some(first) = file.draft.add_route(route) {
-            let why = format!("`{}` takes these requests", first.source.text);
-            self.item.lost(&self.what, why);
-        }
+        file.routes.push(RankedRoute {
+            rank: place.rank,
+            route,
+        });
     }
 }

@@ -7,9 +7,10 @@ use std::rc::Rc;
 
 use super::calls::CallsDraft;
 use super::files::{SourceEntry, SourceLine};
-use super::values::{TomlEntries, TomlEntry};
+use super::patterns::parse_shape;
+use super::values::TomlEntries;
 pub(super) use super::values::{clean_name, free_name};
-use crate::route::{HostPattern, PathPattern, PatternError};
+use crate::route::HostPattern;
 
 /// How much of a directive is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,6 +57,10 @@ impl Notes {
             why: why.into(),
         };
         self.0.borrow_mut().insert(note);
+    }
+
+    pub(super) fn differs(&self, place: &SourceLine, what: &str, why: impl Into<String>) {
+        self.add(Grade::Differs, place, what, why);
     }
 
     pub(super) fn sorted(&self) -> Vec<Note> {
@@ -260,6 +265,8 @@ pub(super) struct RouteDraft {
     pub(super) access_logs: Vec<String>,
     /// The name of a usage, for a route to a model server.
     pub(super) usage: Option<String>,
+    /// Whether the source serves only clients with a key.
+    pub(super) needs_key: bool,
     pub(super) entries: TomlEntries,
 }
 
@@ -286,6 +293,7 @@ impl RouteDraft {
             error_pages: Vec::new(),
             access_logs: Vec::new(),
             usage: None,
+            needs_key: false,
             entries: TomlEntries::default(),
         }
     }
@@ -298,24 +306,54 @@ impl RouteDraft {
         }
     }
 
-    fn has_same_access(&self, other: &RouteDraft) -> bool {
-        let access = |route: &RouteDraft| {
-            let entry = route.entries.list.iter().find(|one| one.key == "access");
-            entry.map(|one| one.value.clone())
+    pub(super) fn methods_meet(&self, other: &RouteDraft) -> bool {
+        let is_others = |one: &String| other.methods.is_empty() || other.methods.contains(one);
+        self.methods.is_empty() || self.methods.iter().any(is_others)
+    }
+
+    /// Whether it refuses requests that `other` serves.
+    pub(super) fn guards_more_than(&self, other: &RouteDraft) -> bool {
+        let entry = |route: &RouteDraft, key: &str| {
+            let mut entries = route.entries.list.iter();
+            entries
+                .find(|one| one.key == key)
+                .map(|one| one.value.clone())
         };
-        access(self) == access(other)
+        let guards = |key: &&str| {
+            let own = entry(self, key);
+            own.is_some() && own != entry(other, key)
+        };
+        let has_guard = ["access", "require_client_certificate"].iter().any(guards);
+        let denies = self.target.denies() || has_guard || self.needs_key && !other.needs_key;
+        denies && !other.target.denies()
+    }
+
+    /// Closes a route, because a guard of `other` is for some of its requests too.
+    pub(super) fn close_for(&mut self, other: &RouteDraft) {
+        self.answer(TargetDraft::Closed(format!(
+            "`{}` of line {} guards some of the same requests",
+            other.source.text, other.source.place.line
+        )));
+    }
+
+    /// Answers all requests here, and removes what is for an upstream only.
+    pub(super) fn answer(&mut self, target: TargetDraft) {
+        self.target = target;
+        self.entries.list.retain(|one| one.key == "headers_down");
+        self.limits.clear();
+        self.usage = None;
     }
 
     fn conflicts_with(&self, other: &RouteDraft) -> bool {
-        let methods_meet = self.methods.is_empty() && other.methods.is_empty()
-            || self.methods.iter().any(|one| other.methods.contains(one));
+        let are_for_all = |route: &RouteDraft| route.methods.is_empty();
         let headers = |route: &RouteDraft| BTreeSet::from_iter(route.headers.clone());
         let host = |route: &RouteDraft| route.host.as_deref().map(HostPattern::parse);
         self.port == other.port
             && self.trailing_slash == other.trailing_slash
             && host(self) == host(other)
             && parse_shape(&self.path) == parse_shape(&other.path)
-            && methods_meet
+            && are_for_all(self) == are_for_all(other)
+            && self.methods_meet(other)
             && headers(self) == headers(other)
     }
 
@@ -358,18 +396,20 @@ impl Draft {
         };
         let first = &mut self.routes[index];
         // Only one of two routes for the same requests can stay, so the one that denies wins.
-        let refuses =
-            route.target.denies() || route.entries.has("access") && !route.has_same_access(first);
-        if refuses && !first.target.denies() {
-            first.target = TargetDraft::Closed(format!(
-                "`{}` of line {} guards some of the same requests",
-                route.source.text, route.source.place.line
-            ));
-            let kept = |entry: &TomlEntry| entry.key == "headers_down";
-            first.entries.list.retain(kept);
-            first.limits.clear();
+        if route.guards_more_than(first) {
+            first.close_for(&route);
         }
         self.routes.get(index)
+    }
+
+    /// Adds a route, or notes which one takes its requests.
+    pub(super) fn add_or_note(&mut self, route: RouteDraft) {
+        let source = route.source.clone();
+        let first = self.add_route(route).map(|first| first.source.text.clone());
+        if let Some(first) = first {
+            let why = format!("`{first}` takes these requests");
+            self.notes.lost(&source.place, &source.text, why);
+        }
     }
 
     pub(super) fn redirect_to_https(&mut self) {
@@ -444,7 +484,7 @@ impl Draft {
             self.tls.entries.list.retain(|one| one.key != "redirect");
         } else if let Some(source) = self.tls.only.clone()
             && !is_set
-            && self.tls.is_used()
+            && !self.tls.listen.is_empty()
         {
             self.redirect_to_https();
             let why = "was served over TLS only, and routes do not depend on ports: all plain \
@@ -472,16 +512,4 @@ impl Draft {
         }
         self.protect_tls_only();
     }
-}
-
-/// Parses a path with numbered parameters, so that two paths are equal whatever the names of their
-/// parameters are.
-fn parse_shape(path: &str) -> Result<PathPattern, PatternError> {
-    let segments = path.split('/').enumerate().map(|(number, segment)| {
-        match segment.starts_with('{') && segment.ends_with('}') {
-            true => format!("{{p{number}}}"),
-            false => segment.to_owned(),
-        }
-    });
-    PathPattern::parse(&segments.collect::<Vec<_>>().join("/"))
 }

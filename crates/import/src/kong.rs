@@ -14,6 +14,7 @@ use std::path::Path;
 use super::budgets::RouteCalls;
 use super::draft::{Draft, HeaderDraft, RouteDraft, TargetDraft};
 use super::files::{self, ImportError};
+use super::overlaps::{self, RankedRoute, SourceRank};
 use super::patterns::{self, ImportedPath};
 use super::tree::{self, SourceFile, TreeItem};
 use super::values::quote;
@@ -24,6 +25,7 @@ use plugins::KongRoutePlugins;
 struct KongFile<'d> {
     root: &'d TreeItem,
     draft: Draft,
+    routes: Vec<RankedRoute>,
 }
 
 /// Sections that tidegate does not need.
@@ -43,6 +45,7 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let mut file = KongFile {
         root: &root,
         draft: Draft::default(),
+        routes: Vec::new(),
     };
     file.draft.notes = source.notes.clone();
     let mut known = "services routes plugins upstreams consumers consumer_groups".to_owned();
@@ -54,7 +57,8 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     }
     root.note_unknown("", &known);
     file.add_services();
-    plugins::note_consumers(&mut file);
+    overlaps::add_in_order(std::mem::take(&mut file.routes), "Kong", &mut file.draft);
+    plugins::note_tiers(&mut file);
     if file.draft.routes.is_empty() {
         source.note_missing("no routes", "be a file with `services` and their `routes`");
     }
@@ -116,6 +120,9 @@ impl<'d> KongFile<'d> {
                      regex_priority tags service plugins https_redirect_status_code \
                      request_buffering response_buffering path_handling snis sources destinations";
         item.note_unknown(&format!("{}.", route.what), known);
+        if !route.check_protocols(self) {
+            return;
+        }
         let plugins = plugins::read(&route, self);
         let model = models::read(&route, &plugins);
         let target = route.find_target(&plugins, model.as_ref(), self);
@@ -137,7 +144,7 @@ impl<'d> KongFile<'d> {
         };
         for host in route.hosts() {
             for path in route.paths() {
-                route.add_one(host.clone(), path, &parts, self);
+                route.add_one(host.clone(), &path, &parts, self);
             }
         }
     }
@@ -151,7 +158,57 @@ struct RouteParts<'r, 'd> {
     calls: Option<RouteCalls>,
 }
 
+/// A path of a route as the file has it, and its translation.
+struct KongPath {
+    text: String,
+    path: ImportedPath,
+}
+
 impl<'d> KongRoute<'d> {
+    /// Returns whether clients of HTTP can reach the route. Redirects all plain requests if only
+    /// those of https can.
+    fn check_protocols(&self, file: &mut KongFile<'d>) -> bool {
+        let protocols = self.item.texts_at("protocols");
+        let has = |list: &[&str]| protocols.iter().any(|one| list.contains(&one.as_str()));
+        if protocols.is_empty() || has(&["http", "grpc", "ws"]) {
+            return true;
+        }
+        let is_secure = has(&["https", "grpcs", "wss"]);
+        let why = match is_secure {
+            true => {
+                file.draft.server.add_new("https_port", "443");
+                "was served over TLS only: `https_port` of [server] redirects all plain requests, \
+                 also those of other routes. Set `listen` and certificates of [tls], or name the \
+                 load balancer that ends TLS in `trusted_proxies`"
+            }
+            false => "tidegate speaks HTTP only; it is left out",
+        };
+        let what = format!("{}.protocols: {}", self.what, protocols.join(", "));
+        self.item.lost(&what, why);
+        is_secure
+    }
+
+    /// Kong asks routes with more conditions first, then expressions by their priority, then the
+    /// longest path.
+    fn rank(&self, host: Option<&str>, path: &str) -> SourceRank {
+        let count = |key: &str| self.item.at(key).map_or(0, |one| one.list().len());
+        let headers = self.item.entries_at("headers").len();
+        let conditions = [count("methods"), count("hosts"), headers, count("paths")];
+        let conditions = conditions.iter().filter(|count| **count > 0).count();
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let is_regex = path.starts_with('~');
+        let priority = self.item.text_at("regex_priority");
+        let priority = priority.and_then(|text| text.parse().ok()).unwrap_or(0);
+        [
+            number(conditions),
+            i64::from(host.is_some_and(|host| !host.contains('*'))),
+            number(headers),
+            i64::from(is_regex),
+            if is_regex { priority } else { 0 },
+            number(path.len()),
+        ]
+    }
+
     fn find_target(
         &self,
         plugins: &KongRoutePlugins<'d>,
@@ -187,25 +244,27 @@ impl<'d> KongRoute<'d> {
         self.item.hosts(&self.what, &hosts)
     }
 
-    fn paths(&self) -> Vec<ImportedPath> {
-        let paths = self.item.texts_at("paths");
+    fn paths(&self) -> Vec<KongPath> {
         let mut found = Vec::new();
-        for path in &paths {
-            let translated = match path.strip_prefix('~') {
+        for text in self.item.texts_at("paths") {
+            let translated = match text.strip_prefix('~') {
                 Some(regex) => patterns::plain_regex_path(&format!("^{regex}"))
                     .or_else(|_| ImportedPath::parse(format!("regex:^{regex}"))),
-                None => patterns::prefix_path(path).or_else(|_| patterns::text_prefix_path(path)),
+                None => patterns::prefix_path(&text).or_else(|_| patterns::text_prefix_path(&text)),
             };
             match translated {
-                Ok(path) => found.push(path),
+                Ok(path) => found.push(KongPath { text, path }),
                 Err(why) => self.item.lost(
-                    &format!("{}: {path}", self.what),
+                    &format!("{}: {text}", self.what),
                     format!("{why}; it is left out"),
                 ),
             }
         }
-        if paths.is_empty() {
-            found.push(ImportedPath::same("/*"));
+        if self.item.list_at("paths").is_empty() {
+            found.push(KongPath {
+                text: String::new(),
+                path: ImportedPath::same("/*"),
+            });
         }
         found
     }
@@ -213,17 +272,19 @@ impl<'d> KongRoute<'d> {
     fn add_one(
         &self,
         host: Option<String>,
-        path: ImportedPath,
+        path: &KongPath,
         parts: &RouteParts<'_, 'd>,
         file: &mut KongFile<'d>,
     ) {
-        if let Some(why) = path.differs {
-            self.item.differs(&self.what, why);
+        if let Some(why) = &path.path.differs {
+            self.item.differs(&self.what, why.clone());
         }
+        let rank = self.rank(host.as_deref(), &path.text);
         let source = self.item.entry(self.what.clone());
         let mut route = RouteDraft::new(source, parts.target.clone());
         route.host = host;
-        route.path = path.pattern;
+        route.path.clone_from(&path.path.pattern);
+        route.needs_key = parts.plugins.has_keys;
         let methods = self.item.texts_at("methods");
         route.methods = methods
             .into_iter()
@@ -244,10 +305,7 @@ impl<'d> KongRoute<'d> {
         if let (Some(calls), Some(item)) = (&parts.calls, parts.plugins.first_budget()) {
             calls.add_to(&mut route, item, &mut file.draft);
         }
-        if let Some(first) = file.draft.add_route(route) {
-            let why = format!("`{}` takes these requests", first.source.text);
-            self.item.lost(&self.what, why);
-        }
+        file.routes.push(RankedRoute { rank, route });
     }
 
     /// Adds the headers that a request must have. A route here has one value of each.

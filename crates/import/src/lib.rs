@@ -18,6 +18,8 @@ mod linear;
 
 mod draft;
 
+mod overlaps;
+
 mod tree;
 
 mod budgets;
@@ -42,7 +44,7 @@ mod tyk;
 
 use std::path::PathBuf;
 
-use draft::{Draft, RouteDraft, SectionDraft, ServerDraft, TargetDraft, UpstreamDraft};
+use draft::{Draft, LimitDraft, RouteDraft, SectionDraft, ServerDraft, TargetDraft, UpstreamDraft};
 pub use draft::{Grade, Note};
 use files::SourceEntry;
 pub use files::{ImportError, SourceFault, SourceLine};
@@ -113,6 +115,7 @@ fn finish(mut draft: Draft, name: &str) -> Result<Imported, ImportError> {
     remove_refused_pages(&mut draft);
     close_refused_routes(&mut draft);
     remove_refused_budgets(&mut draft);
+    close_routes_without_keys(&mut draft);
     if draft.limits.is_empty() && draft.descriptors.is_empty() {
         let why = "the file limits nothing that can be kept, so nothing is limited here: a \
                    `[limit.default]` with a `rate` limits every route that names no other";
@@ -380,6 +383,30 @@ fn remove_refused_budgets(draft: &mut Draft) {
                 None => route.limits.push(name),
                 Some(why) => notes.lost(&limit.source.place, &limit.source.text, why),
             }
+        }
+    }
+}
+
+/// Closes routes that served only clients with a key, if no limit that is left asks for one.
+fn close_routes_without_keys(draft: &mut Draft) {
+    let asks = |limit: &&LimitDraft| {
+        let has = |key: &str, text: &str| {
+            let mut entries = limit.entries.list.iter();
+            entries.any(|one| one.key == key && one.value.contains(text))
+        };
+        has("key", "\"api_key\"") && has("missing", "\"deny\"")
+    };
+    let asking = draft.limits.iter().filter(asks);
+    let asking: Vec<&String> = asking.map(|one| &one.name).collect();
+    for route in draft.routes.iter_mut().filter(|one| one.needs_key) {
+        let is_open = matches!(route.target, TargetDraft::Upstream(_));
+        if is_open && !route.limits.iter().any(|name| asking.contains(&name)) {
+            let why = "its clients had keys, and no limit by key is left, which alone asks for one";
+            let SourceEntry { place, text } = &route.source;
+            draft
+                .notes
+                .lost(place, text, format!("{why}; it is closed"));
+            route.answer(TargetDraft::Closed(why.to_owned()));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use http::HeaderName;
 
-use crate::route::{Direction, HeaderChange, HostPattern, PathPattern, Regex};
+use crate::route::{Direction, HeaderChange, HostPattern, PathPattern, PatternError, Regex};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ImportedPath {
@@ -118,6 +118,18 @@ pub(super) fn plain_regex_path(text: &str) -> Result<ImportedPath, String> {
     Ok(ImportedPath::parse(pattern)?.differing(differs.map(str::to_owned)))
 }
 
+/// Parses a path with numbered parameters, so that two paths are equal whatever the names of their
+/// parameters are.
+pub(super) fn parse_shape(path: &str) -> Result<PathPattern, PatternError> {
+    let segments = path.split('/').enumerate().map(|(number, segment)| {
+        match segment.starts_with('{') && segment.ends_with('}') {
+            true => format!("{{p{number}}}"),
+            false => segment.to_owned(),
+        }
+    });
+    PathPattern::parse(&segments.collect::<Vec<_>>().join("/"))
+}
+
 /// Returns the text that an expression matches, if it matches one text only.
 fn unescape_literal(regex: &str) -> Option<String> {
     let mut out = String::new();
@@ -131,6 +143,31 @@ fn unescape_literal(regex: &str) -> Option<String> {
         out.push(c);
     }
     Some(out)
+}
+
+/// Returns the text that each match of an expression begins with.
+pub(super) fn regex_beginning(regex: &str) -> String {
+    let fixed = regex.strip_prefix('^').filter(|rest| !rest.contains('|'));
+    let Some(rest) = fixed else {
+        return String::new();
+    };
+    let mut text = String::new();
+    let mut chars = rest.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next().filter(|escaped| !escaped.is_alphanumeric()) {
+                Some(escaped) => text.push(escaped),
+                None => break,
+            },
+            '?' | '*' | '{' => {
+                text.pop();
+                break;
+            }
+            c if SPECIAL.contains(c) => break,
+            c => text.push(c),
+        }
+    }
+    text
 }
 
 const SPECIAL: &str = "\\.+*?()|[]{}^$";

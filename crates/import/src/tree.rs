@@ -187,9 +187,7 @@ impl TreeItem {
     }
 
     pub(super) fn differs(&self, what: &str, why: impl Into<String>) {
-        self.source
-            .notes
-            .add(Grade::Differs, &self.place(), what, why);
+        self.source.notes.differs(&self.place(), what, why);
     }
 
     pub(super) fn needless(&self, what: &str, why: impl Into<String>) {

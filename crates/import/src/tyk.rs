@@ -256,6 +256,7 @@ impl<'d> TykFiles<'d> {
         route.host.clone_from(&api.host);
         route.path = path.pattern;
         route.methods = part.methods;
+        route.needs_key = matches!(api.auth, TykAuth::Keys(_));
         route.entries = api.access.clone();
         if matches!(route.target, TargetDraft::Upstream(_)) {
             route.limits = part.limits.to_vec();
@@ -271,10 +272,7 @@ impl<'d> TykFiles<'d> {
                 route.entries.add("add_prefix", quote(&target.path));
             }
         }
-        if let Some(first) = self.draft.add_route(route) {
-            let why = format!("`{}` takes these requests", first.source.text);
-            api.item.lost(&api.what, why);
-        }
+        self.draft.add_or_note(route);
     }
 
     fn note_keys(&mut self, apis: &[TykApi<'d>], policies: &[TykPolicy<'d>]) {

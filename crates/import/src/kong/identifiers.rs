@@ -9,19 +9,6 @@ pub(super) fn scope_name(route: &KongRoute<'_>) -> String {
     name_of(route.service.unwrap_or(route.item)).to_owned()
 }
 
-/// Whether a configuration counts by the keys of clients.
-pub(super) fn counts_by_key(config: &TreeItem) -> bool {
-    let of_policies = config.list_at("policies").iter();
-    let mut types = of_policies
-        .flat_map(|one| one.list_at("match"))
-        .filter_map(|one| one.text_at("type"));
-    let identifier = config.text_at("identifier").unwrap_or("consumer");
-    match config.list_at("policies") {
-        [] => matches!(identifier, "consumer" | "credential"),
-        _ => types.any(|one| one == "consumer"),
-    }
-}
-
 /// Translates an identifier. The error says why it has no key here.
 pub(super) fn key_of(by: &str, config: &TreeItem, has_keys: bool) -> Result<KeyDraft, String> {
     match by {

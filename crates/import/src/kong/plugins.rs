@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::identifiers::{self, counts_by_key};
+use super::identifiers;
 use super::{KongFile, KongRoute, name_of, refers_to};
 use crate::budgets::{Budget, Counted, add_rate, note_fixed_window, rate_of};
 use crate::draft::clean_name;
@@ -84,9 +84,7 @@ fn is_enabled(plugin: &TreeItem) -> bool {
 
 pub(super) fn read<'d>(route: &KongRoute<'d>, file: &mut KongFile<'d>) -> KongRoutePlugins<'d> {
     let mut found = KongRoutePlugins::default();
-    let effective = find_effective(route, file);
-    found.tiers = find_tiers(route, file);
-    for (name, plugin) in effective {
+    for (name, plugin) in find_effective(route, file) {
         let config = config_of(plugin);
         match name {
             "ai-proxy" | "ai-proxy-advanced" => found.proxy = Some(config),
@@ -107,33 +105,52 @@ pub(super) fn read<'d>(route: &KongRoute<'d>, file: &mut KongFile<'d>) -> KongRo
                 let size = quote(&format!("{most}{unit}"));
                 found.entries.add("body_limit", size);
             }
-            name if NEEDLESS.contains(&name) => {
-                plugin.needless(name, "tidegate has metrics, logs and traces of its own");
-            }
-            name if LOST.contains(&name) => plugin.lost(name, "tidegate has nothing like it"),
             name => {
-                let why = "it may guard the route, and tidegate has nothing like it";
-                plugin.lost(name, format!("{why}; {} is closed", route.what));
-                found.closed = Some(format!("`{name}`: {why}"));
+                found.closed = note_other(route, plugin, name).or(found.closed.take());
             }
         }
     }
-    found.check_keys(route);
+    for one in find_of_consumers(route, file) {
+        found.add_of_consumer(route, &one);
+    }
     found
 }
 
-impl KongRoutePlugins<'_> {
-    /// Closes a route whose keys would not be asked for.
-    fn check_keys(&mut self, route: &KongRoute<'_>) {
-        let counted = self.budgets.iter().copied().any(counts_by_key)
-            || self.tiers.iter().any(|one| counts_by_key(one.config));
-        if self.has_keys && !counted {
-            let why = "no limit counts by key here, and only such a limit asks for a key";
-            route.item.lost(
-                &format!("{}: key-auth", route.what),
-                format!("{why}; the route is closed"),
-            );
-            self.closed = Some(format!("`key-auth`: {why}"));
+/// Notes a plugin that is not translated. Returns why the route is closed, if the plugin may guard
+/// it. `what` is the plugin in notes.
+fn note_other(route: &KongRoute<'_>, plugin: &TreeItem, what: &str) -> Option<String> {
+    let name = plugin.text_at("name").unwrap_or_default();
+    if NEEDLESS.contains(&name) {
+        plugin.needless(what, "tidegate has metrics, logs and traces of its own");
+        return None;
+    }
+    if LOST.contains(&name) {
+        plugin.lost(what, "tidegate has nothing like it");
+        return None;
+    }
+    let why = "it may guard the route, and tidegate has nothing like it";
+    plugin.lost(what, format!("{why}; {} is closed", route.what));
+    Some(format!("`{what}`: {why}"))
+}
+
+impl<'d> KongRoutePlugins<'d> {
+    /// Adds the budget of a consumer or a group. Another plugin that may guard closes the route, if
+    /// the route asks who its clients are.
+    fn add_of_consumer(&mut self, route: &KongRoute<'d>, one: &ConsumerPlugin<'d>) {
+        let (plugin, name) = (one.plugin, one.plugin.text_at("name").unwrap_or_default());
+        let what = format!("{name} of {}", one.owner);
+        match name {
+            BUDGETS => self.tiers.push(TierPlugin {
+                tier: clean_name(one.owner),
+                config: config_of(plugin),
+            }),
+            "rate-limiting" | "request-size-limiting" => {
+                plugin.lost(&what, "limits of consumers are `tiers` of a limit");
+            }
+            _ if self.has_keys => {
+                self.closed = note_other(route, plugin, &what).or(self.closed.take());
+            }
+            _ => {}
         }
     }
 }
@@ -171,36 +188,40 @@ fn is_of_consumers(plugin: &TreeItem) -> bool {
     plugin.get("consumer").is_some() || plugin.get("consumer_group").is_some()
 }
 
-/// Returns the budgets of consumers and their groups that hold on a route.
-fn find_tiers<'d>(route: &KongRoute<'d>, file: &KongFile<'d>) -> Vec<TierPlugin<'d>> {
-    let is_budget = |one: &&TreeItem| one.text_at("name") == Some(BUDGETS) && is_enabled(one);
+/// A plugin of a consumer or of a group, and the name of that.
+struct ConsumerPlugin<'d> {
+    owner: &'d str,
+    plugin: &'d TreeItem,
+}
+
+/// Returns the plugins of consumers and their groups that hold on a route.
+fn find_of_consumers<'d>(route: &KongRoute<'d>, file: &KongFile<'d>) -> Vec<ConsumerPlugin<'d>> {
     let mut found = Vec::new();
     for section in ["consumers", "consumer_groups"] {
         for entity in file.root.list_at(section) {
-            for plugin in entity.list_at("plugins").iter().filter(is_budget) {
-                found.push(TierPlugin {
-                    tier: clean_name(name_of(entity)),
-                    config: config_of(plugin),
-                });
-            }
+            let owner = name_of(entity);
+            let plugins = entity.list_at("plugins").iter();
+            found.extend(plugins.map(|plugin| ConsumerPlugin { owner, plugin }));
         }
     }
-    for plugin in file.root.list_at("plugins").iter().filter(is_budget) {
+    let of_service = route.service.map(|item| item.list_at("plugins"));
+    let plugins = file.root.list_at("plugins").iter();
+    let plugins = plugins.chain(of_service.unwrap_or_default());
+    for plugin in plugins.chain(route.item.list_at("plugins")) {
+        let is_for = |key: &str, own: Option<&TreeItem>| {
+            let scope = plugin.get(key);
+            scope.is_none_or(|one| own.is_some_and(|own| refers_to(one, own)))
+        };
         let scope = plugin.get("consumer").or(plugin.get("consumer_group"));
-        let holds = plugin
-            .get("route")
-            .is_none_or(|one| refers_to(one, route.item))
-            && plugin
-                .get("service")
-                .is_none_or(|one| route.service.is_some_and(|service| refers_to(one, service)));
-        if let Some(scope) = scope.filter(|_| holds) {
-            let name = scope.text().unwrap_or_else(|| name_of(scope));
-            found.push(TierPlugin {
-                tier: clean_name(name),
-                config: config_of(plugin),
-            });
+        if let Some(scope) = scope
+            && is_for("route", Some(route.item))
+            && is_for("service", route.service)
+        {
+            let owner = scope.text().unwrap_or_else(|| name_of(scope));
+            found.push(ConsumerPlugin { owner, plugin });
         }
     }
+    found.retain(|one| is_enabled(one.plugin));
     found
 }
 
@@ -305,18 +326,8 @@ fn add_calendar_rates(config: &TreeItem, rates: &mut Vec<Rate>) {
     }
 }
 
-/// Notes what consumers and groups are here, and writes `[tier]` for their budgets.
-pub(super) fn note_consumers(file: &mut KongFile<'_>) {
-    for section in ["consumers", "consumer_groups"] {
-        for entity in file.root.list_at(section) {
-            let plugins = entity.list_at("plugins").iter();
-            let names = plugins.filter_map(|one| one.text_at("name"));
-            for name in names.filter(|name| *name != BUDGETS) {
-                let what = format!("{name} of {}", name_of(entity));
-                entity.lost(&what, "limits of consumers are `tiers` of a limit");
-            }
-        }
-    }
+/// Writes `[tier]` for the budgets of consumers and groups.
+pub(super) fn note_tiers(file: &mut KongFile<'_>) {
     let has_tiers = |one: &crate::draft::LimitDraft| one.entries.has("tiers");
     if !file.draft.limits.iter().any(has_tiers) {
         return;

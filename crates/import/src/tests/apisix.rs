@@ -20,3 +20,19 @@ fn a_route_whose_plugins_are_in_another_file_is_closed() {
         import_text(SourceProgram::Apisix, &text).assert_open("route r");
     }
 }
+
+#[test]
+fn the_route_of_the_higher_priority_takes_a_path() {
+    let route = |name: &str, more: &str| {
+        let upstream = "\"upstream\": {\"nodes\": {\"10.0.0.1:80\": 1}}";
+        format!("{{\"id\": \"{name}\", \"uri\": \"/a\", {upstream}, {more}}}")
+    };
+    let guard = route("guard", "\"priority\": 5, \"plugins\": {\"key-auth\": {}}");
+    let open = route("open", "\"methods\": [\"GET\"]");
+    let imported = import_text(
+        SourceProgram::Apisix,
+        &format!("{{\"routes\": [{open}, {guard}]}}"),
+    );
+    imported.assert_closed("route open");
+    imported.assert_lost("APISIX asks `route guard` before it");
+}
