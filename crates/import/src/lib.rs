@@ -20,6 +20,8 @@ mod draft;
 
 mod overlaps;
 
+mod weights;
+
 mod tree;
 
 mod budgets;
@@ -111,6 +113,7 @@ fn finish(mut draft: Draft, name: &str) -> Result<Imported, ImportError> {
     remove_refused_globals(&mut draft, &first_line);
     remove_refused_calls(&mut draft, &first_line);
     remove_refused_limits(&mut draft);
+    weights::settle(&mut draft);
     remove_refused_upstreams(&mut draft);
     remove_refused_pages(&mut draft);
     close_refused_routes(&mut draft);

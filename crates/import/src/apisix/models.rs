@@ -111,13 +111,17 @@ impl<'d> ApisixModel<'d> {
     pub(super) fn add_upstream(&self, file: &mut ApisixFile<'d>) -> String {
         let mut servers: Vec<ServerDraft> = Vec::new();
         for one in &self.instances {
-            if servers.iter().any(|known| known.url == one.server.server) {
-                continue;
+            let mut known = servers.iter_mut();
+            match known.find(|known| known.url == one.server.server) {
+                Some(known) => {
+                    let both = known.weight.unwrap_or(1) + one.weight.unwrap_or(1);
+                    known.weight = Some(both);
+                }
+                None => servers.push(ServerDraft {
+                    weight: one.weight,
+                    ..one.server.server_draft()
+                }),
             }
-            servers.push(ServerDraft {
-                weight: one.weight.filter(|weight| (2..=1000).contains(weight)),
-                ..one.server.server_draft()
-            });
         }
         let mut entries = TomlEntries::default();
         if servers.len() > 1 {

@@ -50,7 +50,7 @@ pub(super) fn add_upstream(
 fn read_nodes(item: &TreeItem, scheme: &str) -> Vec<ServerDraft> {
     let server = |address: String, weight: Option<u64>| ServerDraft {
         url: format!("{scheme}://{address}"),
-        weight: weight.filter(|weight| (2..=1000).contains(weight)),
+        weight,
         ..ServerDraft::default()
     };
     let table = item.entries_at("nodes").iter();

@@ -55,7 +55,7 @@ pub(super) fn read(route: &TreeItem, what: &str, file: &mut EnvoyFile) -> Result
                 "{}://{address}",
                 if found.is_tls { "https" } else { "http" }
             ),
-            weight: weight.filter(|weight| (2..=1000).contains(weight)),
+            weight: *weight,
             ..ServerDraft::default()
         }));
     }

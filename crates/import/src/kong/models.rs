@@ -1,6 +1,7 @@
 //! The model servers of a route: `ai-proxy` and `ai-proxy-advanced`.
 
 use super::plugins::KongRoutePlugins;
+use super::services::DEFAULT_WEIGHT;
 use super::{KongFile, KongRoute};
 use crate::budgets;
 use crate::calls::{PriceDraft, decimal};
@@ -159,10 +160,11 @@ impl<'d> KongModel<'d> {
                 .targets
                 .iter()
                 .filter(|one| server_of(one, self.provider).is_ok_and(|own| own == *server));
-            own.filter_map(|one| one.number_at("weight")).max()
+            let weights = own.map(|one| one.number_at("weight").unwrap_or(DEFAULT_WEIGHT));
+            weights.sum()
         };
         let servers = self.servers.iter().map(|server| ServerDraft {
-            weight: weight(server).filter(|weight| (2..=1000).contains(weight)),
+            weight: Some(weight(server)),
             ..server.server_draft()
         });
         let servers: Vec<ServerDraft> = servers.collect();

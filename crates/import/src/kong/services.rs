@@ -6,6 +6,9 @@ use crate::providers::ProviderUrl;
 use crate::tree::TreeItem;
 use crate::values::{TomlEntries, quote, time_text};
 
+/// The weight of a target that names none.
+pub(super) const DEFAULT_WEIGHT: u64 = 100;
+
 /// Returns the path of a service, if it has one.
 pub(super) fn path_of(service: &TreeItem) -> Option<String> {
     let of_url = service.text_at("url").and_then(ProviderUrl::parse);
@@ -84,10 +87,9 @@ fn find_targets(parts: &ProviderUrl, file: &KongFile<'_>) -> Option<Vec<ServerDr
     let targets = upstream.list_at("targets").iter();
     let targets = targets.filter_map(|one| {
         let address = one.text_at("target")?;
-        let weight = one.number_at("weight");
         Some(ServerDraft {
             url: format!("{scheme}://{address}"),
-            weight: weight.filter(|weight| (2..=1000).contains(weight)),
+            weight: Some(one.number_at("weight").unwrap_or(DEFAULT_WEIGHT)),
             ..ServerDraft::default()
         })
     });

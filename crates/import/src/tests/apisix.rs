@@ -22,6 +22,24 @@ fn a_route_whose_plugins_are_in_another_file_is_closed() {
 }
 
 #[test]
+fn nodes_of_weight_0_get_no_requests() {
+    let import = |nodes: &str| {
+        let text =
+            format!("{{\"id\": \"r\", \"uri\": \"/a\", \"upstream\": {{\"nodes\": {nodes}}}}}");
+        import_text(SourceProgram::Apisix, &text)
+    };
+    let imported = import("{\"10.0.0.1:80\": 0, \"10.0.0.2:80\": 1}");
+    imported.assert_open("route r");
+    imported.assert_has("servers = [\"http://10.0.0.2:80\"]");
+    let imported = import("[{\"host\": \"10.0.0.1\", \"port\": 80, \"weight\": 0}]");
+    assert!(
+        imported.route("route r").contains("status = 503"),
+        "{}",
+        imported.text
+    );
+}
+
+#[test]
 fn the_route_of_the_higher_priority_takes_a_path() {
     let route = |name: &str, more: &str| {
         let upstream = "\"upstream\": {\"nodes\": {\"10.0.0.1:80\": 1}}";

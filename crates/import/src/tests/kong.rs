@@ -150,3 +150,23 @@ fn the_size_of_a_body_has_its_unit() {
         assert!(text.contains(&limit), "{unit} {}", imported.text);
     }
 }
+
+#[test]
+fn targets_have_the_weight_of_kong() {
+    let import = |targets: &str| {
+        let text = format!(
+            "services: [{{name: api, host: pool, routes: [{{name: r, paths: [/]}}]}}]\n\
+             upstreams: [{{name: pool, targets: [{targets}]}}]\n"
+        );
+        import_text(SourceProgram::Kong, &text)
+    };
+    let imported = import("{target: \"10.0.0.1:80\", weight: 50}, {target: \"10.0.0.2:80\"}");
+    imported.assert_has("weight = 50 }");
+    imported.assert_has("weight = 100 }");
+    let imported = import("{target: \"10.0.0.1:80\", weight: 0}");
+    assert!(
+        imported.route("route r").contains("status = 503"),
+        "{}",
+        imported.text
+    );
+}

@@ -38,3 +38,31 @@ fn a_router_is_served_at_its_entry_points_alone() {
     imported.assert_closed("router office");
     imported.assert_lost("have the same port");
 }
+
+#[test]
+fn servers_of_weight_0_get_no_requests() {
+    let import = |servers: &str| {
+        import_text(
+            SourceProgram::Traefik,
+            &format!(
+                "http:\n  services: {{a: {{loadBalancer: {{servers: [{servers}]}}}}}}\n  \
+                 routers: {{r: {{rule: \"Host(`a.test`)\", service: a}}}}\n"
+            ),
+        )
+    };
+    let imported = import("{url: \"http://10.0.0.1\", weight: 0}, {url: \"http://10.0.0.2\"}");
+    imported.assert_open("router r");
+    imported.assert_lost("http://10.0.0.1: its weight is 0");
+    imported.assert_has("servers = [\"http://10.0.0.2\"]");
+    let imported = import("{url: \"http://10.0.0.1\", weight: 0}");
+    assert!(
+        imported.route("router r").contains("status = 503"),
+        "{}",
+        imported.text
+    );
+    let imported = import(
+        "{url: \"http://10.0.0.1\", weight: 4000}, {url: \"http://10.0.0.2\", weight: 1000}",
+    );
+    imported.assert_has("weight = 1000");
+    imported.assert_has("weight = 250");
+}

@@ -11,6 +11,7 @@ use crate::values::{self, TomlEntries, quote};
 const MAX_DEPTH: usize = 4;
 
 /// The servers of a service, and the settings of their upstream.
+#[derive(Default)]
 struct ServiceParts {
     servers: Vec<ServerDraft>,
     entries: TomlEntries,
@@ -120,7 +121,7 @@ impl TraefikFile<'_> {
             if !servers.iter().any(|known| known.url == url) {
                 servers.push(ServerDraft {
                     url,
-                    weight: valid_weight(one.number_at("weight")),
+                    weight: one.number_at("weight"),
                     ..ServerDraft::default()
                 });
             }
@@ -185,30 +186,37 @@ impl TraefikFile<'_> {
         depth: usize,
     ) -> Result<ServiceParts, String> {
         let mut all: Option<ServiceParts> = None;
+        let mut unused = Vec::new();
         for one in options.list_at("services") {
             let name = one.text_at("name").unwrap_or_default();
             let weight = one.number_at("weight");
+            let mut parts = self.read_service(name, depth + 1)?;
             if weight == Some(0) {
+                for mut server in parts.servers {
+                    server.weight = weight;
+                    unused.push(server);
+                }
                 continue;
             }
-            let mut parts = self.read_service(name, depth + 1)?;
             let same = all.as_ref().is_none_or(|all| all.entries == parts.entries);
             let ([server], true) = (&mut parts.servers[..], same) else {
                 return Err(format!(
                     "{what}: only services of one server each can be weighted"
                 ));
             };
-            server.weight = valid_weight(weight);
+            server.weight = weight;
             match &mut all {
                 Some(all) => all.servers.append(&mut parts.servers),
                 None => all = Some(parts),
             }
         }
-        all.ok_or_else(|| format!("{what} has no services"))
+        match all {
+            None if unused.is_empty() => Err(format!("{what} has no services")),
+            all => {
+                let mut parts = all.unwrap_or_default();
+                parts.servers.append(&mut unused);
+                Ok(parts)
+            }
+        }
     }
-}
-
-/// Returns a weight that `proxy.toml` takes. 1 is the default.
-fn valid_weight(weight: Option<u64>) -> Option<u64> {
-    weight.filter(|weight| (2..=1000).contains(weight))
 }
