@@ -11,7 +11,6 @@ use super::budgets::RouteCalls;
 use super::draft::{Draft, RouteDraft, TargetDraft};
 use super::files::{self, ImportError};
 use super::tree::{self, SourceFile, TreeItem};
-use crate::route::HostPattern;
 use costs::RequestCosts;
 
 /// Resources of one file, at most.
@@ -136,19 +135,7 @@ impl EnvoyFile {
             "anthropic" => "/anthropic/v1/messages",
             _ => "/v1/*",
         };
-        let hosts = spec.texts_at("hostnames");
-        let hosts: Vec<Option<String>> = match hosts.is_empty() {
-            true => vec![None],
-            false => hosts.into_iter().map(Some).collect(),
-        };
-        for host in hosts {
-            if host
-                .as_ref()
-                .is_some_and(|one| HostPattern::parse(one).is_err())
-            {
-                item.lost(&what, "no route can have its host; it is left out");
-                continue;
-            }
+        for host in item.hosts(&what, &spec.texts_at("hostnames")) {
             let mut route = RouteDraft::new(item.entry(what.clone()), target.clone());
             route.host = host;
             path.clone_into(&mut route.path);
@@ -156,17 +143,14 @@ impl EnvoyFile {
                 route.entries.add("strip_prefix", "\"/anthropic\"");
             }
             calls.add_to(&mut route, item, &mut self.draft);
-            if let Some(first) = self.draft.add_route(route) {
-                let why = format!("`{}` takes these requests", first.source.text);
-                item.lost(&what, why);
-            }
+            self.draft.add_or_note(route);
         }
     }
 
     /// Returns why a policy of access closes a route.
     fn guard_of(&self, route: &TreeItem) -> Option<String> {
         let mut policies = self.all("SecurityPolicy");
-        let policy = policies.find(|one| rules::targets(one, route))?;
+        let policy = policies.find(|one| rules::targets(one, route, self))?;
         Some(format!(
             "SecurityPolicy {} guards it, and tidegate has nothing like it",
             name_of(policy)

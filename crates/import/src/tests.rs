@@ -2,6 +2,7 @@
 //! whole files.
 
 mod apisix;
+mod envoy_ai;
 mod kong;
 mod traefik;
 mod tyk;

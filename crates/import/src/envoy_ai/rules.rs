@@ -14,7 +14,7 @@ use crate::tree::TreeItem;
 const MODEL_HEADER: &str = "x-ai-eg-model";
 
 /// Whether a policy is for a route, or for a gateway of the route.
-pub(super) fn targets(policy: &TreeItem, route: &TreeItem) -> bool {
+pub(super) fn targets(policy: &TreeItem, route: &TreeItem, file: &EnvoyFile) -> bool {
     let own = name_of(route);
     let parents = route.list_at("spec.parentRefs").iter();
     let parents: Vec<&str> = parents.filter_map(|one| one.text_at("name")).collect();
@@ -28,7 +28,28 @@ pub(super) fn targets(policy: &TreeItem, route: &TreeItem) -> bool {
             Some("HTTPRoute" | "AIGatewayRoute") => name == own,
             _ => false,
         }
+    }) || policy.list_at("spec.targetSelectors").iter().any(|one| {
+        match one.text_at("kind") {
+            // A gateway of another file may have the labels.
+            Some("Gateway") => parents
+                .iter()
+                .any(|name| file.find("Gateway", name).is_none_or(|it| selects(one, it))),
+            Some("HTTPRoute" | "AIGatewayRoute") => selects(one, route),
+            _ => false,
+        }
     })
+}
+
+/// Whether a resource has the labels of a selector. Its `matchExpressions` may match each resource.
+fn selects(selector: &TreeItem, resource: &TreeItem) -> bool {
+    let labels = resource.at("metadata.labels");
+    selector
+        .entries_at("matchLabels")
+        .iter()
+        .all(|(key, value)| {
+            let own = labels.and_then(|labels| labels.get(key));
+            own.is_some_and(|own| own.text() == value.text())
+        })
 }
 
 /// A rule before it is a budget.
@@ -52,7 +73,7 @@ pub(super) fn read_budgets(
     let mut used = Vec::new();
     for policy in file
         .all("BackendTrafficPolicy")
-        .filter(|one| targets(one, route))
+        .filter(|one| targets(one, route, file))
     {
         note_policy(policy);
         for (number, item) in policy
