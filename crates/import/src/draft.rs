@@ -356,31 +356,6 @@ impl RouteDraft {
             && self.methods_meet(other)
             && headers(self) == headers(other)
     }
-
-    /// Whether this route also matches requests of `other`, which is more specific by its host or
-    /// path.
-    pub(super) fn contains(&self, other: &RouteDraft) -> bool {
-        let below = |base: &str| {
-            let rest = other.path.strip_prefix(base);
-            rest.is_some_and(|rest| rest.starts_with('/') && rest != "/*")
-        };
-        let path = self.path.strip_suffix("/*").is_some_and(below);
-        let hosts = self.host == other.host || self.host.is_none();
-        let wider = self.host != other.host && self.path == other.path;
-        let ports = self.port == other.port || self.port.is_none();
-        hosts && (path || wider) && ports && self.source.place != other.source.place
-    }
-
-    /// Whether the routes come from one place and only their methods differ.
-    pub(super) fn differs_by_methods(&self, other: &RouteDraft) -> bool {
-        let different = self.methods.iter().all(|one| !other.methods.contains(one));
-        self.source.place == other.source.place
-            && self.port == other.port
-            && (&self.host, &self.path, &self.headers) == (&other.host, &other.path, &other.headers)
-            && !self.methods.is_empty()
-            && !other.methods.is_empty()
-            && different
-    }
 }
 
 impl Draft {

@@ -11,15 +11,14 @@ mod services;
 use std::cmp::Reverse;
 use std::path::Path;
 
-use super::draft::{Draft, HeaderDraft, RouteDraft, TargetDraft, one_line};
+use super::draft::{Draft, RouteDraft, TargetDraft, one_line};
 use super::files::{self, ImportError};
-use super::patterns::{self, ImportedPath};
+use super::overlaps;
 use super::tree::{self, SourceFile, TreeItem};
 use super::values::quote;
-use crate::route::{HostPattern, PathPattern, method_of};
-use entry_points::EntryPoint;
+use entry_points::{EntryPoint, TlsOptions};
 use middlewares::MiddlewareEffect;
-use rule::Alternative;
+use rule::{Alternative, RouteMatch, RuleSyntax, StrippedPath};
 
 struct TraefikFile<'d> {
     /// The section with the routers, the services and the middlewares.
@@ -105,23 +104,31 @@ fn read_root(root: &TreeItem, file: &mut TraefikFile<'_>) {
     entry_points::read_tls(root, file);
     let sections = "routers middlewares services serversTransports";
     file.http.note_unknown("http.", sections);
-    add_routers(points, root.get("entryPoints"), file);
+    add_routers(points, root, file);
 }
 
 /// Adds every router of `http`, and the addresses of the entry points. Only routers tell which of
 /// these use TLS.
-fn add_routers(points: Vec<EntryPoint>, section: Option<&TreeItem>, file: &mut TraefikFile<'_>) {
+fn add_routers(points: Vec<EntryPoint>, root: &TreeItem, file: &mut TraefikFile<'_>) {
     let routers = file.http.entries_at("routers");
     let mut points = complete_entry_points(points, routers);
-    ports::remove_unused(&mut points, routers, section);
-    entry_points::add_listens(&points, file);
+    ports::remove_unused(&mut points, routers, root.get("entryPoints"));
+    entry_points::add_listens(&points, root, file);
     let needs_ports = ports::need_ports(&points, routers);
+    let with_tls = routers.iter().map(|(_, router)| router);
+    let used = with_tls.filter_map(|one| ports::options_of(one, &points));
+    let used: Vec<String> = used.collect();
+    let options = TlsOptions::read(root, &used, &mut file.draft);
+    let syntax = RuleSyntax::parse(root.text_at("core.defaultRuleSyntax"));
     // Traefik tries the longest rule first, unless a priority says otherwise.
     let mut order: Vec<&(String, TreeItem)> = routers.iter().collect();
     order.sort_by_key(|(_, router)| {
         let rule = router.text_at("rule").map_or(0, str::len);
-        let priority = router.number_at("priority").filter(|one| *one > 0);
-        Reverse(priority.unwrap_or(rule as u64))
+        let priority = router
+            .text_at("priority")
+            .and_then(|text| text.parse().ok());
+        let priority = priority.filter(|priority| *priority != 0);
+        Reverse(priority.unwrap_or_else(|| i64::try_from(rule).unwrap_or(i64::MAX)))
     });
     for (name, item) in order {
         let router = Router {
@@ -129,11 +136,14 @@ fn add_routers(points: Vec<EntryPoint>, section: Option<&TreeItem>, file: &mut T
             item,
             points: &points,
             needs_ports,
+            options: &options,
+            syntax,
         };
         let known = "rule service middlewares entryPoints priority tls ruleSyntax observability";
         item.note_unknown(&format!("routers.{name}."), known);
         router.add_routes(file);
     }
+    overlaps::note_order("Traefik", &mut file.draft);
 }
 
 /// Adds the entry points that only routers name, and finds out which entry points use TLS.
@@ -142,8 +152,14 @@ fn complete_entry_points(
     routers: &[(String, TreeItem)],
 ) -> Vec<EntryPoint> {
     let are_in_file = !points.is_empty();
+    let has_tls = |router: &TreeItem| router.get("tls").is_some();
+    let some_tls = routers.iter().any(|(_, router)| has_tls(router));
     for (_, router) in routers {
-        for name in router.texts_at("entryPoints") {
+        let mut names = router.texts_at("entryPoints");
+        if names.is_empty() && !are_in_file && some_tls {
+            names.push(["web", "websecure"][usize::from(has_tls(router))].to_owned());
+        }
+        for name in names {
             if points.iter().any(|point| point.name == name) {
                 continue;
             }
@@ -170,16 +186,19 @@ fn complete_entry_points(
                 redirects: false,
                 is_default: false,
                 middlewares: Vec::new(),
+                tls_options: None,
             });
         }
     }
-    let uses_tls = |name: &String| {
+    let uses_tls = |point: &EntryPoint| {
         let own = routers.iter().map(|(_, router)| router);
-        let mut own = own.filter(|one| ports::entry_point_names(one, &points).contains(name));
-        let uses_tls = |router: &TreeItem| router.get("tls").is_some();
-        own.next().is_some_and(uses_tls) && own.all(uses_tls)
+        let names = |one: &&TreeItem| ports::entry_point_names(one, &points);
+        let own = own.filter(|one| names(one).contains(&point.name));
+        let own: Vec<bool> = own.map(has_tls).collect();
+        let is_for_tls = point.port() == Some(443) || !own.contains(&false);
+        own.contains(&true) && is_for_tls
     };
-    let with_tls: Vec<bool> = points.iter().map(|point| uses_tls(&point.name)).collect();
+    let with_tls: Vec<bool> = points.iter().map(uses_tls).collect();
     for (point, tls) in points.iter_mut().zip(with_tls) {
         point.tls |= tls;
     }
@@ -193,6 +212,9 @@ struct Router<'f> {
     points: &'f [EntryPoint],
     /// Whether its routes are for the ports of its entry points alone.
     needs_ports: bool,
+    options: &'f TlsOptions<'f>,
+    /// That of rules which name none.
+    syntax: RuleSyntax,
 }
 
 /// The common parts of the routes of a router's alternatives.
@@ -211,9 +233,7 @@ impl Router<'_> {
             let what = format!("{}: tls.certResolver", self.what);
             entry_points::note_acme(self.item, &what);
         }
-        let own = ports::entry_point_names(self.item, self.points);
-        let is_own = |point: &&EntryPoint| own.contains(&point.name);
-        let points: Vec<&EntryPoint> = self.points.iter().filter(is_own).collect();
+        let points = ports::entry_points(self.item, self.points);
         let mut names = self.item.texts_at("middlewares");
         for point in &points {
             let more = point.middlewares.iter().filter(|one| !names.contains(one));
@@ -226,17 +246,15 @@ impl Router<'_> {
             let only = self.item.entry(self.what.clone());
             file.draft.tls.only.get_or_insert(only);
         }
-        let is_plain = !points.is_empty() && points.iter().all(|point| !point.tls);
-        let has_tls = self.points.iter().any(|point| point.tls);
-        if effect.redirects_to_https && is_plain && has_tls && !self.needs_ports {
-            let why = "`redirect` of [tls] sends all plain requests to https";
-            self.item.differs(&self.what, why);
-            file.draft.redirect_to_https();
+        self.find_guards(&points, &mut effect);
+        if self.redirect_plain(&points, &mut effect, file) {
             return;
         }
         let rule = self.item.text_at("rule").unwrap_or("PathPrefix(`/`)");
         let denies = effect.target.as_ref().is_some_and(TargetDraft::denies);
-        let alternatives = match rule::parse_rule(rule) {
+        let syntax = self.item.text_at("ruleSyntax");
+        let syntax = syntax.map_or(self.syntax, |own| RuleSyntax::parse(Some(own)));
+        let alternatives = match rule::parse_rule(rule, syntax) {
             Ok(found) => found,
             // A closed route may match more than the rule.
             Err(_) if denies => vec![Vec::new()],
@@ -253,6 +271,53 @@ impl Router<'_> {
         }
     }
 
+    /// Closes a router whose TLS would be lost, and asks for the certificates of its clients.
+    fn find_guards(&self, points: &[&EntryPoint], effect: &mut MiddlewareEffect) {
+        let has_tls = points.iter().any(|point| point.tls);
+        if self.item.get("tls").is_some() && !points.is_empty() && !has_tls {
+            let why = "it is served over TLS only, and other routers use its entryPoints without";
+            self.close(why, effect);
+        }
+        let name = ports::options_of(self.item, self.points);
+        match name.map_or(Ok(false), |name| self.options.need_certificate(&name)) {
+            Ok(false) => {}
+            Ok(true) => effect.entries.add("require_client_certificate", "true"),
+            Err(why) => self.close(why, effect),
+        }
+    }
+
+    fn close(&self, why: &str, effect: &mut MiddlewareEffect) {
+        self.item.lost(&self.what, format!("{why}; it is closed"));
+        effect.target = Some(TargetDraft::Closed(why.to_owned()));
+    }
+
+    /// Translates `redirectScheme`, which is for plain requests only. Returns whether the router
+    /// has no others.
+    fn redirect_plain(
+        &self,
+        points: &[&EntryPoint],
+        effect: &mut MiddlewareEffect,
+        file: &mut TraefikFile<'_>,
+    ) -> bool {
+        let has_own_tls = points.iter().any(|point| point.tls);
+        let has_plain = points.iter().any(|point| !point.tls);
+        let has_tls = self.points.iter().any(|point| point.tls);
+        let is_apart = self.needs_ports && !has_own_tls;
+        if !effect.redirects_to_https || !has_tls || points.is_empty() || is_apart {
+            return false;
+        }
+        if has_plain {
+            let why = "`redirect` of [tls] sends all plain requests to https, also those of other \
+                       routers";
+            self.item.differs(&self.what, why);
+            file.draft.redirect_to_https();
+        }
+        effect
+            .target
+            .take_if(|target| matches!(target, TargetDraft::Redirect { .. }));
+        !has_own_tls
+    }
+
     /// Returns the ports of its routes, and closes them if these cannot be told apart.
     fn find_ports(
         &self,
@@ -263,8 +328,7 @@ impl Router<'_> {
             return vec![None];
         }
         ports::ports_of(points, self.points).unwrap_or_else(|why| {
-            self.item.lost(&self.what, format!("{why}; it is closed"));
-            effect.target = Some(TargetDraft::Closed(why));
+            self.close(&why, effect);
             vec![None]
         })
     }
@@ -310,133 +374,45 @@ impl Router<'_> {
         route.headers = parts.headers;
         route.path = parts.path.unwrap_or(route.path);
         route.entries = effect.entries.clone();
-        match stripped_prefix(&effect.strip, &route.path) {
-            Ok("") => {}
-            Ok(prefix) => route.entries.add("strip_prefix", quote(prefix)),
-            Err(why) => {
-                item.lost(&format!("{what}: stripPrefix"), why);
-                route.target = TargetDraft::Closed(why.to_owned());
-            }
-        }
-        if let Some(prefix) = &effect.prefix {
-            route.entries.add("add_prefix", quote(prefix));
-        }
+        let paths = rule::stripped_paths(&effect.strip, &route.path).unwrap_or_else(|why| {
+            item.lost(&format!("{what}: stripPrefix"), why);
+            route.target = TargetDraft::Closed(why.to_owned());
+            vec![StrippedPath::whole(&route.path)]
+        });
         if !matches!(route.target, TargetDraft::Closed(_)) {
             route.limits = effect.limits.clone();
         }
-        for port in &shared.ports {
-            let port = *port;
-            self.add_for_port(
-                RouteDraft {
-                    port,
-                    ..route.clone()
-                },
-                file,
-            );
-        }
-    }
-
-    fn add_for_port(&self, route: RouteDraft, file: &mut TraefikFile<'_>) {
-        let (what, item) = (&self.what, self.item);
-        // Alternatives that differ by their method are one route.
-        let mut known = file.draft.routes.iter_mut();
-        if let Some(same) = known.find(|one| one.differs_by_methods(&route)) {
-            same.methods.extend(route.methods);
-            return;
-        }
-        // Traefik tries the routers before this one first.
-        if let Some(before) = file.draft.routes.iter().find(|one| one.contains(&route)) {
-            let why = format!(
-                "is the more specific route here, and Traefik asks `{}` before it",
-                before.source.text
-            );
-            item.differs(what, why);
-        }
-        if let Some(first) = file.draft.add_route(route) {
-            let why = format!("`{}` takes these requests", first.source.text);
-            item.lost(what, why);
-        }
-    }
-}
-
-#[derive(Default)]
-struct RouteMatch {
-    host: Option<String>,
-    path: Option<String>,
-    methods: Vec<String>,
-    headers: Vec<HeaderDraft>,
-    /// How the path matches other requests than Traefik's.
-    differs: Option<String>,
-}
-
-impl RouteMatch {
-    /// Translates the matchers. A route that denies may match more than they do.
-    fn parse(matchers: &Alternative, denies: bool) -> Result<RouteMatch, String> {
-        let mut found = RouteMatch::default();
-        for matcher in matchers {
-            let arg = matcher.args.first().map_or("", String::as_str);
-            let path = match matcher.name.as_str() {
-                "Host" if found.host.is_none() && HostPattern::parse(arg).is_ok() => {
-                    found.host = Some(arg.to_ascii_lowercase());
-                    continue;
+        for StrippedPath { path, prefix } in paths {
+            for port in &shared.ports {
+                let (mut route, path) = (route.clone(), path.clone());
+                if !prefix.is_empty() {
+                    route.entries.add("strip_prefix", quote(&prefix));
                 }
-                "HostRegexp" if found.host.is_none() && patterns::regex_host(arg).is_ok() => {
-                    found.host = Some(format!("regex:{arg}"));
-                    continue;
+                if let Some(prefix) = &effect.prefix {
+                    route.entries.add("add_prefix", quote(prefix));
                 }
-                "Method" if method_of(arg).is_ok() => {
-                    found.methods.push(arg.to_owned());
-                    continue;
-                }
-                "Header" | "Headers" if matcher.args.len() == 2 => {
-                    found.headers.push(HeaderDraft {
-                        name: arg.to_ascii_lowercase(),
-                        value: Some(matcher.args[1].clone()),
-                    });
-                    continue;
-                }
-                "Query" if matches!(matcher.args.len(), 1 | 2) && !arg.contains('=') => {
-                    found.headers.push(HeaderDraft {
-                        name: format!("query:{arg}"),
-                        value: matcher.args.get(1).cloned(),
-                    });
-                    continue;
-                }
-                "Path" => ImportedPath::parse(arg.to_owned())?,
-                "PathPrefix"
-                    if denies && PathPattern::parse(arg).is_ok() && !arg.ends_with('/') =>
-                {
-                    patterns::text_prefix_path(arg)?
-                }
-                "PathPrefix" => {
-                    patterns::prefix_path(arg).or_else(|_| patterns::text_prefix_path(arg))?
-                }
-                "PathRegexp" => patterns::plain_regex_path(arg)
-                    .or_else(|_| ImportedPath::parse(format!("regex:{arg}")))?,
-                _ if denies => continue,
-                name => return Err(format!("no route can say {name}(`{arg}`)")),
-            };
-            if found.path.replace(path.pattern).is_some() {
-                return Err("it wants two paths at once".to_owned());
+                (route.path, route.port) = (path, *port);
+                add_route(route, &mut file.draft);
             }
-            found.differs = path.differs;
-        }
-        match found.methods.len() > 1 {
-            true => Err("it wants two methods at once".to_owned()),
-            false => Ok(found),
         }
     }
 }
 
-/// Returns the first prefix that the path begins with, or an empty text if there are no prefixes.
-fn stripped_prefix<'p>(prefixes: &'p [String], path: &str) -> Result<&'p str, &'static str> {
-    if prefixes.is_empty() {
-        return Ok("");
+/// Adds a route. Alternatives that differ by their method are one route.
+fn add_route(route: RouteDraft, draft: &mut Draft) {
+    let mut known = draft.routes.iter_mut();
+    match known.find(|one| differ_by_methods(one, &route)) {
+        Some(same) => same.methods.extend(route.methods),
+        None => draft.add_or_note(route),
     }
-    let mut prefixes = prefixes.iter().map(|one| one.trim_end_matches('/'));
-    let found = prefixes.find(|one| {
-        let rest = path.strip_prefix(one);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    });
-    found.ok_or("a route can take off only what its own path begins with")
+}
+
+/// Whether the routes come from one place and only their methods differ.
+fn differ_by_methods(one: &RouteDraft, other: &RouteDraft) -> bool {
+    one.source.place == other.source.place
+        && one.port == other.port
+        && (&one.host, &one.path, &one.headers) == (&other.host, &other.path, &other.headers)
+        && !one.methods.is_empty()
+        && !other.methods.is_empty()
+        && !one.methods_meet(other)
 }

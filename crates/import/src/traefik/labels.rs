@@ -22,6 +22,7 @@ const LISTS: [&str; 9] = [
 pub(super) fn read_compose(root: &TreeItem) -> Option<TreeItem> {
     let mut made = root.beside(TreeNode::Table(Vec::new()));
     made.line = 1;
+    let is_exposed = is_exposed_by_default(root.get("services")?);
     let mut first_label: Option<TreeItem> = None;
     for (name, service) in root.get("services")?.entries() {
         let mut labels = key_values(service.get("labels"));
@@ -34,11 +35,15 @@ pub(super) fn read_compose(root: &TreeItem) -> Option<TreeItem> {
                 service,
                 labels: &labels,
                 first,
+                is_exposed,
             };
             container.translate(&mut made);
         }
         for (key, value) in key_values(service.get("command")) {
             let key = key.trim_start_matches('-');
+            if begins_with(key, "providers.docker.constraints") {
+                value.lost(key, "containers are taken whatever their labels are");
+            }
             if begins_with(key, "entrypoints.") || begins_with(key, "certificatesresolvers.") {
                 insert(&mut made, key, value);
             }
@@ -56,15 +61,39 @@ fn begins_with(text: &str, prefix: &str) -> bool {
     head.is_some_and(|head| head.eq_ignore_ascii_case(prefix))
 }
 
-/// Reads a list of `- key=value`, or a table.
+/// Reads `exposedByDefault` of the command or the environment of Traefik.
+fn is_exposed_by_default(services: &TreeItem) -> bool {
+    let denies = |(key, value): &(String, TreeItem)| {
+        let key = key
+            .trim_start_matches('-')
+            .replace('_', ".")
+            .to_ascii_lowercase();
+        let key = key.strip_prefix("traefik.").unwrap_or(&key);
+        let is_it = key.starts_with("providers.") && key.ends_with(".exposedbydefault");
+        is_it
+            && value
+                .text()
+                .is_some_and(|text| text.eq_ignore_ascii_case("false"))
+    };
+    !services.entries().iter().any(|(_, service)| {
+        let command = key_values(service.get("command"));
+        command.iter().any(denies) || key_values(service.get("environment")).iter().any(denies)
+    })
+}
+
+/// Reads a list of `- key=value`, a text of such words, or a table.
 fn key_values(labels: Option<&TreeItem>) -> Vec<(String, TreeItem)> {
     let Some(labels) = labels else {
         return Vec::new();
     };
-    let listed = labels.list().iter().filter_map(|one| {
-        let (key, value) = one.text()?.split_once('=').unwrap_or((one.text()?, "true"));
-        Some((key.trim().to_owned(), one.text_beside(value)))
-    });
+    let words = labels.text().unwrap_or_default().split_whitespace();
+    let words = words.map(|word| labels.text_beside(word));
+    let listed = words
+        .chain(labels.list().iter().cloned())
+        .filter_map(|one| {
+            let (key, value) = one.text()?.split_once('=').unwrap_or((one.text()?, "true"));
+            Some((key.trim().to_owned(), one.text_beside(value)))
+        });
     listed.chain(labels.entries().iter().cloned()).collect()
 }
 
@@ -74,12 +103,21 @@ struct Container<'c> {
     labels: &'c [(String, TreeItem)],
     /// The first label.
     first: &'c TreeItem,
+    /// Whether Traefik serves it unless a label says otherwise.
+    is_exposed: bool,
 }
 
 impl Container<'_> {
     fn translate(&self, made: &mut TreeItem) {
-        if self.label("traefik.enable") == Some("false") {
-            return;
+        match self.label("traefik.enable") {
+            Some("true") => {}
+            None if self.is_exposed => {}
+            None => {
+                let why = "Traefik serves containers with `traefik.enable=true` only; it is left \
+                           out";
+                return self.first.needless(&format!("{}: labels", self.name), why);
+            }
+            Some(_) => return,
         }
         self.add_options(made);
         let mut services = self.names("services");
@@ -307,5 +345,27 @@ mod tests {
             ["a: no router", "service a", "traefik.tcp.routers.t.rule"]
         );
         assert!(found.root.unwrap().at("http.routers.b").is_none());
+    }
+    #[test]
+    fn containers_may_have_to_ask_to_be_served() {
+        let labels = |name: &str, more: &str| {
+            format!(
+                "  {name}:\n    expose: [80]\n    labels: [{more}\
+                 traefik.http.routers.{name}.rule=Host(`{name}`)]\n"
+            )
+        };
+        let both = labels("a", "") + &labels("b", "traefik.enable=true, ");
+        for proxy in [
+            "command: [--providers.docker.exposedByDefault=false]",
+            "command: --api --providers.docker.exposedbydefault=false",
+            "environment: {TRAEFIK_PROVIDERS_DOCKER_EXPOSEDBYDEFAULT: \"false\"}",
+        ] {
+            let found = read(&format!("services:\n{both}  proxy:\n    {proxy}\n"));
+            let root = found.root.unwrap();
+            assert!(root.at("http.routers.a").is_none(), "{proxy}");
+            assert!(root.at("http.routers.b").is_some(), "{proxy}");
+        }
+        let root = read(&format!("services:\n{both}")).root.unwrap();
+        assert!(root.at("http.routers.a").is_some());
     }
 }

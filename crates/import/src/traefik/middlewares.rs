@@ -91,7 +91,10 @@ impl MiddlewareReader<'_, '_> {
         match kind.to_ascii_lowercase().as_str() {
             "ratelimit" => self.add_rate_limit(name, options),
             "inflightreq" => self.add_in_flight_limit(name, options),
-            "stripprefix" => self.effect.strip.extend(options.texts_at("prefixes")),
+            "stripprefix" if !self.effect.strip.is_empty() => {
+                self.close(&what, options, "a route takes one prefix off");
+            }
+            "stripprefix" => self.effect.strip = options.texts_at("prefixes"),
             "addprefix" => {
                 let prefix = options.text_at("prefix").unwrap_or_default();
                 match (Prefix::parse(prefix), &self.effect.prefix) {

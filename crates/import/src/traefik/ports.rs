@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::entry_points::EntryPoint;
+use super::entry_points::{self, EntryPoint};
 use crate::tree::TreeItem;
 
 /// The names that entry points for all clients usually have: one plain, one with TLS.
@@ -19,6 +19,25 @@ pub(super) fn entry_point_names(router: &TreeItem, points: &[EntryPoint]) -> Vec
         .iter()
         .filter(|point| point.is_default || !has_default);
     defaults.map(|point| point.name.clone()).collect()
+}
+
+/// Returns the entry points of a router. One with `tls` serves no plain requests.
+pub(super) fn entry_points<'p>(router: &TreeItem, points: &'p [EntryPoint]) -> Vec<&'p EntryPoint> {
+    let names = entry_point_names(router, points);
+    let own = points.iter().filter(|point| names.contains(&point.name));
+    let mut own: Vec<&EntryPoint> = own.collect();
+    if router.get("tls").is_some() && own.iter().any(|point| point.tls) {
+        own.retain(|point| point.tls);
+    }
+    own
+}
+
+/// Returns the name of the set of `tls.options` of a router; `None` without TLS.
+pub(super) fn options_of(router: &TreeItem, points: &[EntryPoint]) -> Option<String> {
+    let own = entry_points(router, points);
+    let of_point = own.iter().find_map(|point| point.tls_options.as_deref());
+    let has_tls = router.get("tls").is_some() || own.iter().any(|point| point.tls);
+    has_tls.then(|| entry_points::name_of_set(router, of_point))
 }
 
 /// Whether routers are at different entry points. Without need, routes have no ports: the operator

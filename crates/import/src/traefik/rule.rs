@@ -1,5 +1,9 @@
 //! Parses the rules of routers: ``Host(`a`) && (PathPrefix(`/x`) || Path(`/y`))``.
 
+use crate::draft::HeaderDraft;
+use crate::patterns::{self, ImportedPath};
+use crate::route::{HostPattern, PathPattern, method_of};
+
 /// Alternatives of one rule, at most.
 const MAX_ALTERNATIVES: usize = 64;
 /// Parentheses within parentheses, at most.
@@ -13,9 +17,25 @@ pub(super) struct Matcher {
 
 pub(super) type Alternative = Vec<Matcher>;
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RuleSyntax {
+    /// Hosts and paths may have patterns such as `{name:[a-z]+}`.
+    V2,
+    V3,
+}
+
+impl RuleSyntax {
+    pub(super) fn parse(word: Option<&str>) -> RuleSyntax {
+        match word {
+            Some(word) if word.eq_ignore_ascii_case("v2") => RuleSyntax::V2,
+            _ => RuleSyntax::V3,
+        }
+    }
+}
+
 /// Parses a rule as alternatives, one of which must match.
-pub(super) fn parse_rule(text: &str) -> Result<Vec<Alternative>, String> {
-    let mut parser = RuleParser { rest: text };
+pub(super) fn parse_rule(text: &str, syntax: RuleSyntax) -> Result<Vec<Alternative>, String> {
+    let mut parser = RuleParser { rest: text, syntax };
     let all = parser.parse_or(0)?;
     match parser.rest.trim_start() {
         "" => Ok(all),
@@ -25,6 +45,7 @@ pub(super) fn parse_rule(text: &str) -> Result<Vec<Alternative>, String> {
 
 struct RuleParser<'t> {
     rest: &'t str,
+    syntax: RuleSyntax,
 }
 
 impl RuleParser<'_> {
@@ -89,15 +110,37 @@ impl RuleParser<'_> {
             self.take(",");
         }
         // In version 2 of the syntax, each argument of these is an alternative.
-        let takes_several = ["Host", "Path", "PathPrefix", "Method"].contains(&name.as_str());
-        if !takes_several || args.len() < 2 {
+        let several = ["Host", "HostRegexp", "Path", "PathPrefix", "Method"];
+        if !several.contains(&name.as_str()) || args.is_empty() {
             return Ok(vec![vec![Matcher { name, args }]]);
         }
-        let alternatives = args.into_iter().map(|arg| {
-            let (name, args) = (name.clone(), vec![arg]);
-            vec![Matcher { name, args }]
-        });
-        Ok(alternatives.collect())
+        let one = |arg| {
+            Ok(vec![self.without_pattern(Matcher {
+                name: name.clone(),
+                args: vec![arg],
+            })?])
+        };
+        args.into_iter().map(one).collect()
+    }
+
+    /// Writes a pattern of version 2 as an expression.
+    fn without_pattern(&self, matcher: Matcher) -> Result<Matcher, String> {
+        let [arg] = &matcher.args[..] else {
+            return Ok(matcher);
+        };
+        let is_v2 = self.syntax == RuleSyntax::V2 || has_pattern(arg);
+        let (name, regex) = match matcher.name.as_str() {
+            "HostRegexp" if is_v2 => ("HostRegexp", format!("^{}$", pattern_regex(arg, "[^.]+")?)),
+            "Path" if has_pattern(arg) && PathPattern::parse(arg).is_err() => {
+                ("PathRegexp", format!("^{}$", pattern_regex(arg, "[^/]+")?))
+            }
+            "PathPrefix" if has_pattern(arg) => {
+                ("PathRegexp", format!("^{}", pattern_regex(arg, "[^/]+")?))
+            }
+            _ => return Ok(matcher),
+        };
+        let (name, args) = (name.to_owned(), vec![regex]);
+        Ok(Matcher { name, args })
     }
 
     fn parse_argument(&mut self) -> Result<String, String> {
@@ -109,11 +152,158 @@ impl RuleParser<'_> {
     }
 }
 
+/// Whether a text has `{name}` or `{name:regex}`, which is neither `{2,3}` nor `\p{Greek}`.
+fn has_pattern(text: &str) -> bool {
+    text.match_indices('{').any(|(at, _)| {
+        let is_class = text[..at].ends_with(r"\p") || text[..at].ends_with(r"\P");
+        !is_class && text[at + 1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+    })
+}
+
+/// Writes a text with patterns as an expression. `any` stands for `{name}`.
+fn pattern_regex(text: &str, any: &str) -> Result<String, String> {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some((before, pattern)) = rest.split_once('{') {
+        let mut depth = 1;
+        let end = pattern.find(|c| {
+            depth += i32::from(c == '{') - i32::from(c == '}');
+            depth == 0
+        });
+        let end = end.ok_or("a `}` is missing")?;
+        let regex = pattern[..end]
+            .split_once(':')
+            .map_or(any, |(_, regex)| regex);
+        out.push_str(&format!("{}(?:{regex})", patterns::escape_regex(before)));
+        rest = &pattern[end + 1..];
+    }
+    out.push_str(&patterns::escape_regex(rest));
+    Ok(out)
+}
+
 fn check_count(found: &[Alternative]) -> Result<(), String> {
     match found.len() > MAX_ALTERNATIVES {
         true => Err("it has too many alternatives".to_owned()),
         false => Ok(()),
     }
+}
+
+#[derive(Default)]
+pub(super) struct RouteMatch {
+    pub(super) host: Option<String>,
+    pub(super) path: Option<String>,
+    pub(super) methods: Vec<String>,
+    pub(super) headers: Vec<HeaderDraft>,
+    /// How the path matches other requests than Traefik's.
+    pub(super) differs: Option<String>,
+}
+
+impl RouteMatch {
+    /// Translates the matchers. A route that denies may match more than they do.
+    pub(super) fn parse(matchers: &Alternative, denies: bool) -> Result<RouteMatch, String> {
+        let mut found = RouteMatch::default();
+        for matcher in matchers {
+            let arg = matcher.args.first().map_or("", String::as_str);
+            let path = match matcher.name.as_str() {
+                "Host" if found.host.is_none() && HostPattern::parse(arg).is_ok() => {
+                    found.host = Some(arg.to_ascii_lowercase());
+                    continue;
+                }
+                "HostRegexp" if found.host.is_none() && patterns::regex_host(arg).is_ok() => {
+                    found.host = Some(format!("regex:{arg}"));
+                    continue;
+                }
+                "Method" if method_of(arg).is_ok() => {
+                    found.methods.push(arg.to_owned());
+                    continue;
+                }
+                "Header" | "Headers" if matcher.args.len() == 2 => {
+                    found.headers.push(HeaderDraft {
+                        name: arg.to_ascii_lowercase(),
+                        value: Some(matcher.args[1].clone()),
+                    });
+                    continue;
+                }
+                "Query" if matches!(matcher.args.len(), 1 | 2) && !arg.contains('=') => {
+                    found.headers.push(HeaderDraft {
+                        name: format!("query:{arg}"),
+                        value: matcher.args.get(1).cloned(),
+                    });
+                    continue;
+                }
+                "Path" => ImportedPath::parse(arg.to_owned())?,
+                "PathPrefix"
+                    if denies && PathPattern::parse(arg).is_ok() && !arg.ends_with('/') =>
+                {
+                    patterns::text_prefix_path(arg)?
+                }
+                "PathPrefix" => {
+                    patterns::prefix_path(arg).or_else(|_| patterns::text_prefix_path(arg))?
+                }
+                "PathRegexp" => patterns::plain_regex_path(arg)
+                    .or_else(|_| ImportedPath::parse(format!("regex:{arg}")))?,
+                _ if denies => continue,
+                name => return Err(format!("no route can say {name}(`{arg}`)")),
+            };
+            if found.path.replace(path.pattern).is_some() {
+                return Err("it wants two paths at once".to_owned());
+            }
+            found.differs = path.differs;
+        }
+        match found.methods.len() > 1 {
+            true => Err("it wants two methods at once".to_owned()),
+            false => Ok(found),
+        }
+    }
+}
+
+/// A path of a route, and the prefix that is taken off it; empty for none.
+pub(super) struct StrippedPath {
+    pub(super) path: String,
+    pub(super) prefix: String,
+}
+
+impl StrippedPath {
+    pub(super) fn whole(path: &str) -> StrippedPath {
+        StrippedPath {
+            path: path.to_owned(),
+            prefix: String::new(),
+        }
+    }
+}
+
+/// Splits a path by the first prefix of the list that its requests begin with. The error says why
+/// routes cannot.
+pub(super) fn stripped_paths(
+    prefixes: &[String],
+    path: &str,
+) -> Result<Vec<StrippedPath>, &'static str> {
+    let is_below = |path: &str, prefix: &str| {
+        let rest = path.strip_prefix(prefix);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let mut found: Vec<StrippedPath> = Vec::new();
+    for prefix in prefixes.iter().map(|one| one.trim_end_matches('/')) {
+        let mut paths = StrippedPath::whole(path);
+        prefix.clone_into(&mut paths.prefix);
+        if is_below(path, prefix) {
+            found.push(paths);
+            return Ok(found);
+        }
+        let base = path.strip_suffix("/*");
+        // An earlier prefix of the list wins.
+        let is_hidden = found.iter().any(|one| is_below(prefix, &one.prefix));
+        if base.is_some_and(|base| is_below(prefix, base)) && !is_hidden {
+            let below = patterns::prefix_path(&format!("{prefix}/"));
+            paths.path = below.map_err(|_| "no route can have this path")?.pattern;
+            found.push(paths);
+        }
+    }
+    if !prefixes.is_empty() && (path.starts_with("regex:") || path.contains('{')) {
+        return Err("a route can take off only what its own path begins with");
+    }
+    found.push(StrippedPath::whole(path));
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -123,7 +313,8 @@ mod tests {
     fn shown(text: &str) -> Result<Vec<String>, String> {
         let one = |one: &Matcher| format!("{}:{}", one.name, one.args.join("="));
         let all = |all: &Alternative| all.iter().map(one).collect::<Vec<_>>().join("&");
-        parse_rule(text).map(|found| found.iter().map(all).collect())
+        let found = parse_rule(text, RuleSyntax::V3);
+        found.map(|found| found.iter().map(all).collect())
     }
 
     #[test]
@@ -135,6 +326,23 @@ mod tests {
             (
                 "Host(`a`) && (PathPrefix(`/x`) || Path(\"/y\"))",
                 &["Host:a&PathPrefix:/x", "Host:a&Path:/y"],
+            ),
+            (
+                "HostRegexp(`a.b`, `{x:[a-z]{2}}.c.d`, `^e{2}$`)",
+                &[
+                    "HostRegexp:a.b",
+                    r"HostRegexp:^(?:[a-z]{2})\.c\.d$",
+                    "HostRegexp:^e{2}$",
+                ],
+            ),
+            (
+                "PathPrefix(`/a/{id:[0-9]+}`, `/b`) || Path(`/c/{id:a|b}/d`, `/e/{id}`)",
+                &[
+                    "PathRegexp:^/a/(?:[0-9]+)",
+                    "PathPrefix:/b",
+                    "PathRegexp:^/c/(?:a|b)/d$",
+                    "Path:/e/{id}",
+                ],
             ),
             (
                 "Header(`X-V`,`2`)||Method(`GET`)",
@@ -153,6 +361,8 @@ mod tests {
         ] {
             assert!(shown(text).is_err(), "{text}");
         }
+        let old = parse_rule("HostRegexp(`a.b`)", RuleSyntax::V2).unwrap();
+        assert_eq!(old[0][0].args, [r"^a\.b$"]);
         let one = "(Host(`a`)||Host(`b`)||Host(`c`)||Host(`d`))";
         assert!(shown(&[one; 8].join("&&")).is_err());
         assert!(shown(&"(".repeat(10_000)).is_err());
