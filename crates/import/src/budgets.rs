@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use super::calls::{self, UsageDraft};
 use super::draft::{Draft, LimitDraft, RouteDraft, TargetDraft};
 use super::files::SourceEntry;
-use super::keys::{KeyDraft, ListedDraft};
 use super::tree::TreeItem;
-use super::values::{TomlEntries, inline_table, quote, quote_one_or_list};
+use super::values::{KeyDraft, ListedDraft, TomlEntries, inline_table, quote, quote_one_or_list};
 use crate::limit::Rate;
 use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US};
 

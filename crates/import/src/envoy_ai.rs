@@ -11,6 +11,7 @@ use super::budgets::RouteCalls;
 use super::draft::{Draft, RouteDraft, TargetDraft};
 use super::files::{self, ImportError};
 use super::tree::{self, SourceFile, TreeItem};
+use super::values::has_word;
 use costs::RequestCosts;
 
 /// Resources of one file, at most.
@@ -72,13 +73,12 @@ impl EnvoyFile {
     }
 
     fn note_kinds(&self) {
-        let has = |list: &str, kind: &str| list.split_whitespace().any(|one| one == kind);
         for item in &self.resources {
             let kind = item.text_at("kind").unwrap_or_default();
             let what = format!("{kind} {}", name_of(item));
-            if has(NEEDLESS, kind) {
+            if has_word(NEEDLESS, kind) {
                 item.needless(&what, "it is for the cluster");
-            } else if !has(READ, kind) && !kind.is_empty() {
+            } else if !has_word(READ, kind) && !kind.is_empty() {
                 item.lost(&what, "it is not translated");
             }
         }

@@ -29,14 +29,7 @@ struct KongFile<'d> {
 }
 
 /// Sections that tidegate does not need.
-const NEEDLESS: [(&str, &str); 6] = [
-    ("_format_version", "this is one file"),
-    ("_transform", "this is one file"),
-    ("_info", "this is one file"),
-    ("_konnect", "this is one file"),
-    ("_comment", "this is one file"),
-    ("_workspace", "this is one file"),
-];
+const NEEDLESS: &str = "_format_version _transform _info _konnect _comment _workspace";
 
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let text = files::read_text(path)?;
@@ -48,14 +41,13 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
         routes: Vec::new(),
     };
     file.draft.notes = source.notes.clone();
-    let mut known = "services routes plugins upstreams consumers consumer_groups".to_owned();
-    for (key, why) in NEEDLESS {
+    for key in NEEDLESS.split(' ') {
         if let Some(item) = root.get(key) {
-            item.needless(key, why);
+            item.needless(key, "this is one file");
         }
-        known = format!("{known} {key}");
     }
-    root.note_unknown("", &known);
+    let known = "services routes plugins upstreams consumers consumer_groups";
+    root.note_unknown("", &format!("{known} {NEEDLESS}"));
     file.add_services();
     overlaps::add_in_order(std::mem::take(&mut file.routes), "Kong", &mut file.draft);
     plugins::note_tiers(&mut file);

@@ -10,12 +10,11 @@ use std::path::PathBuf;
 use crate::budgets::{Budget, Counted};
 use crate::draft::{Draft, Notes, RouteDraft, ServerDraft, TargetDraft, UpstreamDraft, clean_name};
 use crate::files::{self, ImportError, SourceLine};
-use crate::keys::KeyDraft;
 use crate::limit::Rate;
 use crate::patterns::{self, ImportedPath};
 use crate::providers::ProviderUrl;
 use crate::tree::{self, SourceFile, TreeItem};
-use crate::values::{TomlEntries, quote, quote_list};
+use crate::values::{KeyDraft, TomlEntries, quote, quote_list};
 use apis::{TykApi, TykAuth};
 use policies::TykPolicy;
 

@@ -6,9 +6,9 @@ use super::{ApisixFile, ApisixRoute};
 use crate::budgets::{
     Budget, CountNames, Counted, RouteCalls, WeightsDraft, note_fixed_window, rate_of,
 };
-use crate::keys::KeyDraft;
 use crate::linear;
 use crate::tree::TreeItem;
+use crate::values::KeyDraft;
 
 const WHAT: &str = "ai-rate-limiting";
 

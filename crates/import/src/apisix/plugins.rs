@@ -4,37 +4,20 @@ use std::collections::BTreeMap;
 
 use super::{ApisixFile, ApisixRoute};
 use crate::budgets::{Budget, Counted, rate_of};
-use crate::keys::KeyDraft;
 use crate::tree::TreeItem;
+use crate::values::{KeyDraft, has_word};
 
 /// The plugin of token budgets.
 const BUDGETS: &str = "ai-rate-limiting";
 
 /// Plugins that only watch.
-const NEEDLESS: [&str; 12] = [
-    "prometheus",
-    "http-logger",
-    "file-logger",
-    "tcp-logger",
-    "udp-logger",
-    "syslog",
-    "datadog",
-    "kafka-logger",
-    "loki-logger",
-    "zipkin",
-    "opentelemetry",
-    "request-id",
-];
+const NEEDLESS: &str = "\
+    prometheus http-logger file-logger tcp-logger udp-logger syslog datadog kafka-logger \
+    loki-logger zipkin opentelemetry request-id";
 
 /// Plugins that change requests and guard nothing.
-const LOST: [&str; 6] = [
-    "cors",
-    "proxy-cache",
-    "response-rewrite",
-    "ai-prompt-decorator",
-    "ai-prompt-template",
-    "gzip",
-];
+const LOST: &str = "\
+    cors proxy-cache response-rewrite ai-prompt-decorator ai-prompt-template gzip";
 
 /// What the plugins of a route are.
 #[derive(Default)]
@@ -56,10 +39,10 @@ pub(super) fn read<'d>(route: &ApisixRoute<'d>, file: &mut ApisixFile<'d>) -> Ro
             "ai-proxy" | "ai-proxy-multi" => found.proxy = Some(config),
             BUDGETS => found.budgets = Some(config),
             "limit-count" => add_request_limit(route, config, file, &mut found),
-            name if NEEDLESS.contains(&name) => {
+            name if has_word(NEEDLESS, name) => {
                 config.needless(name, "tidegate has metrics, logs and traces of its own");
             }
-            name if LOST.contains(&name) => config.lost(name, "tidegate has nothing like it"),
+            name if has_word(LOST, name) => config.lost(name, "tidegate has nothing like it"),
             name => {
                 let why = "it may guard the route, and tidegate has nothing like it";
                 config.lost(name, format!("{why}; {} is closed", route.what));

@@ -6,9 +6,9 @@ use crate::budgets::{
     Budget, Counted, MODEL, MONTH_SECONDS, YEAR_SECONDS, add_listed, add_rate, note_fixed_window,
     rate_of,
 };
-use crate::keys::KeyDraft;
 use crate::limit::Rate;
 use crate::tree::TreeItem;
+use crate::values::KeyDraft;
 
 /// The header that AI gateway sets to the model of the body.
 const MODEL_HEADER: &str = "x-ai-eg-model";

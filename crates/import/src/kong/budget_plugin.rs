@@ -4,9 +4,9 @@ use super::KongRoute;
 use super::identifiers::scope_name;
 use super::models::KongModel;
 use crate::budgets::{self, Budget, Counted, TierRates, add_rate, rate_of};
-use crate::keys::KeyDraft;
 use crate::limit::Rate;
 use crate::tree::TreeItem;
+use crate::values::KeyDraft;
 
 /// The name of the plugin in notes.
 pub(super) const WHAT: &str = "ai-rate-limiting-advanced";

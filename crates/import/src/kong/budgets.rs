@@ -7,9 +7,9 @@ use super::plugins::KongRoutePlugins;
 use super::policies;
 use super::{KongFile, KongRoute};
 use crate::budgets::{self, Budget, Counted, RouteCalls, TierRates};
-use crate::keys::KeyDraft;
 use crate::limit::Rate;
 use crate::tree::TreeItem;
+use crate::values::KeyDraft;
 
 /// Reads the budgets that hold for the calls of a route.
 pub(super) fn read_calls<'d>(

@@ -1,8 +1,8 @@
 //! Identifiers: what Kong counts by, as keys of limits.
 
 use super::{KongRoute, name_of};
-use crate::keys::KeyDraft;
 use crate::tree::TreeItem;
+use crate::values::KeyDraft;
 
 /// The name of a limit of all routes of a service, or of a route without one.
 pub(super) fn scope_name(route: &KongRoute<'_>) -> String {

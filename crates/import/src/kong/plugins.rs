@@ -7,42 +7,22 @@ use super::identifiers;
 use super::{KongFile, KongRoute, name_of, refers_to};
 use crate::budgets::{Budget, Counted, add_rate, note_fixed_window, rate_of};
 use crate::draft::clean_name;
-use crate::keys::KeyDraft;
 use crate::limit::{CalendarUnit, Rate};
 use crate::tree::TreeItem;
-use crate::values::{TomlEntries, quote, quote_list};
+use crate::values::{KeyDraft, TomlEntries, has_word, quote, quote_list};
 
 /// The plugin of token budgets.
 pub(super) const BUDGETS: &str = "ai-rate-limiting-advanced";
 
 /// Plugins that only watch.
-const NEEDLESS: [&str; 12] = [
-    "prometheus",
-    "http-log",
-    "file-log",
-    "tcp-log",
-    "udp-log",
-    "syslog",
-    "datadog",
-    "statsd",
-    "loggly",
-    "zipkin",
-    "opentelemetry",
-    "correlation-id",
-];
+const NEEDLESS: &str = "\
+    prometheus http-log file-log tcp-log udp-log syslog datadog statsd loggly zipkin \
+    opentelemetry correlation-id";
 
 /// Plugins that change requests and guard nothing.
-const LOST: [&str; 9] = [
-    "cors",
-    "request-transformer",
-    "response-transformer",
-    "proxy-cache",
-    "proxy-cache-advanced",
-    "ai-semantic-cache",
-    "ai-prompt-decorator",
-    "ai-prompt-template",
-    "metering-and-billing",
-];
+const LOST: &str = "\
+    cors request-transformer response-transformer proxy-cache proxy-cache-advanced \
+    ai-semantic-cache ai-prompt-decorator ai-prompt-template metering-and-billing";
 
 /// A plugin of budgets for one consumer or group.
 pub(super) struct TierPlugin<'d> {
@@ -120,11 +100,11 @@ pub(super) fn read<'d>(route: &KongRoute<'d>, file: &mut KongFile<'d>) -> KongRo
 /// it. `what` is the plugin in notes.
 fn note_other(route: &KongRoute<'_>, plugin: &TreeItem, what: &str) -> Option<String> {
     let name = plugin.text_at("name").unwrap_or_default();
-    if NEEDLESS.contains(&name) {
+    if has_word(NEEDLESS, name) {
         plugin.needless(what, "tidegate has metrics, logs and traces of its own");
         return None;
     }
-    if LOST.contains(&name) {
+    if has_word(LOST, name) {
         plugin.lost(what, "tidegate has nothing like it");
         return None;
     }

@@ -3,9 +3,9 @@
 use super::budget_plugin::{BudgetPlugin, LimitText};
 use crate::budgets::{self, Budget, Counted, TierRates, add_listed};
 use crate::draft::clean_name;
-use crate::keys::KeyDraft;
 use crate::limit::Rate;
 use crate::tree::TreeItem;
+use crate::values::KeyDraft;
 
 /// What the conditions of a policy say about the calls of one route.
 enum PolicyMatch {

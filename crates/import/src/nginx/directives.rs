@@ -10,7 +10,7 @@ use super::scope::BlockScope;
 use super::syntax::Directive;
 use super::variables;
 use crate::draft::TargetDraft;
-use crate::values::quote_one_or_list;
+use crate::values::{has_word, quote_one_or_list};
 
 /// Directives that other files of this room translate. They note what they lose.
 const TRANSLATED: &str = "\
@@ -118,10 +118,6 @@ const SETTINGS: &str = "_file _set _timeout _md5 _secret _shm_size";
 const HARMLESS: &str = "\
     mime.types fastcgi_params fastcgi.conf proxy_params uwsgi_params scgi_params proxy.conf \
     options-ssl-nginx.conf ssl-params.conf";
-
-fn has_word(words: &str, word: &str) -> bool {
-    words.split_whitespace().any(|known| known == word)
-}
 
 fn find_reason(table: &'static str, name: &str) -> Option<&'static str> {
     let mut rows = table.lines().filter_map(|row| row.split_once(" | "));

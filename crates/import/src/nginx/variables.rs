@@ -4,7 +4,7 @@ use ipnet::IpNet;
 
 use super::scope::BlockScope;
 use super::syntax::Directive;
-use crate::keys::KeyDraft;
+use crate::values::KeyDraft;
 
 /// Maps of maps, at most.
 const MAX_DEPTH: usize = 4;

@@ -3,11 +3,10 @@
 use super::{TraefikFile, local_name};
 use crate::draft::{LimitDraft, TargetDraft};
 use crate::files::SourceEntry;
-use crate::keys::KeyDraft;
 use crate::patterns;
 use crate::route::{Direction, Prefix};
 use crate::tree::TreeItem;
-use crate::values::{self, Refill, TomlEntries, TomlEntry, quote};
+use crate::values::{self, KeyDraft, Refill, TomlEntries, TomlEntry, quote};
 
 /// Chains of chains, at most.
 const MAX_DEPTH: usize = 8;

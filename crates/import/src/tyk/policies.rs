@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use super::apis::{self, TykApi};
 use crate::budgets::{Budget, Counted, TierRates, add_rate, rate_of};
 use crate::draft::clean_name;
-use crate::keys::KeyDraft;
 use crate::limit::Rate;
 use crate::tree::{TreeItem, TreeNode};
+use crate::values::KeyDraft;
 
 pub(super) struct TykPolicy<'d> {
     pub(super) item: &'d TreeItem,
