@@ -164,6 +164,67 @@ fn a_blocked_client_is_told_until_when_and_an_outage_is_503() {
     });
 }
 
+fn from(address: &str) -> String {
+    format!("X-Forwarded-For: {address}\r\n")
+}
+
+#[test]
+fn no_client_is_told_the_tier_or_the_block_of_another() {
+    let upstream = Upstream::ok();
+    let redis = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "pro-key ann pro\nfree-key bob\n").unwrap();
+    let store = format!("[store]\nurl = \"redis://127.0.0.1:{}\"\n", redis.port());
+    let limit = "[limit.default]\nrate = \"5/day\"\nkey = \"header:x-user\"\nmissing = \"skip\"\n";
+    let settings = format!(
+        "trusted_proxies = \"127.0.0.1\"\n{store}{STATUS}[api_key]\nknown = \"{}\"\n\
+         {limit}tiers = {{ pro = \"50/day\" }}\n",
+        keys.display()
+    );
+    let proxy = proxy(&upstream, &settings);
+    let look = |headers: &str| report(&proxy.get_with("/rate_limit", headers));
+    let units = |key: &str| {
+        let told = look(&format!("X-User: u\r\nX-Api-Key: {key}\r\n"));
+        told["limits"][0]["limit"].as_u64()
+    };
+    assert_eq!([units("pro-key"), units("free-key")], [Some(50), Some(5)]);
+    let file = format!("upstream = \"http://127.0.0.1:9\"\n{store}{limit}");
+    std::fs::write(folder.path().join("proxy.toml"), file).unwrap();
+    let block = command(folder.path(), &["limits", "block", "ip=203.0.113.5"]);
+    assert!(block.status.success(), "{block:?}");
+    let (blocked, other) = (from("203.0.113.5"), from("203.0.113.6"));
+    eventually("the client is told", || {
+        look(&blocked).get("blocked_until").is_some()
+    });
+    // Both ask in one second, and neither has a key.
+    assert!(look(&other).get("blocked_until").is_none());
+    assert!(look(&blocked).get("blocked_until").is_some());
+}
+
+#[test]
+fn an_exempt_client_is_not_told_of_a_ban_that_spares_it() {
+    let upstream = Upstream::ok();
+    let settings = format!(
+        "trusted_proxies = \"127.0.0.1\"\n{STATUS}[client_ip]\nipv4_prefix = 24\n\
+         [limit.own]\nrate = \"1/day\"\nkey = \"ip\"\nexempt = [\"192.0.2.9\"]\n\
+         ban = {{ after = \"2/10min\", for = \"1h\" }}\n\
+         [limit.other]\nrate = \"1000/day\"\nkey = \"ip\"\n\
+         [[route]]\npath = \"/banning\"\nupstream = \"app\"\nlimits = [\"own\", \"other\"]\n"
+    );
+    let proxy = proxy(&upstream, &settings);
+    let (banned, exempt) = (from("192.0.2.7"), from("192.0.2.9"));
+    for _ in 0..4 {
+        proxy.get_with("/banning", &banned);
+    }
+    let look = |headers: &str| report(&proxy.get_with("/rate_limit", headers));
+    eventually("the banned client is told", || {
+        look(&banned).get("blocked_until").is_some()
+    });
+    assert_eq!(proxy.get_with("/banning", &exempt).status, 200);
+    assert!(look(&exempt).get("blocked_until").is_none());
+}
+
 #[test]
 fn the_path_is_its_own_and_other_methods_go_to_routes() {
     let upstream = Upstream::ok();

@@ -4,6 +4,7 @@
 mod answers;
 
 use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,7 +43,7 @@ struct StatusQuery<'s> {
     /// Its checks cost nothing.
     admission: Admission,
     not_told: Vec<&'s str>,
-    block: Option<KeyBlock>,
+    block: Option<BlockReport>,
     /// The client's address, grouped.
     ip: IpAddr,
 }
@@ -53,9 +54,10 @@ struct StatusReport<'s> {
     block: Option<BlockReport>,
 }
 
+#[derive(Clone, Copy, Hash)]
 struct BlockReport {
-    /// `None` if the block has no end.
-    until: Option<String>,
+    /// The Unix second of its end; `None` if it has none.
+    until: Option<u64>,
 }
 
 struct ToldLimit<'s> {
@@ -87,13 +89,13 @@ impl Stages {
         answers: &StatusAnswers,
     ) -> Result<(), Rejection> {
         let query = self.status_query(x, settings)?;
-        let (client, now) = (query.client(), x.record.began);
-        let answer = match answers.find(client, now) {
+        let (asked, now) = (query.fingerprint(), x.record.began);
+        let answer = match answers.find(asked, now) {
             Some(answer) => answer,
             None if !answers.may_ask(query.ip, now) => return Err(Rejection::StatusBusy),
             None => {
                 let answer = Arc::new(self.ask_status(&query, now).await?);
-                answers.keep(client, &answer, now);
+                answers.keep(asked, &answer, now);
                 answer
             }
         };
@@ -140,13 +142,14 @@ impl Stages {
         overrides: Option<&OverrideSnapshot>,
     ) -> StatusQuery<'s> {
         let key = self.limiter.hash_key();
+        let told = |block: Option<KeyBlock>| {
+            let block = block.filter(|block| !self.is_spared(block, head.client, facts));
+            block.map(|block| BlockReport::new(&block, clock::unix_us()))
+        };
         let mut query = StatusQuery {
             admission: Admission::default(),
             not_told: settings.not_told.iter().map(|name| &**name).collect(),
-            block: overrides.and_then(|overrides| {
-                let block = find_block(overrides, facts, &key.key);
-                block.filter(|block| !self.is_spared(block, head.client, facts))
-            }),
+            block: told(overrides.and_then(|overrides| find_block(overrides, facts, &key.key))),
             ip: facts.ip,
         };
         query.admission.generation = key.generation;
@@ -163,8 +166,8 @@ impl Stages {
                     continue;
                 }
             };
-            let block = overrides.and_then(|overrides| overrides.block_of(tag));
-            query.block = query.block.or(block);
+            let block = || overrides.and_then(|overrides| overrides.block_of(tag));
+            query.block = query.block.or_else(|| told(block()));
             let raised = overrides.and_then(|overrides| overrides.windows(limit, tag));
             let own = || Cow::Borrowed(limit.windows_of(facts.tier));
             let windows = raised.unwrap_or_else(own);
@@ -192,15 +195,12 @@ impl Stages {
             decision: &decision,
         };
         let unix_us = clock::unix_us();
-        let block = query.block.as_ref();
         let report = StatusReport {
             limits: (decided.results())
                 .map(|result| ToldLimit::new(result, unix_us))
                 .collect(),
             not_told: &query.not_told,
-            block: block.map(|block| BlockReport {
-                until: (block.left_us).map(|us| second_text(seconds_up(unix_us + us))),
-            }),
+            block: query.block,
         };
         let body = report.to_json();
         let mut map = HeaderMap::new();
@@ -217,10 +217,26 @@ impl Stages {
 }
 
 impl StatusQuery<'_> {
-    /// A hash over all keys of the client. Keys are keyed hashes, so no client can choose it.
-    fn client(&self) -> u128 {
-        let charge = self.admission.charge.iter();
-        charge.fold(0, |all: u128, check| all.rotate_left(7) ^ check.id())
+    /// A hash over all that the answer depends on. Keys are keyed hashes, so no client can choose
+    /// it.
+    fn fingerprint(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for check in &self.admission.charge {
+            let (limit, window) = (&check.limit, &check.window);
+            (&limit.name, check.tag, check.anchor).hash(&mut hasher);
+            (window.identity, window.rule.units).hash(&mut hasher);
+        }
+        (&self.not_told, self.block).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+impl BlockReport {
+    fn new(block: &KeyBlock, unix_us: u64) -> BlockReport {
+        let end = |us: u64| seconds_up(unix_us.saturating_add(us));
+        BlockReport {
+            until: block.left_us.map(end),
+        }
     }
 }
 
@@ -243,8 +259,8 @@ impl StatusReport<'_> {
         }
         if let Some(block) = &self.block {
             out.extend_from_slice(b",\"blocked_until\":");
-            match &block.until {
-                Some(until) => json::string(&mut out, until),
+            match block.until {
+                Some(until) => json::string(&mut out, &second_text(until)),
                 None => out.extend_from_slice(b"null"),
             }
         }
@@ -328,3 +344,6 @@ fn find_block(
     });
     found
 }
+
+#[cfg(test)]
+mod tests;

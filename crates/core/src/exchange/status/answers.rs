@@ -21,7 +21,7 @@ pub struct StatusAnswers(Arc<Mutex<LastSecond>>);
 
 #[derive(Debug, Default)]
 struct LastSecond {
-    answers: HashMap<u128, KeptAnswer>,
+    answers: HashMap<u64, KeptAnswer>,
     looks: HashMap<IpAddr, Looks>,
 }
 
@@ -42,10 +42,10 @@ fn is_over(since: Instant, now: Instant) -> bool {
 }
 
 impl StatusAnswers {
-    /// The answer of the last second. `client` is a hash over all keys of the client.
-    pub(super) fn find(&self, client: u128, now: Instant) -> Option<Arc<StatusAnswer>> {
+    /// The answer of the last second. `asked` is a hash over all that the answer depends on.
+    pub(super) fn find(&self, asked: u64, now: Instant) -> Option<Arc<StatusAnswer>> {
         let last = self.lock();
-        let kept = last.answers.get(&client)?;
+        let kept = last.answers.get(&asked)?;
         (!is_over(kept.since, now)).then(|| Arc::clone(&kept.answer))
     }
 
@@ -70,7 +70,7 @@ impl StatusAnswers {
         looks.count <= LOOKS
     }
 
-    pub(super) fn keep(&self, client: u128, answer: &Arc<StatusAnswer>, now: Instant) {
+    pub(super) fn keep(&self, asked: u64, answer: &Arc<StatusAnswer>, now: Instant) {
         let mut last = self.lock();
         if last.answers.len() >= MOST {
             last.answers.retain(|_, kept| !is_over(kept.since, now));
@@ -78,7 +78,7 @@ impl StatusAnswers {
         if last.answers.len() < MOST {
             let answer = Arc::clone(answer);
             last.answers
-                .insert(client, KeptAnswer { answer, since: now });
+                .insert(asked, KeptAnswer { answer, since: now });
         }
     }
 
