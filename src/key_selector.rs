@@ -12,11 +12,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::client::ClientIp;
+use crate::config::{SpellingError, looks_like_address, spelled};
 use crate::limit::key::{Alternatives, ApiKeys, Given, HashSecret, Part};
 use crate::limit::key::{KeyHashPrefix, SHORTEST, SHOWN};
 use crate::limit::{AnchorDay, KeyHash, Limit, Missing};
-use crate::path::{CanonicalPath, Case, fold};
-use crate::route::host_of;
+use crate::path::Case;
 use crate::store::overrides::Record;
 
 pub use usage::{WindowStatus, client_usage, limit_checks, windows_of_key};
@@ -192,6 +192,13 @@ impl KeySelector<'_> {
             [KeyWord::Plain(text)] if text.parse::<IpAddr>().is_ok() => {
                 self.part_value(&Part::Ip, text, Case::Sensitive)?
             }
+            [KeyWord::Plain(text)] if looks_like_address(text) => {
+                let message = format!("`{text}` is not an address: a block is of one address");
+                return Err(KeySelectionError::new(message).help(
+                    "write for example `192.0.2.7`; `deny` of `[access]` is for networks, and an \
+                     API key that looks like this is written as `api_key=KEY`",
+                ));
+            }
             // A block holds whether the key is known or not.
             [KeyWord::Plain(text)] | [KeyWord::Named(Part::ApiKey, text)] => {
                 not_empty(Given::text(Part::ApiKey, text), &Part::ApiKey)?
@@ -275,48 +282,44 @@ impl KeySelector<'_> {
 
     /// Normalizes a value as the proxies do before they hash it.
     fn part_value(&self, part: &Part, value: &str, case: Case) -> Result<Given, KeySelectionError> {
-        let is_not = |what: &str, error: &dyn std::fmt::Display| {
-            KeySelectionError::new(format!("`{value}` is not a {what}: {error}"))
-        };
-        let given = match part {
-            Part::Ip => {
-                let address = value.trim().parse::<IpAddr>();
-                let address = address.map_err(|_| {
-                    KeySelectionError::new(format!("`{value}` is not an address"))
-                        .help("write for example `ip=192.0.2.7` or `ip=2001:db8::7`")
-                })?;
-                Given::ip(self.client_ip.group(address))
-            }
-            Part::ApiKey if !self.api_key.may_count(value.trim().as_bytes()) => {
-                let message = "that API key is not known, so no request counts by it";
-                return Err(KeySelectionError::new(message).help(
-                    "name the client by a key that it counts by, for example `ip=ADDRESS`; or add \
-                     the key to the file of `[api_key] known`",
-                ));
-            }
-            Part::Path => {
-                let path = CanonicalPath::parse(value).map_err(|error| is_not("path", &error))?;
-                let path = path.with_folded();
-                Given::text(part.clone(), path.in_case(case).as_str())
-            }
-            Part::PathParam(_) if case == Case::Insensitive => {
-                Given::text(part.clone(), &fold(value))
-            }
-            Part::Host => {
-                let host = host_of(value).map_err(|error| is_not("host", &error))?;
-                Given::text(part.clone(), &host)
-            }
-            _ => Given::text(part.clone(), value),
-        };
-        not_empty(given, part)
+        if *part == Part::ApiKey && !self.api_key.may_count(value.trim().as_bytes()) {
+            let message = "that API key is not known, so no request counts by it";
+            return Err(KeySelectionError::new(message).help(
+                "name the client by a key that it counts by, for example `ip=ADDRESS`; or add \
+                 the key to the file of `[api_key] known`",
+            ));
+        }
+        let given = spelled(part, value, self.client_ip);
+        let given = given.map_err(|error| wrong_value(part, value, error))?;
+        Ok(given.in_case(case))
     }
+}
+
+fn wrong_value(part: &Part, value: &str, error: SpellingError) -> KeySelectionError {
+    match error {
+        SpellingError::NotAnAddress => {
+            KeySelectionError::new(format!("`{value}` is not an address"))
+                .help("write for example `ip=192.0.2.7` or `ip=2001:db8::7`")
+        }
+        SpellingError::NotAPath(why) => {
+            KeySelectionError::new(format!("`{value}` is not a path: {why}"))
+        }
+        SpellingError::NotAHost(why) => {
+            KeySelectionError::new(format!("`{value}` is not a host: {why}"))
+        }
+        SpellingError::Empty => no_value(part),
+    }
+}
+
+fn no_value(part: &Part) -> KeySelectionError {
+    KeySelectionError::new(format!(
+        "`{part}` has no value: no request is counted by nothing"
+    ))
 }
 
 fn not_empty(given: Given, part: &Part) -> Result<Given, KeySelectionError> {
     match given.is_empty() {
-        true => Err(KeySelectionError::new(format!(
-            "`{part}` has no value: no request is counted by nothing"
-        ))),
+        true => Err(no_value(part)),
         false => Ok(given),
     }
 }

@@ -237,4 +237,10 @@ fn a_block_is_of_an_address_a_key_or_what_some_limit_counts_by() {
     let error = block("header:x-other=7").unwrap_err();
     assert!(error.message.contains("deny no request"));
     assert!(block("ip=1.2.3.4 path=/x").is_err());
+    for words in ["192.0.2.0/24", "192.0.2", "localhost", "2001:db8::/32"] {
+        let error = block(words).unwrap_err();
+        assert!(error.message.contains("is not an address"), "{words}");
+        let key = format!("api_key={words}");
+        assert_eq!(block(&key).unwrap().parts, "api_key");
+    }
 }

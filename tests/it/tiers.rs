@@ -358,6 +358,89 @@ fn exempt_clients_are_not_counted() {
     assert_eq!(free.header("ratelimit-policy"), None);
 }
 
+/// Requests for this target that are allowed before the first denial, at most 3.
+fn allowed(proxy: &Tidegate, target: &str, headers: &str) -> usize {
+    let mut statuses = (0..3).map(|_| proxy.get_with(target, headers).status);
+    statuses
+        .by_ref()
+        .take_while(|status| *status == 200)
+        .count()
+}
+
+#[test]
+fn a_client_with_a_token_cannot_take_the_name_of_an_exempt_one() {
+    let upstream = Upstream::ok();
+    let token = |sub: &str| {
+        let body = format!(r#"{{"sub":"{sub}","exp":{}}}"#, unix_s() + 600);
+        bearer(&hs256(SECRET.as_bytes(), &body))
+    };
+    let target = "/alice?project=alice";
+    for key in [
+        "\"jwt:sub or api_key\"",
+        "[\"jwt:sub\", \"api_key\"]",
+        "[\"jwt:sub\", \"query:project\"]",
+        "[\"jwt:sub\", \"path:id\"]",
+    ] {
+        let rules = format!(
+            "[auth.jwt]\nsecret_file = \"secret\"\n\
+             [api_key]\nknown = \"keys\"\nfrom = \"header:x-api-key\"\n\
+             [limit.own]\nrate = \"1/day\"\nkey = {key}\nexempt = [\"alice\"]\n\
+             [[route]]\npath = \"/{{id}}\"\nlimits = [\"own\"]\n"
+        );
+        let files = [("secret", SECRET), ("keys", "known-key ann\n")];
+        let proxy = with_files(&upstream, &files, &rules);
+        let mallory = format!("{}X-Api-Key: alice\r\n", token("mallory"));
+        assert_eq!(allowed(&proxy, target, &mallory), 1, "{key}");
+        assert_eq!(allowed(&proxy, target, &token("alice")), 3, "{key}");
+    }
+}
+
+#[test]
+fn an_entry_is_a_value_of_the_key_in_any_spelling() {
+    let upstream = Upstream::ok();
+    let start = |key: &str, entry: &str| {
+        guarded(
+            &upstream,
+            &format!(
+                "case = \"insensitive\"\n[limit.default]\nrate = \"1/day\"\nkey = \"{key}\"\n\
+                 exempt = [\"{entry}\"]\n"
+            ),
+        )
+    };
+    let by_path = start("path", "/Public/./a%7eb");
+    assert_eq!(allowed(&by_path, "/public/A~b", ""), 3);
+    assert_eq!(allowed(&by_path, "/x", "X-Api-Key: /Public/./a%7eb\r\n"), 1);
+    assert_eq!(allowed(&by_path, "/y", "X-Api-Key: /public/a~b\r\n"), 1);
+    let by_query = start("query:q", "a b");
+    assert_eq!(allowed(&by_query, "/?q=a%20b", ""), 3);
+    assert_eq!(allowed(&by_query, "/?q=a", ""), 1);
+}
+
+#[test]
+fn listed_values_count_by_themselves_in_any_spelling() {
+    let upstream = Upstream::ok();
+    let proxy = guarded(
+        &upstream,
+        "trusted_proxies = \"127.0.0.1\"\ncase = \"insensitive\"\n\
+         [client_ip]\nipv4_prefix = 24\n\
+         [limit.by_ip]\nrate = \"1/day\"\nkey = \"ip\"\nvalues = { ip = [\"203.0.113.5\"] }\n\
+         [limit.by_path]\nrate = \"1/day\"\nkey = \"path\"\nvalues = { path = [\"/p/Log%69n\"] }\n\
+         [[route]]\npath = \"/\"\nlimits = [\"by_ip\"]\n\
+         [[route]]\npath = \"/p/*\"\nlimits = [\"by_path\"]\n",
+    );
+    for (headers, expected) in [
+        ("X-Forwarded-For: 203.0.113.5\r\n", 1),
+        ("X-Forwarded-For: 203.0.113.6\r\n", 0),
+        ("X-Forwarded-For: 192.0.2.1\r\n", 1),
+        ("X-Forwarded-For: 198.51.100.1\r\n", 0),
+    ] {
+        assert_eq!(allowed(&proxy, "/", headers), expected, "{headers}");
+    }
+    for (path, expected) in [("/P/login", 1), ("/p/Login", 0), ("/p/x", 1), ("/p/y", 0)] {
+        assert_eq!(allowed(&proxy, path, ""), expected, "{path}");
+    }
+}
+
 #[test]
 fn a_cost_above_the_limit_is_no_matter_of_time() {
     let upstream = Upstream::ok();

@@ -93,6 +93,7 @@ pub use deny::{BodyKind, Bypass, DenySettings};
 pub use descriptor::MAX_ENTRIES;
 pub use files::{NamedFile, RatePlace, SourceFiles};
 pub use flags::{FlagConfig, from_flags, from_limit};
+pub use limits::{SpellingError, looks_like_address, spelled};
 pub use load::{
     AdminPlace, BuiltLimit, LimitsBuilder, admin_of, control_of, environment, load, load_limits,
     load_noting, load_text, parse, parse_limits,

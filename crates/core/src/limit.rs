@@ -35,7 +35,7 @@ pub use calendar::{AnchorDay, Calendar, CalendarSettings, CalendarSpan, Calendar
 pub use delay::Delay;
 pub use enforce::EnforcedShare;
 pub use key::{Key, KeyHash};
-pub use rate::Rate;
+pub use rate::{DayWord, Rate};
 pub use tier::Exempt;
 pub use window::{Tier, Window, WindowTexts};
 
@@ -118,6 +118,8 @@ pub struct Limit {
     pub windows: Vec<Arc<Window>>,
     /// When its calendar windows begin.
     pub calendar: Arc<CalendarSettings>,
+    /// What `day` means in its rates and in its overrides.
+    pub day: DayWord,
     /// Other windows for the clients of these tiers.
     pub tiers: Vec<Tier>,
     /// Windows that are counted and never enforced.
@@ -161,6 +163,7 @@ impl Limit {
             name: name.into(),
             windows: Window::all(name, rules, &Arc::default()),
             calendar: Arc::default(),
+            day: DayWord::of(rules),
             tiers: Vec::new(),
             candidate: Vec::new(),
             shadow: false,
@@ -180,16 +183,6 @@ impl Limit {
             gives_back: false,
             case: Case::Sensitive,
         }
-    }
-
-    /// Whether it denies the client with this key, and does not only count it.
-    pub fn enforces(&self, tag: KeyHash) -> bool {
-        !self.shadow && self.enforce.has(&self.name, tag)
-    }
-
-    /// Whether it only counts some clients, or has a candidate.
-    pub fn may_be_tried(&self) -> bool {
-        self.shadow || self.enforce != EnforcedShare::ALL || !self.candidate.is_empty()
     }
 
     /// Whether it counts requests under way.

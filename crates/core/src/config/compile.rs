@@ -45,7 +45,10 @@ pub(super) fn compile<'r>(
     let inherited = inherited(&mut top, &config, present);
     let limits = top.named("limit").into_iter();
     let limits = limits
-        .map(|(name, section)| limits::read(name, section, present, inherited.on_error))
+        .map(|(name, section)| {
+            let (on_error, client_ip) = (inherited.on_error, &config.client_ip);
+            limits::read(name, section, present, on_error, client_ip)
+        })
         .collect();
     let upstreams = top.named("upstream").into_iter();
     let upstreams = upstreams

@@ -23,7 +23,9 @@ use crate::limit::{Algorithm, EnforcedShare, Limit, Missing, OnError, Rate, Rule
 use crate::usage::settings::Quantity;
 
 use calendar::LimitCalendar;
+pub use exempt::looks_like_address;
 pub(super) use keys::check_sections;
+pub use listed::{SpellingError, spelled};
 use rates::{own_rates, parse_rates};
 
 const MAX_TIERS: usize = 256;
@@ -75,6 +77,7 @@ pub(super) fn read(
     mut section: Section<'_>,
     present: SectionsPresent,
     on_error: OnError,
+    client_ip: &ClientIp,
 ) -> DefinedLimit {
     section.check_name(&name, "a limit");
     if !section.has("concurrent") {
@@ -100,7 +103,7 @@ pub(super) fn read(
     let lease_us = microseconds(&mut section, "lease", MS..=SECOND);
     let key = keys::read(&mut section, present);
     let mut key = key.unwrap_or_else(|| Located::new(Key::ip(), &name.span));
-    key.value.listed = listed::read(&mut section, &key.value);
+    key.value.listed = listed::read(&mut section, &key.value, client_ip);
     let counts = section.word("counts", COUNTS);
     let limit = Limit {
         tiers,
@@ -114,7 +117,7 @@ pub(super) fn read(
         cost: section.integer("cost", 1..=MAX_COUNT),
         each: counts == Quantity::Requests,
         counts,
-        exempt: exempt::read(&mut section),
+        exempt: exempt::read(&mut section, &key.value, client_ip),
         status: read_status(&mut section),
         ban: bans::read(&mut section),
         lease_us: lease_us.unwrap_or(0),
@@ -122,6 +125,7 @@ pub(super) fn read(
         slot: slot(&mut section),
         windows: Window::all(&name.value, &own, calendar),
         calendar: Arc::clone(calendar),
+        day: form.calendar.day,
         ..Limit::new(&name.value, &[], key.value.clone())
     };
     check_rules(&section, &rules, &limit);

@@ -3,7 +3,7 @@
 //! The keyed hash of a key decides. So all proxies agree, a client always sees the same, and a
 //! higher share keeps those that were in a lower one.
 
-use super::KeyHash;
+use super::{KeyHash, Limit};
 
 /// `enforce` of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,18 @@ impl EnforcedShare {
     /// Whether the limit with this name denies the client with this key.
     pub fn has(self, limit: &str, key: KeyHash) -> bool {
         self == EnforcedShare::ALL || place(limit, key) % u64::from(WHOLE) < u64::from(self.share)
+    }
+}
+
+impl Limit {
+    /// Whether it denies the client with this key, and does not only count it.
+    pub fn enforces(&self, tag: KeyHash) -> bool {
+        !self.shadow && self.enforce.has(&self.name, tag)
+    }
+
+    /// Whether it only counts some clients, or has a candidate.
+    pub fn may_be_tried(&self) -> bool {
+        self.shadow || self.enforce != EnforcedShare::ALL || !self.candidate.is_empty()
     }
 }
 

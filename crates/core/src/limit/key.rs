@@ -270,10 +270,8 @@ impl Alternatives {
                 return TakenPart { part, carried };
             }
         }
-        TakenPart {
-            part: None,
-            carried: Carried::Nothing,
-        }
+        let (part, carried) = (None, Carried::Nothing);
+        TakenPart { part, carried }
     }
 }
 

@@ -41,6 +41,17 @@ pub enum DayWord {
     Calendar,
 }
 
+impl DayWord {
+    /// Its meaning beside these rules.
+    pub fn of(rules: &[Rule]) -> DayWord {
+        let is_day = |rule: &Rule| rule.calendar_unit() == Some(CalendarUnit::Day);
+        match rules.iter().any(is_day) {
+            true => DayWord::Calendar,
+            false => DayWord::Sliding,
+        }
+    }
+}
+
 /// A setting that is a rate or the word `unlimited`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RateText {

@@ -2,67 +2,109 @@
 
 use ipnet::IpNet;
 
+use super::listed::spelled;
+use crate::client::ClientIp;
 use crate::config::files::without_comment;
 use crate::config::*;
 use crate::limit::Exempt;
+use crate::limit::key::{Given, Key, Part};
+use crate::path::Case;
 
 const MAX_EXEMPT: usize = 100_000;
 
-pub(super) fn read(section: &mut Section<'_>) -> Exempt {
+pub(super) fn read(section: &mut Section<'_>, key: &Key, client_ip: &ClientIp) -> Exempt {
     let form = TextForm::new(Code::BadAddress, "a network or a client's key");
-    let mut clients = Vec::new();
-    section.parse_list("exempt", form, |text| {
-        exempt_client(text).map(|one| clients.push(one))
-    });
+    let mut clients = ExemptClients::of(key, client_ip);
+    section.parse_list("exempt", form, |text| clients.add(text));
     if let Some(path) = section.text("exempt_file") {
         section.for_each_line("exempt_file", &path, |line| {
-            exempt_client(without_comment(line)).map(|one| clients.push(one))
+            clients.add(without_comment(line))
         });
     }
-    if clients.len() > MAX_EXEMPT {
+    if clients.count > MAX_EXEMPT {
         section.out_of_range("exempt", &format!("at most {MAX_EXEMPT}"));
     }
-    let nets = clients.iter().filter_map(|client| match client {
-        ExemptClient::Net(net) => Some(*net),
-        ExemptClient::Key(_) => None,
-    });
-    let keys = clients.iter().filter_map(|client| match client {
-        ExemptClient::Net(_) => None,
-        ExemptClient::Key(hash) => Some(*hash),
-    });
-    let mut keys: Vec<_> = keys.collect();
-    keys.sort_unstable();
-    keys.dedup();
-    Exempt {
-        nets: nets.collect(),
-        keys,
-    }
+    clients.finish()
 }
 
-enum ExemptClient {
-    Net(IpNet),
-    /// The BLAKE3 hash of a key.
-    Key([u8; 32]),
+/// The entries read so far.
+struct ExemptClients<'k> {
+    /// The parts of the key whose values they can be.
+    parts: Vec<&'k Part>,
+    client_ip: &'k ClientIp,
+    nets: Vec<IpNet>,
+    keys: Vec<Given>,
+    count: usize,
 }
 
-/// Reads a network or a key. A text that looks like an address and is none is a mistake, not a key.
-fn exempt_client(text: &str) -> Result<ExemptClient, String> {
-    let text = text.trim();
-    match address::network(text) {
-        Ok(net) => Ok(ExemptClient::Net(net)),
-        Err(_) if text.is_empty() => Err("empty".to_owned()),
-        // As a key, it would exempt each client that sends this word.
-        Err(why) if text.eq_ignore_ascii_case("localhost") => Err(why),
-        Err(why) if looks_like_address(text) => {
-            // It may be a key all the same: the message does not repeat it.
-            let why = why.split("; ").next().unwrap_or_default();
-            Err(format!("{why}; write for example `10.0.0.0/8`"))
+impl<'k> ExemptClients<'k> {
+    fn of(key: &'k Key, client_ip: &'k ClientIp) -> ExemptClients<'k> {
+        let mut parts: Vec<&Part> = key.exempting_parts().collect();
+        if parts.is_empty() {
+            parts.push(&Part::ApiKey);
         }
-        Err(_) => Ok(ExemptClient::Key(*blake3::hash(text.as_bytes()).as_bytes())),
+        ExemptClients {
+            parts,
+            client_ip,
+            nets: Vec::new(),
+            keys: Vec::new(),
+            count: 0,
+        }
+    }
+
+    /// Reads a network or a key. A text that looks like an address and is none is a mistake, not a
+    /// key.
+    fn add(&mut self, text: &str) -> Result<(), String> {
+        let text = text.trim();
+        self.count += 1;
+        match address::network(text) {
+            Ok(net) => self.nets.push(net),
+            Err(_) if text.is_empty() => return Err("empty".to_owned()),
+            Err(_) if text.starts_with('/') && self.parts.contains(&&Part::Path) => {
+                self.add_key(text)?;
+            }
+            Err(why) if text.eq_ignore_ascii_case("localhost") => return Err(why),
+            Err(why) if looks_like_address(text) => {
+                // It may be a key all the same: the message does not repeat it.
+                let why = why.split("; ").next().unwrap_or_default();
+                return Err(format!("{why}; write for example `10.0.0.0/8`"));
+            }
+            Err(_) => self.add_key(text)?,
+        }
+        Ok(())
+    }
+
+    /// Adds a value in the spelling of each part that can have it.
+    fn add_key(&mut self, text: &str) -> Result<(), String> {
+        let mut why = None;
+        let before = self.keys.len();
+        for part in &self.parts {
+            match spelled(part, text, self.client_ip) {
+                Ok(given) => self.keys.push(given),
+                Err(error) => why = Some(error),
+            }
+        }
+        match why.filter(|_| self.keys.len() == before) {
+            Some(error) => Err(error.to_string()),
+            None => Ok(()),
+        }
+    }
+
+    fn finish(self) -> Exempt {
+        let folded = self.keys.iter().cloned();
+        let folded: Vec<Given> = folded.map(|key| key.in_case(Case::Insensitive)).collect();
+        Exempt {
+            nets: self.nets.into_iter().collect(),
+            keys: self.keys.iter().map(Given::value).collect(),
+            folded_keys: folded.iter().map(Given::value).collect(),
+        }
     }
 }
 
-fn looks_like_address(text: &str) -> bool {
+/// Whether a text can only be meant as an address or a network. As a key it would name each client
+/// that sends this word.
+pub fn looks_like_address(text: &str) -> bool {
     let digits = |c: char| c.is_ascii_hexdigit() || ".:/".contains(c);
-    text.chars().all(digits) && text.contains(['.', ':', '/'])
+    let is_number = text.chars().all(digits) && text.contains(['.', ':', '/']);
+    is_number || text.eq_ignore_ascii_case("localhost")
 }

@@ -124,7 +124,7 @@ fn set_path_case(
         let first = cases.next().unwrap_or_default();
         let is_same = cases.all(|case| case == first);
         if let Some(limit) = defined.limit.as_mut().and_then(Arc::get_mut) {
-            limit.case = if is_same { first } else { Case::Sensitive };
+            limit.set_case(if is_same { first } else { Case::Sensitive });
         }
     }
 }

@@ -235,9 +235,8 @@ fn exempt_are_addresses_networks_and_keys() {
         .map(|net| net.to_string())
         .collect();
     assert_eq!(nets, ["10.0.0.0/8", "192.0.2.7/32", "2001:db8::/32"]);
-    let mut keys = ["partner", "other-key"].map(|key| *blake3::hash(key.as_bytes()).as_bytes());
-    keys.sort_unstable();
-    assert_eq!(limit.exempt.keys, keys);
+    let keys = ["partner", "other-key"].map(str::as_bytes);
+    assert_eq!(limit.exempt.keys, keys.into_iter().collect());
     for slip in ["10.0.0.0/33", "10.0.0", "::g::1/64", ""] {
         let found = wrong(&format!("rate = \"9/s\"\nexempt = [\"{slip}\"]"));
         let is_key = slip.contains('g');

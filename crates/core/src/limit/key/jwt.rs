@@ -97,7 +97,7 @@ pub struct Verified {
 
 /// The claims of a verified token, as values of keys.
 #[derive(Debug)]
-pub struct Claims(pub(super) Map<String, Value>);
+pub struct Claims(pub(in crate::limit) Map<String, Value>);
 
 impl Claims {
     /// The text of a claim: a string as it is, a number or a boolean as JSON writes it. Dots lead

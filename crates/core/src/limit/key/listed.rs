@@ -3,6 +3,7 @@
 
 use super::text::Given;
 use super::{Key, Part};
+use crate::path::Case;
 
 /// The value of all values that are not listed.
 pub const OTHER: &str = "other";
@@ -33,6 +34,14 @@ impl ListedValues {
         }
     }
 
+    fn fold(&mut self) {
+        for value in &mut self.values {
+            if let Some(folded) = self.part.folded(value) {
+                *value = folded.into();
+            }
+        }
+    }
+
     fn counted<'v>(&self, value: &'v [u8]) -> &'v [u8] {
         match self.values.iter().any(|known| **known == *value) {
             true => value,
@@ -42,6 +51,13 @@ impl ListedValues {
 }
 
 impl Key {
+    /// Takes listed values in the spelling of paths of this case.
+    pub(in crate::limit) fn set_case(&mut self, case: Case) {
+        if case == Case::Insensitive {
+            self.listed.iter_mut().for_each(ListedValues::fold);
+        }
+    }
+
     /// Whether only listed values of this part count by themselves.
     pub fn lists(&self, part: &Part) -> bool {
         self.listed.iter().any(|one| one.part == *part)

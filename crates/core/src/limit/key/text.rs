@@ -11,6 +11,7 @@ use super::key_hash::Identity;
 use super::value::{Carried, PartValue, method, named_value};
 use super::{Alternatives, Facts, HashSecret, Key, KeyHash, Part};
 use crate::limit::Missing;
+use crate::path::{Case, fold};
 
 /// A longer spelled key stays a hash, bytes.
 pub(super) const MAX_SPELLED: usize = 512;
@@ -149,7 +150,20 @@ impl Given {
         self.0.as_ref().map(|(part, _)| part)
     }
 
-    pub(super) fn value(&self) -> &[u8] {
+    /// The value in the spelling of paths of this case.
+    #[must_use]
+    pub fn in_case(self, case: Case) -> Given {
+        let folded = |part: &Part, value: &[u8]| match case {
+            Case::Sensitive => None,
+            Case::Insensitive => part.folded(value),
+        };
+        Given(self.0.map(|(part, value)| {
+            let folded = folded(&part, &value);
+            (part, folded.unwrap_or(value))
+        }))
+    }
+
+    pub fn value(&self) -> &[u8] {
         self.0.as_ref().map_or(b"", |(_, value)| value)
     }
 
@@ -193,6 +207,13 @@ impl Facts<'_> {
 }
 
 impl Part {
+    /// A value of this part without letter case; `None` if the part is not of paths.
+    pub(super) fn folded(&self, value: &[u8]) -> Option<Vec<u8>> {
+        let is_of_path = matches!(self, Part::Path | Part::PathParam(_));
+        let text = std::str::from_utf8(value).ok().filter(|_| is_of_path)?;
+        Some(fold(text).into_owned().into_bytes())
+    }
+
     fn hash_value(&self, value: &[u8], hash_key: &HashSecret) -> KeyHash {
         let mut identity = Identity::new(hash_key);
         identity.add(Some(self), value);

@@ -81,18 +81,19 @@ impl Facts<'_> {
 }
 
 impl Key {
-    /// Whether `known` holds for a value by which this key names the client of a request.
-    pub fn names_any(&self, facts: &Facts<'_>, known: impl Fn(&[u8]) -> bool) -> bool {
-        let names_known = self.parts.iter().any(|part| {
+    /// Whether `test` holds for a part of this key and the value that it has in a request.
+    pub(in crate::limit) fn any_part(
+        &self,
+        facts: &Facts<'_>,
+        test: impl Fn(&Part, &[u8]) -> bool,
+    ) -> bool {
+        self.parts.iter().any(|part| {
             let taken = part.take(facts);
-            match taken.carried {
-                Carried::One(value) => {
-                    taken.part.is_some_and(Part::names_client) && known(value.as_bytes())
-                }
-                Carried::Nothing | Carried::Several | Carried::Unknown => false,
+            match (taken.part, taken.carried) {
+                (Some(part), Carried::One(value)) => test(part, value.as_bytes()),
+                _ => false,
             }
-        });
-        names_known || (self.asks_api_key() && facts.any_api_key(known))
+        })
     }
 
     /// Whether it may need the body of a request.
@@ -106,17 +107,6 @@ impl Key {
 }
 
 impl Part {
-    /// Whether its values may name single clients.
-    pub fn names_client(&self) -> bool {
-        match self {
-            Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => true,
-            Self::PathParam(_) | Self::Jwt(_) | Self::Tls(_) => true,
-            Self::Custom(_) | Self::Entry(_) | Self::Body(BodyMember::Path(_)) => true,
-            Self::Body(_) | Self::Ip | Self::Path | Self::Method | Self::Host => false,
-            Self::Route | Self::Global | Self::Tier => false,
-        }
-    }
-
     /// The value as text; `None` if the request carries several different values.
     pub fn text<'r>(&self, facts: &Facts<'r>) -> Option<Cow<'r, str>> {
         match self.find(facts) {
