@@ -26,9 +26,7 @@ pub fn changes(old: &Config, new: &Config) -> Vec<String> {
     let after = document_as_json(&new.sources.text);
     let mut lines = between(&before, &after);
     report_lost_counts(old, new, &mut lines);
-    if !new.store.has_counts_of(&old.store) {
-        lines.push("store: counts are now those of the new store".to_owned());
-    }
+    report_other_keys(old, new, &mut lines);
     report_changed_files(old, new, &mut lines);
     if lines.len() > MAX_LINES {
         let more = lines.len() - MAX_LINES;
@@ -342,6 +340,29 @@ fn report_lost_counts(old: &Config, new: &Config, lines: &mut Vec<String>) {
         };
         let name = &limit.name;
         lines.push(format!("limit {name}: counts start at zero: {reason}"));
+    }
+}
+
+/// Reports settings that give clients other keys, and another store: what is kept by the old keys
+/// no longer applies.
+fn report_other_keys(old: &Config, new: &Config, lines: &mut Vec<String>) {
+    if old.store.hash_key != new.store.hash_key {
+        let line =
+            "store: the hash key is another: counts start at zero, and blocks and overrides end";
+        lines.push(line.to_owned());
+        return;
+    }
+    if !new.store.has_counts_of(&old.store) {
+        lines.push("store: counts are now those of the new store".to_owned());
+    }
+    let prefixes = |config: &Config| {
+        let client_ip = &config.client_ip;
+        (client_ip.ipv4_prefix, client_ip.ipv6_prefix)
+    };
+    if prefixes(old) != prefixes(new) {
+        let line = "client_ip: addresses are grouped otherwise: counts by address start at zero, \
+                    and blocks and overrides of addresses end";
+        lines.push(line.to_owned());
     }
 }
 

@@ -101,6 +101,36 @@ fn another_slot_is_told_with_what_it_does() {
 }
 
 #[test]
+fn other_keys_of_all_clients_are_told_with_what_that_does() {
+    let with = |settings: &str| accept(&format!("upstream = \"http://a\"\n{settings}")).0;
+    assert_eq!(
+        changes(&with(""), &with("[client_ip]\nipv4_prefix = 24\n")),
+        [
+            "client_ip: ipv4_prefix 24, which was not set",
+            "client_ip: addresses are grouped otherwise: counts by address start at zero, and \
+             blocks and overrides of addresses end",
+        ]
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let secret = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        with(&format!(
+            "[store]\nhash_key_file = \"{}\"\n",
+            path.display()
+        ))
+    };
+    let (one, other) = (
+        secret("one", &"a".repeat(32)),
+        secret("two", &"b".repeat(32)),
+    );
+    let said = changes(&one, &other);
+    let expected =
+        "store: the hash key is another: counts start at zero, and blocks and overrides end";
+    assert!(said.iter().any(|line| line == expected), "{said:?}");
+}
+
+#[test]
 fn a_key_is_told_with_what_it_does() {
     told(
         &[("[\"ip\", \"path\"]", "\"ip\"")],

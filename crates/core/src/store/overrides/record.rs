@@ -8,8 +8,8 @@
 use std::fmt;
 
 use crate::limit::calendar::MAX_COUNT as MAX_CALENDAR_UNITS;
-use crate::limit::rate::{DayWord, MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US, RateText};
-use crate::limit::{Algorithm, CalendarUnit, KeyHash, Limit, Rate, Rule};
+use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US, RateText};
+use crate::limit::{Algorithm, KeyHash, Limit, Rate, Rule};
 use crate::telemetry::stamp;
 
 /// The script that makes a change.
@@ -24,6 +24,8 @@ const BY_BAN: &str = "ban:";
 pub const MAX_CHANGES: usize = 1000;
 /// Rates of one override, at most.
 const MAX_RULES: usize = 8;
+/// Windows of one reset, at most: more than a limit with all its tiers can have.
+const MAX_SUFFIXES: usize = 4096;
 /// Characters of each text in a record.
 const MAX_NOTE: usize = 200;
 
@@ -195,7 +197,7 @@ impl RecordTerms {
                 "rule" if terms.rules.len() < MAX_RULES => terms.rules.push(parse_rule(value)?),
                 "rule" => return None,
                 "unlimited" => terms.unlimited = true,
-                "suffix" if terms.suffixes.len() < 4 * MAX_RULES => {
+                "suffix" if terms.suffixes.len() < MAX_SUFFIXES => {
                     terms.suffixes.push(clean(value));
                 }
                 "note" => terms.note = clean(value),
@@ -353,16 +355,7 @@ fn rule_of_rate(text: &str, limit: &Limit) -> Result<Rule, RulesError> {
         })?;
         return Ok(Rule { units, ..like });
     }
-    // In a limit with calendar days, `day` means such a day.
-    let mut units = limit
-        .windows
-        .iter()
-        .map(|window| window.rule.calendar_unit());
-    let day = match units.any(|unit| unit == Some(CalendarUnit::Day)) {
-        true => DayWord::Calendar,
-        false => DayWord::Sliding,
-    };
-    let rate = match RateText::parse_with(text, day) {
+    let rate = match RateText::parse_with(text, limit.day) {
         Ok(RateText::Limited(rate)) => rate,
         Ok(RateText::Unlimited) => return Err(RulesError::new("`unlimited` stands alone")),
         Err(error) => {
@@ -442,6 +435,34 @@ mod tests {
         assert!(record.is_over(70) && !record.is_over(69));
         for text in [format!("b:{TAG}"), format!("r:a:b:{TAG}")] {
             assert_eq!(Subject::parse(&text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_reset_names_every_window_of_a_limit_with_many_tiers() {
+        let suffixes = (0..2080).map(|number| format!("login.{number}"));
+        let terms = RecordTerms {
+            suffixes: suffixes.collect(),
+            ..RecordTerms::default()
+        };
+        let text = format!("field r:login:{TAG}\n{}", terms.lines());
+        assert_eq!(Record::of_change(&text).unwrap().terms, terms);
+    }
+
+    #[test]
+    fn a_day_is_what_it_is_in_the_limit() {
+        use crate::limit::{CalendarUnit, DayWord, Key};
+        let month = rule_of_rate("9/month", &Limit::new("login", &[], Key::ip())).unwrap();
+        for (day, expected) in [
+            (DayWord::Calendar, Some(CalendarUnit::Day)),
+            (DayWord::Sliding, None),
+        ] {
+            let limit = Limit {
+                day,
+                ..Limit::new("login", &[month], Key::ip())
+            };
+            let rules = rules("5/day", &limit).unwrap();
+            assert_eq!(rules[0].calendar_unit(), expected);
         }
     }
 
