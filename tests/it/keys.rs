@@ -264,3 +264,17 @@ fn the_client_behind_trusted_proxies_is_the_last_that_is_not_one() {
         [200; 4]
     );
 }
+
+#[test]
+fn a_limit_without_a_rate_refuses_requests_without_its_key() {
+    let limit = "[limit.default]\nrate = \"unlimited\"\nkey = \"header:X-User\"\n";
+    let policy = |more: &str| format!("{limit}{more}\n");
+    let absent = ["X-User: jo\r\n", "", "X-User: jo\r\n"];
+    assert_eq!(
+        asked(&policy("missing = \"deny\""), &absent),
+        [200, 400, 200]
+    );
+    for free in ["", "missing = \"deny\"\nshadow = true"] {
+        assert_eq!(asked(&policy(free), &absent), [200, 200, 200], "{free}");
+    }
+}

@@ -84,6 +84,16 @@ fn unknown_keys_are_refused_or_believed_where_the_file_says_so() {
 
     let proxy = unknown("trust");
     assert_eq!(count(&invented(&proxy), 200), INVENTED);
+
+    let unlimited = "[limit.default]\nrate = \"unlimited\"\nkey = \"api_key or ip\"\n";
+    let rules = format!("[api_key]\nknown = \"keys.txt\"\nunknown = \"deny\"\n{unlimited}");
+    let proxy = knowing(&upstream, "k1 acme\n", &rules);
+    let statuses = [
+        status(&proxy, "k1"),
+        status(&proxy, "made-up"),
+        proxy.get("/").status,
+    ];
+    assert_eq!(statuses, [200, 401, 200]);
 }
 
 #[test]

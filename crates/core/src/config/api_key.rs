@@ -98,6 +98,10 @@ pub(super) fn read(mut section: Section<'_>) -> RawKeys {
 }
 
 impl RawKeys {
+    pub(super) fn denies_unknown(&self) -> bool {
+        self.unknown == UnknownKey::Deny
+    }
+
     /// Whether Redis has the known keys. Reports a store that is not Redis.
     pub(super) fn are_in_redis(&self, reader: &ConfigReader<'_>, store: &StoreKind) -> bool {
         let are_wanted = self.registry == KeyRegistry::Redis;

@@ -115,6 +115,7 @@ fn read_sections(
     let mut keys = api_key::read(top.section("api_key"));
     let tier = auth::read_tier(top, *present, &mut keys.known);
     present.tier |= tier.as_ref().is_some_and(|tier| tier.by_key);
+    present.denies_unknown_keys = keys.denies_unknown();
     places.listen = top.listen_addresses("listen");
     let admin = server::read_admin(top);
     places.admin = admin.as_ref().map(|admin| admin.span.clone());

@@ -50,7 +50,7 @@ const RATE: TextForm = TextForm::new(Code::BadRate, "a rate");
 /// A limit and its places in the file.
 pub(super) struct DefinedLimit {
     pub(super) name: Located<String>,
-    /// `None` if it is unlimited for all clients.
+    /// `None` if it is unlimited for all clients, and refuses none.
     pub(super) limit: Option<Arc<Limit>>,
     /// The place of its `rate` or `concurrent`.
     pub(super) rate_span: TextSpan,
@@ -132,11 +132,12 @@ pub(super) fn read(
     check_counts(&section, counts, present);
     form.check(&section, rules.iter().chain(&candidate));
     let has_rules = !rules.is_empty() || !limit.candidate.is_empty();
+    let is_needed = has_rules || refuses_requests(&limit, present);
     let defined = DefinedLimit {
         rate_span: rate_span(&section),
         name,
         missing: limit.missing,
-        limit: has_rules.then(|| Arc::new(limit)),
+        limit: is_needed.then(|| Arc::new(limit)),
         rules,
         candidate,
         key,
@@ -156,6 +157,12 @@ fn read_candidate(section: &mut Section<'_>, form: &RuleForm) -> Vec<Located<Rul
     let rate = section.parse("candidate", RATE, |text| Rate::parse_with(text, day));
     let rate = rate.map(|rate| section.located("candidate", rate));
     form.rules(section, rate.as_slice())
+}
+
+/// Whether a limit refuses requests by their keys, whatever its rates are.
+fn refuses_requests(limit: &Limit, present: SectionsPresent) -> bool {
+    let denies_unknown = present.denies_unknown_keys && limit.key.asks_api_key();
+    !limit.shadow && (limit.missing == Missing::Deny || denies_unknown)
 }
 
 /// The place of its `rate` or `concurrent`.

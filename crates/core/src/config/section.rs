@@ -28,6 +28,8 @@ pub(super) struct SectionsPresent {
     /// `client_ca` of `[tls]`: clients show certificates.
     pub(super) client_ca: bool,
     pub(super) prices: bool,
+    /// `unknown = "deny"` of `[api_key]`: requests with unknown keys are refused.
+    pub(super) denies_unknown_keys: bool,
 }
 
 impl SectionsPresent {
@@ -42,6 +44,7 @@ impl SectionsPresent {
             known_keys: has("api_key", "known"),
             client_ca: has("tls", "client_ca"),
             prices: top.has("prices"),
+            denies_unknown_keys: false,
         }
     }
 }

@@ -120,6 +120,7 @@ fn is_tighter(tight: &Limit, loose: &Limit) -> bool {
     let plain = |limit: &Limit| limit.tiers.is_empty() && !limit.shadow;
     plain(tight)
         && plain(loose)
+        && !loose.windows.is_empty()
         && tight.key == loose.key
         && tight.missing == loose.missing
         && tight.exempt == loose.exempt
