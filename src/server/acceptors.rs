@@ -1,8 +1,11 @@
 //! Accepts the clients of one worker: one task for each listening socket. When a socket is closed,
 //! connections that wait at it are still accepted.
+//!
+//! A task accepts a client before it takes a permit of `max_connections`, so a silent socket holds
+//! no permit. While all permits are taken, each task has at most one client that waits for one.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream, UnixListener};
@@ -15,7 +18,7 @@ use super::listener::{BACKLOG, accept, accepted_tcp, accepted_unix};
 use super::worker::Worker;
 use super::worker_set::HandedOff;
 use super::{Lifecycle, connection, port_sharing};
-use crate::telemetry::panics::{contained, spawn_enduring};
+use crate::telemetry::panics::{contained, lock, spawn_enduring};
 use crate::wire::{Accepted, Stream};
 use tidegate_core::failpoint;
 
@@ -30,14 +33,22 @@ pub(super) struct Acceptors {
 struct Acceptor {
     /// A copy of the socket. It accepts the connections that wait at the end.
     socket: WorkerSocket,
+    waiting: Arc<WaitingClient>,
     task: JoinHandle<()>,
 }
+
+/// A client that was accepted, and waits for a permit.
+type WaitingClient = Mutex<Option<Accepted>>;
 
 impl Acceptor {
     async fn stop(&mut self, worker: &Arc<Worker>) {
         self.task.abort();
         // The result is the cancellation.
         let _ = (&mut self.task).await;
+        if let Some(accepted) = lock(&self.waiting).take() {
+            // No other process can accept it any more: it is served without a permit.
+            spawn_connection(worker, accepted, self.socket.kind, worker.drain.open(None));
+        }
         accept_waiting(&self.socket, worker);
     }
 }
@@ -61,9 +72,17 @@ impl Acceptors {
             true => AsyncListener::Unix(UnixListener::from_std(copy.into())?),
             false => AsyncListener::Tcp(TcpListener::from_std(copy.into())?),
         });
-        let task =
-            spawn_enduring(move || accept_all(Arc::clone(&listener), Arc::clone(&worker), kind));
-        self.all.push(Acceptor { socket, task });
+        let waiting: Arc<WaitingClient> = Arc::default();
+        let of_task = Arc::clone(&waiting);
+        let task = spawn_enduring(move || {
+            let (listener, waiting) = (Arc::clone(&listener), Arc::clone(&of_task));
+            accept_all(listener, waiting, Arc::clone(&worker), kind)
+        });
+        self.all.push(Acceptor {
+            socket,
+            waiting,
+            task,
+        });
         Ok(())
     }
 
@@ -109,13 +128,23 @@ impl AsyncListener {
     }
 }
 
-async fn accept_all(listener: Arc<AsyncListener>, worker: Arc<Worker>, kind: ListenerKind) {
+async fn accept_all(
+    listener: Arc<AsyncListener>,
+    waiting: Arc<WaitingClient>,
+    worker: Arc<Worker>,
+    kind: ListenerKind,
+) {
     loop {
-        let Ok(permit) = Arc::clone(&worker.connections).acquire_owned().await else {
-            return;
-        };
         match listener.accept().await {
             Ok(accepted) => {
+                let connections = Arc::clone(&worker.connections);
+                *lock(&waiting) = Some(accepted);
+                let Ok(permit) = connections.acquire_owned().await else {
+                    return;
+                };
+                let Some(accepted) = lock(&waiting).take() else {
+                    continue;
+                };
                 let open = worker.drain.open(permit);
                 failpoint!("server.accept");
                 place(&worker, accepted, kind, open);

@@ -64,18 +64,22 @@ impl Deadlines {
 #[derive(Debug)]
 pub(crate) struct OpenConnection {
     drain: Arc<Drain>,
-    _permit: OwnedSemaphorePermit,
+    /// `None` for a client that waited for a permit when its listener stopped.
+    _permit: Option<OwnedSemaphorePermit>,
     /// That of its address, if the connections of an address are limited. Boxed, because it is
     /// usually absent and an idle connection should be small.
     pub(super) ip_permit: Option<Box<ConnectionPermit>>,
 }
 
 impl Drain {
-    pub(crate) fn open(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> OpenConnection {
+    pub(crate) fn open(
+        self: &Arc<Self>,
+        permit: impl Into<Option<OwnedSemaphorePermit>>,
+    ) -> OpenConnection {
         self.open.fetch_add(1, Ordering::Relaxed);
         OpenConnection {
             drain: Arc::clone(self),
-            _permit: permit,
+            _permit: permit.into(),
             ip_permit: None,
         }
     }

@@ -1,10 +1,13 @@
 //! Connections that the proxy ends: after a while of use (`connection_requests`, `connection_age`), and
 //! in place of a response (`respond = { status = 444 }`).
 
+use std::net::SocketAddr;
+
 use crate::backend::{Backend, Manners};
-use crate::house::{Tidegate, Upstream};
+use crate::house::{Client, Tidegate, Upstream};
 use crate::http2::raw::{GOAWAY, HEADERS, REQUEST, RST_STREAM, Raw};
 use crate::probe::eventually;
+use crate::support::free_port;
 
 const GET: &str = "GET /a HTTP/1.1\r\nHost: test\r\n\r\n";
 
@@ -109,4 +112,44 @@ fn a_route_can_close_the_connection_in_place_of_a_response() {
     assert!(client.ask(3, &REQUEST));
     let head = client.until(&[HEADERS, RST_STREAM, GOAWAY]).unwrap();
     assert_eq!((head.kind, head.stream), (HEADERS, 3));
+}
+
+#[test]
+fn a_socket_without_clients_takes_no_place_of_others() {
+    let (upstream, admin) = (Upstream::ok(), free_port());
+    let proxy = Tidegate::start(&format!(
+        "admin = \"127.0.0.1:{admin}\"\nupstream = \"{}\"\n[limit.default]\nrate = \"1000/s\"\n\
+         [server]\nworkers = 2\nmax_connections = 1\n",
+        upstream.url()
+    ));
+    let address = SocketAddr::from(([127, 0, 0, 1], admin));
+    let connections = || {
+        let mut client = Client::to(address);
+        let text = client
+            .ask("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            .text();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("tidegate_connections "));
+        line.map(str::to_owned)
+    };
+    eventually("none is counted", || connections().as_deref() == Some("0"));
+    // The kernel spreads them over the sockets of both workers.
+    for _ in 0..16 {
+        assert_eq!(proxy.get("/").status, 200);
+    }
+}
+
+#[test]
+fn a_client_that_waits_for_a_place_is_served_when_its_socket_closes() {
+    let upstream = Upstream::ok();
+    let mut proxy = start(&upstream.url(), "max_connections = 1", "");
+    let mut held = proxy.connect();
+    assert_eq!(held.ask(GET).status, 200);
+    let mut waiting = proxy.connect();
+    waiting.send(GET);
+    proxy.signal("TERM");
+    assert_eq!(waiting.answer().status, 200);
+    drop(held);
+    assert!(proxy.wait().success());
 }
