@@ -59,8 +59,7 @@ impl Proxy {
         let outgoing = Outgoing {
             request,
             prerendered: ready.prerendered,
-            // It includes the time for which a limit held the request.
-            timeout: (route.timeout).map(|timeout| timeout.saturating_sub(x.record.delayed)),
+            timeout: x.record.time_left(route.timeout),
             options: SendOptions {
                 asks_upgrade: ready.asks_upgrade,
                 has_host: ready.has_host,

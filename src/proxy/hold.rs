@@ -83,7 +83,7 @@ impl Proxy {
         }
         let timeout = x.route.and_then(|route| route.timeout);
         let bounds = [
-            timeout.map(longest_wait_us),
+            x.record.time_left(timeout).map(longest_wait_us),
             self.held.time_left().map(micros),
         ];
         x.admission.longest_wait_us = bounds.into_iter().flatten().min().unwrap_or(u64::MAX);

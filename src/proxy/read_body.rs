@@ -8,10 +8,11 @@ use http::header::CONTENT_ENCODING;
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
+use tokio::time::timeout;
 
 use super::forward::bound_body;
 use super::{Proxy, ProxyExchange};
-use crate::body::RequestBody;
+use crate::body::{BodyError, RequestBody};
 use crate::upstream::UpstreamError;
 use crate::usage::request::{RequestReader, RequestTable};
 use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
@@ -83,7 +84,14 @@ impl Proxy {
             None if route.usage.is_some() => ReadUntil::End,
             _ => ReadUntil::Members,
         };
-        let read = read(x.request.body_mut(), table, until, most).await;
+        let left = x.record.time_left(route.timeout);
+        let read = read(x.request.body_mut(), table, until, most);
+        let read = match left {
+            None => read.await,
+            // A client that is too slow gets 408, since no server was asked.
+            Some(left) => (timeout(left, read).await)
+                .unwrap_or(Err(UpstreamError::Request(BodyError::TimedOut))),
+        };
         let read = read.map_err(|error| refused(x, Rejection::Upstream(NoAnswer::from(error))))?;
         let longest = || route.body_limit.unwrap_or(u64::from(u32::MAX));
         x.body = Some(Box::new(ReadBody {

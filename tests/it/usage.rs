@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::admin::Looked;
-use crate::house::{Client, PATIENCE, Upstream};
+use crate::house::{Client, PATIENCE, Tidegate, Upstream};
 use crate::reload::Gate;
 use crate::support::RedisServer;
 
@@ -263,4 +263,20 @@ impl Looked {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+#[test]
+fn the_timeout_of_a_route_includes_the_body_that_is_read_before_the_decision() {
+    let upstream = Upstream::saying(SAID);
+    let proxy = Tidegate::start(&format!(
+        "[limit.one]\nrate = \"1000/h\"\nkey = \"ip\"\ncounts = \"tokens\"\n\
+         [upstream.app]\nservers = \"{}\"\n[[route]]\npath = \"/*\"\nupstream = \"app\"\n\
+         limits = [\"one\"]\nusage = \"openai\"\ntimeout = \"600ms\"\n",
+        upstream.url()
+    ));
+    let mut slow = proxy.connect();
+    slow.send(head("a", BODY.len(), "") + "{\"model\"");
+    // `body_timeout` is 30 s, and a test waits for an answer for less.
+    assert_eq!(slow.answer().status, 408);
+    assert!(upstream.seen().is_empty());
 }

@@ -146,6 +146,12 @@ impl AccessRecord {
         }
     }
 
+    /// The rest of `timeout`, which runs from the end of the head. `None` without a timeout.
+    pub fn time_left(&self, timeout: Option<Duration>) -> Option<Duration> {
+        let past = || clock::now().saturating_duration_since(self.began);
+        timeout.map(|timeout| timeout.saturating_sub(past()))
+    }
+
     #[cold]
     pub(super) fn set_trace<B>(&mut self, trace: Box<Trace>, request: &Request<B>) {
         if trace.is_recorded() && self.head.is_none() {
