@@ -251,3 +251,16 @@ fn the_path_is_its_own_and_other_methods_go_to_routes() {
         "{said}"
     );
 }
+
+#[test]
+fn a_slash_at_the_end_makes_no_other_path() {
+    let upstream = Upstream::ok();
+    for path in ["/rate_limit", "/rate_limit/"] {
+        let limit = "[limit.default]\nrate = \"2/day\"\nkey = \"global\"\n";
+        let proxy = proxy(&upstream, &format!("[status]\npath = \"{path}\"\n{limit}"));
+        for asked in ["/rate_limit", "/rate_limit/"] {
+            assert_eq!(standing(&proxy.get(asked)), [0, 2], "{path}: {asked}");
+        }
+    }
+    assert!(upstream.seen().is_empty());
+}

@@ -78,7 +78,10 @@ impl Stages {
     pub fn status_of<B, R>(&self, x: &Exchange<'_, B, R>) -> Option<&StatusSettings> {
         let status = self.status.as_deref()?;
         let is_look = matches!(*x.request.method(), Method::GET | Method::HEAD);
-        (is_look && x.request.uri().path() == status.path).then_some(status)
+        let path = x.request.uri().path();
+        // As for routes, a slash at the end makes no other path.
+        let is_path = path == status.path || path.strip_suffix('/') == Some(&status.path);
+        (is_look && is_path).then_some(status)
     }
 
     /// Answers a status request.
