@@ -119,6 +119,7 @@ impl Proxy {
         let waited = clock::now().saturating_duration_since(began);
         booking.has_passed = true;
         booking.admission.end_wait(micros(waited));
+        limiter.bill_admitted(booking.admission);
         drop(booking);
         waiting.passes(waited);
         x.record.note_delay(waited);

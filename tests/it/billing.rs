@@ -360,3 +360,30 @@ fn a_proxy_without_a_ledger_says_so() {
     }
     assert!(!looked.get("/metrics").text().contains("tidegate_ledger"));
 }
+
+#[test]
+fn a_request_that_gives_its_booking_back_is_not_billed() {
+    let upstream = Upstream::ok();
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("keys.txt"), KEYS).unwrap();
+    let looked = Looked::start_in(
+        directory,
+        &format!(
+            "upstream = \"{}\"\n[ledger]\n[api_key]\nknown = \"keys.txt\"\n[limit.default]\n\
+             rate = \"1/3s\"\nkey = \"global\"\ndelay = \"1min\"\n",
+            upstream.url()
+        ),
+    );
+    assert_eq!(ask(&looked, "/", "k-acme").status, 200);
+    let held = || {
+        let metrics = looked.get("/metrics").text();
+        metrics.contains("tidegate_waiting{limit=\"default\"} 1")
+    };
+    let mut leaver = looked.tidegate.connect();
+    leaver.send("GET / HTTP/1.1\r\nHost: test\r\nX-Api-Key: k-globex\r\n\r\n");
+    eventually("it is held", held);
+    drop(leaver);
+    eventually("it has left", || !held());
+    assert_eq!(ask(&looked, "/", "k-acme").status, 200, "held, and billed");
+    wait_for(&looked, &[("acme", 2)]);
+}

@@ -1,5 +1,5 @@
-//! The request in the ledger. It is counted when it is admitted, and its tokens and money are
-//! corrected when its answer has ended. No request waits for this.
+//! The request in the ledger. It is counted when it is admitted, or when it passes if a limit holds
+//! it. Its tokens and money are corrected when its answer has ended. No request waits for this.
 
 use super::admit::Admission;
 use super::limiter::Limiter;
@@ -21,9 +21,10 @@ impl Limiter {
         }
     }
 
-    /// Counts a request that was admitted. Its day is that of the decision.
+    /// Counts a request that was admitted, and is not held any more. Its day is that of the
+    /// decision, or of the end of its wait.
     #[inline]
-    pub(super) fn bill_admitted(&self, admission: &mut Admission) {
+    pub fn bill_admitted(&self, admission: &mut Admission) {
         if admission.billed.is_some() {
             self.bill_at_decision(admission);
         }

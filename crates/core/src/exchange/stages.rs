@@ -409,7 +409,9 @@ impl Stages {
             trace.end_decision(&x.admission, &admitted);
         }
         admitted?;
-        self.limiter.bill_admitted(&mut x.admission);
+        if x.admission.wait_us() == 0 {
+            self.limiter.bill_admitted(&mut x.admission);
+        }
         x.record.note_admission(x.admission.granted().is_some());
         Ok(())
     }
