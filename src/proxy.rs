@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use grpc::Call;
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use limiter::{Limiter, WorkerStore};
 use tidegate_core::exchange::access_record::{AccessRecord, CLIENT_LEFT};
 use tidegate_core::exchange::changes::own_response;
@@ -255,13 +255,17 @@ impl Proxy {
         if let Some(changes) = &mut x.changes {
             changes.note_decision(&x.record);
         }
+        let mut sent_headers = None;
         if let Target::Upstream(upstream) = &route.target {
-            if let Err(rejection) = self.forward(x, route, *upstream).await {
-                self.stages.reject(x, &rejection);
-                if rejection.is_cut_upload() {
-                    // A client must not get its units back by leaving.
-                    note_unread_usage(&self.stages.limiter, x, UsageOutcome::Aborted);
-                    return hold(x);
+            match self.forward(x, route, *upstream).await {
+                Ok(headers) => sent_headers = headers,
+                Err(rejection) => {
+                    self.stages.reject(x, &rejection);
+                    if rejection.is_cut_upload() {
+                        // A client must not get its units back by leaving.
+                        note_unread_usage(&self.stages.limiter, x, UsageOutcome::Aborted);
+                        return hold(x);
+                    }
                 }
             }
         } else if let Some(response) = own_response(&route.target, x.changes.as_deref()) {
@@ -280,15 +284,17 @@ impl Proxy {
         if is_final {
             note_unread_usage(limiter, x, UsageOutcome::Refunded);
         } else if route.settles_by_body() && may_settle {
-            self.meter_body(x, route);
+            self.meter_body(x, route, sent_headers.as_deref());
         }
     }
 
-    /// Lets the rest of the response decide the cost of its request.
-    fn meter_body(&self, x: &mut ProxyExchange<'_>, route: &Route) {
+    /// Lets the rest of the response decide the cost of its request. `sent` has the headers of the
+    /// server, if the route has changed them.
+    fn meter_body(&self, x: &mut ProxyExchange<'_>, route: &Route, sent: Option<&HeaderMap>) {
         let admission = std::mem::take(&mut x.admission);
         let limiter = Arc::clone(&self.stages.limiter);
-        let meter = UsageMeter::new(limiter, &self.usage_bounds, route, admission, x.response);
+        let headers = sent.unwrap_or(x.response.headers());
+        let meter = UsageMeter::new(limiter, &self.usage_bounds, route, admission, headers);
         if let Some(meter) = meter {
             x.response.body_mut().meter(Box::new(meter));
         }

@@ -1,7 +1,7 @@
 //! Forwarding: the request to the upstream, and its response to the client.
 
 use http::header::HOST;
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body as _;
 
 use super::Proxy;
@@ -19,13 +19,14 @@ use tidegate_core::exchange::downstream::Downstream;
 use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
 
 impl Proxy {
-    /// Sends the request to the upstream, and waits for the head of the response.
+    /// Sends the request to the upstream, and waits for the head of the response. Returns the
+    /// headers as the server sent them, if its usage is read and the route changes them.
     pub(super) async fn forward(
         &self,
         x: &mut ProxyExchange<'_>,
         route: &Route,
         upstream: usize,
-    ) -> Result<(), Rejection> {
+    ) -> Result<Option<Box<HeaderMap>>, Rejection> {
         let is_asked = ask::ask(x, route);
         let (request, response) = (&mut *x.request, &mut *x.response);
         let changes = x.changes.as_deref();
@@ -71,11 +72,13 @@ impl Proxy {
         let sent = self.upstreams.send(upstream, outgoing, response).await;
         let body = sent.map_err(|error| Rejection::Upstream(NoAnswer::from(error)))?;
         headers::to_downstream(response);
+        let is_changed = route.settles_by_body() && !route.headers_down.is_empty();
+        let sent_headers = is_changed.then(|| Box::new(response.headers().clone()));
         self.change_head(route, upstream, client_host.as_deref(), changes, response);
         if ready.asks_upgrade {
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 response.extensions_mut().insert(Tunnel::new(body));
-                return Ok(());
+                return Ok(None);
             }
             headers::close_after(response);
         }
@@ -86,7 +89,7 @@ impl Proxy {
         if let Some(bandwidth) = route.bandwidth {
             response.body_mut().pace(bandwidth);
         }
-        Ok(())
+        Ok(sent_headers)
     }
 
     /// Changes the head of an upstream's response as the route says.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flate2::write::{MultiGzDecoder, ZlibDecoder};
-use http::Response;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
 use http_body::Frame;
 use http_body_util::BodyExt;
@@ -243,13 +242,13 @@ fn single<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
 }
 
 impl UsageMeter {
-    /// `None` if the body of this response decides nothing.
-    pub(super) fn new<B>(
+    /// `None` if the body of this response decides nothing. `headers` are those of the server.
+    pub(super) fn new(
         limiter: Arc<Limiter>,
         bounds: &UsageBounds,
         route: &Route,
         mut admission: Admission,
-        response: &Response<B>,
+        headers: &HeaderMap,
     ) -> Option<UsageMeter> {
         let reserve = admission.reserve.take();
         let cost = match (reserve, &route.settle) {
@@ -261,7 +260,6 @@ impl UsageMeter {
             },
             (None, Some(Settle::Header(_)) | None) => return None,
         };
-        let headers = response.headers();
         let is_encoded = headers.contains_key(CONTENT_ENCODING);
         let decoder = is_encoded.then(|| Arc::clone(&bounds.decoders).try_acquire_owned().ok());
         let decoder = decoder.flatten();

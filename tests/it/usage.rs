@@ -280,3 +280,24 @@ fn the_timeout_of_a_route_includes_the_body_that_is_read_before_the_decision() {
     assert_eq!(slow.answer().status, 408);
     assert!(upstream.seen().is_empty());
 }
+
+#[test]
+fn usage_is_read_in_the_head_as_the_server_sent_it() {
+    let upstream = Upstream::saying(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\
+         X-Amzn-Bedrock-Input-Token-Count: 60\r\nX-Amzn-Bedrock-Output-Token-Count: 40\r\n\r\n{}",
+    );
+    let looked = Looked::start(&format!(
+        "upstream = \"{}\"\n[log]\naccess = \"stdout\"\nsample_allowed = 1.0\n\
+         [limit.one]\nrate = \"1000/h\"\nkey = \"ip\"\ncounts = \"tokens\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"one\"]\nusage = \"bedrock\"\n\
+         headers_down = {{ x-amzn-bedrock-input-token-count = false, \
+         x-amzn-bedrock-output-token-count = false, content-type = \"text/plain\" }}\n",
+        upstream.url()
+    ));
+    let answer = looked.tidegate.connect().ask(whole("a"));
+    assert_eq!(answer.header("x-amzn-bedrock-input-token-count"), None);
+    let lines = looked.wait_for_lines(1);
+    let exact = "\"charged\":100,\"outcome\":\"exact\"";
+    assert!(lines[0].contains(exact), "{lines:#?}");
+}
