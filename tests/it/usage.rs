@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::admin::Looked;
 use crate::house::{Client, PATIENCE, Tidegate, Upstream};
+use crate::probe::eventually;
 use crate::reload::Gate;
 use crate::support::RedisServer;
 
@@ -279,6 +280,28 @@ fn the_timeout_of_a_route_includes_the_body_that_is_read_before_the_decision() {
     // `body_timeout` is 30 s, and a test waits for an answer for less.
     assert_eq!(slow.answer().status, 408);
     assert!(upstream.seen().is_empty());
+}
+
+#[test]
+fn limits_in_shadow_mode_get_back_what_a_denied_call_reserved() {
+    let upstream = Upstream::saying(SAID);
+    let looked = Looked::start(&format!(
+        "upstream = \"{}\"\n\
+         [limit.one]\nkey = \"ip\"\nrate = \"200/h\"\ncounts = \"tokens\"\nshadow = true\n\
+         [limit.calls]\nkey = \"ip\"\nrate = \"1/day\"\ncounts = \"requests\"\n\
+         [[route]]\nname = \"chat\"\npath = \"/*\"\nlimits = [\"one\", \"calls\"]\nusage = \"openai\"\n",
+        upstream.url()
+    ));
+    // The first call costs 100 tokens. Each of the others reserves 51.
+    assert_eq!(looked.tidegate.connect().ask(whole("a")).status, 200);
+    looked.wait_for_settlement();
+    for _ in 0..6 {
+        assert_eq!(looked.tidegate.connect().ask(whole("a")).status, 429);
+    }
+    eventually("all are counted", || {
+        decisions(&looked, "allowed", "store") == 7
+    });
+    assert_eq!(decisions(&looked, "shadow_denied", "store"), 0);
 }
 
 #[test]

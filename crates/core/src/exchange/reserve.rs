@@ -43,6 +43,8 @@ pub enum FinalCost<'c> {
 pub(super) enum Adjustment<'c> {
     /// Returns all units.
     Refund,
+    /// Returns the units that were charged ahead for the usage of an answer.
+    ReturnReserve,
     Settle(FinalCost<'c>),
 }
 
@@ -53,6 +55,8 @@ impl Adjustment<'_> {
     pub(super) fn costs(self, charge: &Charge) -> FinalCosts {
         let cost = |check: &LimitCheck| match self {
             Adjustment::Refund => 0,
+            Adjustment::ReturnReserve if check.limit.counts_usage() => 0,
+            Adjustment::ReturnReserve => check.cost,
             Adjustment::Settle(cost) => cost.units(&check.limit, check.cost).unwrap_or(check.cost),
         };
         charge.iter().map(cost).collect()

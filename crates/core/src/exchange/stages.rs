@@ -19,7 +19,7 @@ use super::limiter::{Limiter, WorkerStore};
 use super::local_reply::LocalReplies;
 use super::rejection::{Blocked, Rejection};
 use super::request_id;
-use super::reserve::UsageReserve;
+use super::reserve::{Adjustment, UsageReserve};
 use super::router::Router;
 use super::secure::Secure;
 use super::shadow::ShadowChecks;
@@ -439,6 +439,13 @@ impl Stages {
         *x.response = response.map(R::from);
         if let Rejection::Blocked(blocked) = rejection {
             self.log_banned(blocked);
+        }
+        if !matches!(rejection, Rejection::Upstream(_))
+            && x.admission.reserve.is_some()
+            && let Some(shadow) = &mut x.record.shadow
+        {
+            // No answer will settle what limits in shadow mode have charged ahead.
+            shadow.adjust(Adjustment::ReturnReserve, x.admission.generation);
         }
         if let Rejection::Limited(denial) = rejection {
             let (method, uri) = (x.request.method(), x.request.uri());
