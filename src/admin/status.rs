@@ -321,7 +321,9 @@ fn source(request: &ApiRequest) -> Result<String, ApiError> {
 
 /// The configuration as TOML, or as JSON if `Accept` names it.
 pub(super) fn config(request: &ApiRequest) -> ApiResult {
-    let config = effective::effective(&source(request)?, &environment);
+    let config = request
+        .state
+        .inspect(|snapshot| effective::running(&snapshot.config.sources, &environment))?;
     let accept = request.header(header::ACCEPT);
     let wants_json = accept.is_some_and(|accept| accept.contains("application/json"));
     Ok(match wants_json {

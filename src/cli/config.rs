@@ -63,6 +63,8 @@ fn find_differences(
     let client = AdminClient::new(&args.admin)?;
     let running = client.wait(client.get("/api/v1/config"))?;
     let mut lines = effective::differences(&running, own);
+    let waiting = effective::waiting_settings(&running, own).into_iter();
+    lines.extend(waiting.map(|name| format!("Changing `{name}` needs a restart")));
     // Only a user with the token learns whether secrets are the same.
     if let Some(token) = &client.token {
         let marks = client.wait(client.post("/api/v1/config/secrets", &json!({})));

@@ -124,3 +124,35 @@ fn live_counts_of_the_proxys_own_memory_are_explained() {
         .unwrap();
     assert_eq!(upstream.matches("http://").count(), 1, "{text}");
 }
+
+#[test]
+fn a_setting_that_needs_a_restart_has_the_value_that_runs() {
+    let (_backend, looked) = start("5/s");
+    let file = looked.tidegate.directory.path().join("proxy.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let text = text.replace("5/s", "7/s") + "workers = 3\npid_file = \"pid\"\n";
+    std::fs::write(&file, text).unwrap();
+    let done = looked.post("/api/v1/reload", &serde_json::json!({}));
+    assert!(
+        done.text().contains("`pid_file` needs a restart"),
+        "{}",
+        done.text()
+    );
+    let running = looked.get("/api/v1/config").text();
+    assert!(
+        running.contains("rate = \"7/s\"") && running.contains("workers = 0\n"),
+        "{running}"
+    );
+    assert!(!running.contains("pid_file"), "{running}");
+    let admin = looked.address.to_string();
+    let (code, text) = said(&looked, &["config", "--diff", "--admin", &admin]);
+    assert_eq!(code, Some(1), "{text}");
+    let lines: Vec<&str> = text.lines().collect();
+    let expected = [
+        "server: pid_file pid, which was not set",
+        "server: workers 0 -> 3",
+        "Changing `server.workers` needs a restart",
+        "Changing `server.pid_file` needs a restart",
+    ];
+    assert_eq!(lines, expected);
+}

@@ -5,6 +5,7 @@
 //! Passwords in URLs are hidden.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
@@ -132,6 +133,9 @@ impl Config {
         if running.admin.is_none() {
             self.admin = None;
         }
+        let (sources, before) = (Arc::make_mut(&mut self.sources), &running.sources);
+        let start = before.start.clone();
+        sources.start = Some(start.unwrap_or_else(|| before.text.as_str().into()));
     }
 }
 

@@ -8,6 +8,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use super::changes;
+use super::files::SourceFiles;
 use super::interpolation::interpolate;
 use super::reference::{
     document_as_json, has_chosen_names, joined_path, section, sections_within, settings,
@@ -30,6 +31,56 @@ pub fn effective(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Value {
         hide_secrets(top);
     }
     top
+}
+
+/// The settings whose values `Config::keep_until_restart` keeps.
+const UNTIL_RESTART: [&str; 5] = [
+    "server.workers",
+    "server.control",
+    "server.pid_file",
+    "store.file",
+    "log.decisions",
+];
+
+/// The effective configuration of a running process: settings that need a restart have the values
+/// of its start.
+pub fn running(sources: &SourceFiles, env: &dyn Fn(&str) -> Option<String>) -> Value {
+    let mut now = effective(&sources.text, env);
+    let Some(start) = sources.start.as_deref().map(|text| effective(text, env)) else {
+        return now;
+    };
+    for place in waiting_settings(&start, &now) {
+        let (section, key) = place.split_once('.').unwrap_or(("", place));
+        let pointer = format!("/{}", place.replace('.', "/"));
+        let table = match section {
+            "" => Some(&mut now),
+            section => now.get_mut(section),
+        };
+        let Some(table) = table.and_then(Value::as_object_mut) else {
+            continue;
+        };
+        match start.pointer(&pointer) {
+            Some(value) => table.insert(key.to_owned(), value.clone()),
+            None => table.remove(key),
+        };
+    }
+    now
+}
+
+/// The settings that need a restart, as far as `new` has other values than the process runs by.
+pub fn waiting_settings(running: &Value, new: &Value) -> Vec<&'static str> {
+    let has = |place: &str| running.pointer(place).is_some();
+    let first_admin = (!has("/admin")).then_some("admin");
+    let kept_secret = has("/store/file").then_some("store.hash_key_file");
+    let all = UNTIL_RESTART
+        .into_iter()
+        .chain(first_admin)
+        .chain(kept_secret);
+    let differs = |place: &&str| {
+        let pointer = format!("/{}", place.replace('.', "/"));
+        running.pointer(&pointer) != new.pointer(&pointer)
+    };
+    all.filter(differs).collect()
 }
 
 /// A mark for each secret, by the place of the secret. Equal secrets have equal marks. Without

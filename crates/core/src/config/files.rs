@@ -26,6 +26,8 @@ const MAX_REPORTED: usize = 5;
 pub struct SourceFiles {
     /// The file as it was read; empty if there was no file.
     pub text: String,
+    /// The file as the process read it at its start, if it has read another one since.
+    pub start: Option<Arc<str>>,
     /// Every other file, in the order of reading.
     pub files: Vec<NamedFile>,
     pub rates: Vec<RatePlace>,

@@ -128,8 +128,7 @@ mod tests {
     fn located(error: io::Error) -> String {
         let sources = SourceFiles {
             text: "listen = \":80\"\n\n[log]\nformat = \"json\"\naccess = \"logs/a\"\n".to_owned(),
-            files: Vec::new(),
-            rates: Vec::new(),
+            ..SourceFiles::default()
         };
         SettingError::locate(error, Some(Path::new("p.toml")), &sources).to_string()
     }
