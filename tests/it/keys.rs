@@ -278,3 +278,34 @@ fn a_limit_without_a_rate_refuses_requests_without_its_key() {
         assert_eq!(asked(&policy(free), &absent), [200, 200, 200], "{free}");
     }
 }
+
+#[test]
+fn proxies_that_hash_keys_with_different_secrets_are_told() {
+    let (upstream, redis) = (Upstream::ok(), RedisServer::start());
+    let start = |secret: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("secret"), secret.repeat(32)).unwrap();
+        let config = format!(
+            "upstream = \"{}\"\n[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"5s\"\n\
+             hash_key_file = \"secret\"\n[limit.default]\nrate = \"9/day\"\n",
+            upstream.url(),
+            redis.port()
+        );
+        let proxy = Tidegate::start_in(directory, &config, &[]);
+        assert_eq!(proxy.get("/").status, 200);
+        proxy
+    };
+    let warnings = |proxy: &Tidegate| {
+        let said = proxy.said();
+        said.iter()
+            .filter(|line| line.contains("another secret"))
+            .count()
+    };
+    let equal = [start("0a"), start("0a")];
+    let other = start("0b");
+    other.wait_for_line("another secret");
+    assert_eq!(equal.each_ref().map(warnings), [0, 0]);
+    assert_eq!(warnings(&other), 0, "once");
+    let again = start("0b");
+    assert_eq!(warnings(&again), 0, "the last one has the same");
+}

@@ -6,7 +6,7 @@
 //! its tags.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 
@@ -35,6 +35,8 @@ pub struct KeyRing {
     generation: AtomicU64,
     /// The configuration has the key: it is not kept in Redis, and never changes.
     configured: bool,
+    /// Whether the key was compared with that of the other proxies.
+    pub(super) is_compared: AtomicBool,
 }
 
 impl KeyRing {
@@ -55,6 +57,7 @@ impl KeyRing {
             current: ArcSwap::from_pointee(key),
             generation: AtomicU64::new(generation),
             configured,
+            is_compared: AtomicBool::new(false),
         })
     }
 
@@ -69,6 +72,7 @@ impl KeyRing {
             }),
             generation: AtomicU64::new(generation),
             configured: configured.is_some(),
+            is_compared: AtomicBool::new(false),
         }
     }
 
@@ -82,6 +86,13 @@ impl KeyRing {
 
     pub fn is_configured(&self) -> bool {
         self.configured
+    }
+
+    /// A short digest of the key, which does not show the key. Equal keys have equal digests.
+    pub(super) fn fingerprint(&self) -> String {
+        let bytes = *self.current().key.as_bytes();
+        let digest = blake3::keyed_hash(&bytes, b"tidegate: fingerprint of the hash secret");
+        digest.to_hex()[..16].to_owned()
     }
 
     /// Takes the key that all proxies share, as read from Redis. Returns whether it is new.

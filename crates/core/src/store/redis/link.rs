@@ -4,6 +4,7 @@
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::select_ok;
@@ -360,4 +361,41 @@ pub(super) async fn learn_key(
         delete.arg(&name).query_async::<()>(connection).await?;
     }
     Err(StoreError::Garbled)
+}
+
+/// Compares the hash secret with that of the proxy that started last, once in a process, and warns
+/// if they differ. Redis keeps a digest of the secret, in the slot of the hash key.
+pub(super) async fn compare_secrets(
+    connection: &mut MultiplexedConnection,
+    shared: &RedisShared,
+) -> Result<(), StoreError> {
+    if shared.keys.is_compared.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    let prefix = &shared.prefix;
+    let name = format!("{prefix}fingerprint{{{prefix}hash-key}}");
+    let own = shared.keys.fingerprint();
+    let compared = async {
+        let mut read = redis::cmd("GET");
+        let known: Option<Vec<u8>> = read.arg(&name).query_async(connection).await?;
+        if known.as_deref() == Some(own.as_bytes()) {
+            return Ok(());
+        }
+        if known.is_some() {
+            tracing::warn!(
+                "redis: the proxy that started last hashes keys with another secret, so the two \
+                 count apart; give all proxies of a store the same `hash_key_file`"
+            );
+        }
+        let mut write = redis::cmd("SET");
+        write.arg(&name).arg(&own).query_async(connection).await
+    };
+    match compared.await {
+        // Nothing else depends on it, so a server may refuse it.
+        Err(error) if error.code().is_none() => {
+            shared.keys.is_compared.store(false, Ordering::Relaxed);
+            Err(error.into())
+        }
+        _ => Ok(()),
+    }
 }

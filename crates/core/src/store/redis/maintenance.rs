@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use redis::Cmd;
 use redis::aio::MultiplexedConnection;
 
-use super::link::{RedisLink, ScriptRun, learn_key};
+use super::link::{RedisLink, ScriptRun, compare_secrets, learn_key};
 use super::{RedisShared, known_keys, overrides};
 use crate::limit::Charge;
 use crate::store::batch::{Group, GroupEnd, Operation, Reply};
@@ -30,6 +30,7 @@ pub(super) async fn begin(
     shared: &Arc<RedisShared>,
 ) -> Result<(), StoreError> {
     learn_key(link.connection(), shared).await?;
+    compare_secrets(link.connection(), shared).await?;
     try_script(link, shared).await?;
     overrides::learn(link.connection(), shared).await?;
     known_keys::learn(link.connection(), shared).await?;

@@ -18,7 +18,7 @@ use crate::limit::LimitCheck;
 use crate::store::batch::Operation;
 use crate::store::gather::{StoreRequest, wait_for};
 use crate::store::redis::health::ReplyReport;
-use crate::store::redis::link::{PROBE_TIMEOUT, RedisLink, learn_key, within};
+use crate::store::redis::link::{PROBE_TIMEOUT, RedisLink, compare_secrets, learn_key, within};
 use crate::store::redis::{known_keys, maintenance, overrides};
 use crate::store::{ServerTrouble, StoreError};
 
@@ -301,7 +301,9 @@ impl ClusterTask {
                 if let Some(mut fleet) = fleet {
                     maintenance::beat(&mut fleet, &shared).await?;
                 }
-                learn_key(&mut connection, &shared).await
+                let was_there = learn_key(&mut connection, &shared).await?;
+                compare_secrets(&mut connection, &shared).await?;
+                Ok(was_there)
             });
             ClusterEvent::Learned(learning.await)
         }));
