@@ -309,6 +309,7 @@ described! {
         done: bool,
         changes: Vec<String>,
         restarts: Vec<String>,
+        problems: Vec<String>,
         warnings: String,
     }
 }
@@ -351,6 +352,7 @@ pub(super) async fn reload(request: ApiRequest) -> Result<ReloadDone, ApiError> 
             done: true,
             changes: reloaded.changes.clone(),
             restarts: reloaded.restarts.clone(),
+            problems: reloaded.problems.clone(),
             warnings: render::human(&reloaded.warnings, false),
         }),
         Err(error) => {
@@ -359,7 +361,7 @@ pub(super) async fn reload(request: ApiRequest) -> Result<ReloadDone, ApiError> 
                 ReloadError::Mistakes(_) | ReloadError::Unusable(_) => {
                     StatusCode::UNPROCESSABLE_ENTITY
                 }
-                ReloadError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+                ReloadError::Busy | ReloadError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
             };
             Err(ApiError::new(status, error.to_string()))
         }

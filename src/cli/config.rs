@@ -158,8 +158,8 @@ fn print_reload(line: &str, json: bool) -> Result<u8, CommandError> {
     if !warnings.is_empty() {
         say(warnings);
     }
-    for restart in texts("restarts") {
-        say(restart);
+    for line in texts("restarts").into_iter().chain(texts("problems")) {
+        say(line);
     }
     let mut changes = texts("changes");
     if changes.is_empty() {

@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! {"version":1,"command":"reload"}
-//! {"version":1,"ok":true,"changes":["limit a: 9/s -> 5/s"],"restarts":[],"warnings":""}
+//! {"version":1,"ok":true,"changes":["limit a: 9/s -> 5/s"],"restarts":[],"problems":[],
+//! "warnings":""}
 //! {"version":1,"ok":false,"code":78,"error":"error[T101]: unknown key .."}
 //! ```
 //!
@@ -23,6 +24,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -59,6 +61,8 @@ pub struct Reloaded {
     /// One line each.
     pub changes: Vec<String>,
     pub restarts: Vec<String>,
+    /// What does not work now by the new configuration.
+    pub problems: Vec<String>,
     pub warnings: Diagnostics,
 }
 
@@ -70,8 +74,10 @@ pub enum ReloadError {
     Mistakes(Diagnostics),
     /// Something in the configuration cannot be used, for example an address.
     Unusable(io::Error),
-    /// The process is ending, or too many requests wait.
+    /// Too many requests wait.
     Busy,
+    /// The process is ending.
+    Stopping,
 }
 
 impl fmt::Display for ReloadError {
@@ -80,7 +86,8 @@ impl fmt::Display for ReloadError {
             ReloadError::NoFile => f.write_str("there is no file to read: started by flags"),
             ReloadError::Mistakes(found) => write!(f, "{}", render::human(found, false)),
             ReloadError::Unusable(error) => error.fmt(f),
-            ReloadError::Busy => f.write_str("the proxy is ending, or asked too often"),
+            ReloadError::Busy => f.write_str("too many reloads wait already"),
+            ReloadError::Stopping => f.write_str("the proxy is stopping"),
         }
     }
 }
@@ -104,11 +111,12 @@ pub(super) fn reload_channel() -> (Reload, Requests) {
 impl Reload {
     pub async fn request(&self) -> ReloadOutcome {
         let (answer, outcome) = oneshot::channel();
-        let busy = || Arc::new(Err(ReloadError::Busy));
-        if self.0.try_send(answer).is_err() {
-            return busy();
+        let refused = |error| Arc::new(Err(error));
+        match self.0.try_send(answer) {
+            Err(TrySendError::Full(_)) => refused(ReloadError::Busy),
+            Err(TrySendError::Closed(_)) => refused(ReloadError::Stopping),
+            Ok(()) => (outcome.await).unwrap_or_else(|_| refused(ReloadError::Stopping)),
         }
-        outcome.await.unwrap_or_else(|_| busy())
     }
 
     /// Requests a reload. The log tells its result.
@@ -286,6 +294,7 @@ fn describe(outcome: &ReloadOutcome) -> Value {
             "ok": true,
             "changes": reloaded.changes,
             "restarts": reloaded.restarts,
+            "problems": reloaded.problems,
             "warnings": rendered(&reloaded.warnings),
         }),
         Err(ReloadError::Mistakes(found)) => {

@@ -127,6 +127,7 @@ impl Reloader {
             let mut waiting = Vec::new();
             let has_replaced = !self.replaced.is_empty() || !self.retired.is_empty();
             tokio::select! {
+                biased;
                 _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
                 Some(first) = requests.0.recv() => waiting.push(first),
                 _ = checks.tick(), if self.watches || has_replaced => {
@@ -211,11 +212,21 @@ impl Reloader {
         drop(old);
         self.drop_replaced();
         self.config = config;
+        if *self.handles.shutdown.borrow() != Lifecycle::Serve {
+            return Err(ReloadError::Stopping);
+        }
         Ok(Reloaded {
             changes,
             restarts,
+            problems: self.problems(),
             warnings,
         })
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let away = self.state.counts.backing.away_since().is_some();
+        let line = "The store does not answer: limits follow `on_error` until it does";
+        away.then(|| line.to_owned()).into_iter().collect()
     }
 
     fn drop_replaced(&mut self) {
@@ -278,7 +289,7 @@ fn log_outcome(outcome: &Result<Reloaded, ReloadError>) {
         let found = config::render::human(&reloaded.warnings, false);
         tracing::warn!("reload: doubtful:\n{found}");
     }
-    for line in &reloaded.restarts {
+    for line in reloaded.restarts.iter().chain(&reloaded.problems) {
         tracing::warn!("reload: {line}");
     }
     for line in &reloaded.changes {
@@ -287,5 +298,24 @@ fn log_outcome(outcome: &Result<Reloaded, ReloadError>) {
     match reloaded.changes.len() {
         0 => tracing::info!("reload: done, no change"),
         changes => tracing::info!(changes, "reload: done"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::harness::{Harness, on_a_runtime};
+
+    #[test]
+    fn a_process_that_stops_refuses_a_reload() {
+        let harness = Harness::open("");
+        harness.is_well();
+        let reload = harness.handles.reload.clone();
+        harness.close().unwrap();
+        let outcome = on_a_runtime(reload.request());
+        assert!(
+            matches!(&*outcome, Err(ReloadError::Stopping)),
+            "{outcome:?}"
+        );
     }
 }

@@ -229,3 +229,15 @@ fn an_upgraded_proxy_has_the_socket() {
     proxies.wait_for_end(old);
     eventually("the new one obeys", || reload_in(&directory, &[]).code == 0);
 }
+
+#[test]
+fn a_store_that_does_not_answer_is_told() {
+    let gate = Gate::start(FIVE).when_it_listens();
+    let port = crate::support::free_port();
+    gate.write(&format!(
+        "{FIVE}[store]\nurl = \"redis://127.0.0.1:{port}\"\n"
+    ));
+    let said = gate.command(&[]);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.err.contains("The store does not answer"), "{said:?}");
+}
