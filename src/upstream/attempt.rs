@@ -16,9 +16,10 @@ use http_body::Body as _;
 use smallvec::SmallVec;
 
 use super::body::{UpstreamBody, grpc_status};
-use super::connection::{ExchangeOptions, ResponseLease};
+use super::connection::{ExchangeOptions, ResponseLease, UpstreamConnection};
 use super::error::{ExchangeError, SendFailure, UpstreamError};
 use super::health::FailureKind;
+use super::http2::Http2Connection;
 use super::permit::ServerPermit;
 use super::pool::Upstream;
 use super::retry::{AttemptEnd, is_repeatable, wants_retry};
@@ -27,7 +28,7 @@ use super::{Outgoing, PrerenderedHeaders, SendOptions};
 use crate::body::RequestBody;
 use crate::clock::Alarm;
 use crate::config::Retries;
-use crate::telemetry::metrics::UpstreamCells;
+use crate::telemetry::metrics::{GrpcStatus, UpstreamCells};
 use crate::trace::TRACEPARENT;
 
 /// An attempt that failed, or whose response may be replaced by that of another attempt.
@@ -37,8 +38,11 @@ struct FailedAttempt {
     outcome: Result<UpstreamBody, UpstreamError>,
     request: Option<Request<RequestBody>>,
     server: Arc<Server>,
-    /// Whether the connection was an idle one, whose end need not be the server's fault.
-    was_pooled: bool,
+    /// Whether the same server may get the request again. Its connection was an idle one, whose end
+    /// need not be the server's fault, or a shared one that it was closing.
+    may_be_same: bool,
+    /// The connection whose server refused the request.
+    refused_on: Option<Arc<Http2Connection>>,
 }
 
 #[derive(Clone, Copy)]
@@ -106,10 +110,16 @@ impl Upstream {
                 let request = take_request(request, prerendered);
                 return Box::pin(this.attempt_all(permit, request, response, terms)).await;
             }
+            let is_refused = matches!(exchanged, Err(ExchangeError::Refused(_)));
             let lease = ResponseLease { connection, permit };
             match this.conclude(exchanged, lease, true, response, terms) {
                 Ok(body) => Ok(body),
-                Err(failed) => Box::pin(this.retry(failed, response, terms)).await,
+                Err(mut failed) => {
+                    if is_refused {
+                        failed.request = Some(take_request(request, prerendered));
+                    }
+                    Box::pin(this.retry(failed, response, terms)).await
+                }
             }
         }
     }
@@ -146,6 +156,7 @@ impl Upstream {
         Ok(body)
     }
 
+    /// Makes attempts on new connections, after none was open or the open one was closed.
     async fn attempt_all<B>(
         &self,
         permit: ServerPermit,
@@ -153,7 +164,7 @@ impl Upstream {
         response: &mut Response<B>,
         terms: AttemptTerms<'_>,
     ) -> Result<UpstreamBody, SendFailure> {
-        match self.attempt(permit, request, response, terms).await {
+        match self.attempt(permit, None, request, response, terms).await {
             Ok(body) => Ok(body),
             Err(failed) => self.retry(failed, response, terms).await,
         }
@@ -173,17 +184,24 @@ impl Upstream {
                 break;
             }
             let request = failed.request.take();
+            // A server that refuses is asked on another connection, and only once.
+            let may_be_same = match &failed.refused_on {
+                Some(_) => !tried.iter().any(|one| Arc::ptr_eq(one, &failed.server)),
+                None => failed.may_be_same || rules.same_server,
+            };
             tried.push(Arc::clone(&failed.server));
-            let may_be_same = failed.was_pooled || rules.same_server;
             let permit = self.retry_permit(&tried, terms.options.affinity, may_be_same);
-            let (Some(request), Some(permit)) = (request, permit) else {
+            let (Some(request), Some(mut permit)) = (request, permit) else {
                 break;
             };
             if !self.take_retry() {
                 break;
             }
             self.cells.retries[end.index()].add(1);
-            match self.attempt(permit, request, response, terms).await {
+            permit.avoided = failed.refused_on.take();
+            let pooled = permit.pooled(terms.options.asks_upgrade);
+            let attempt = self.attempt(permit, pooled, request, response, terms);
+            match attempt.await {
                 Ok(body) => return Ok(body),
                 Err(next) => failed = next,
             }
@@ -199,17 +217,17 @@ impl Upstream {
         })
     }
 
-    /// Makes one attempt: on a pooled connection, or on a new one if that is closed.
+    /// Makes one attempt: on the `pooled` connection, or on another one if that is closed.
     async fn attempt<B>(
         &self,
         permit: ServerPermit,
+        mut pooled: Option<UpstreamConnection>,
         mut request: Request<RequestBody>,
         response: &mut Response<B>,
         terms: AttemptTerms<'_>,
     ) -> Result<UpstreamBody, Box<FailedAttempt>> {
         let asks_upgrade = terms.options.asks_upgrade;
         prepare(&mut request, &permit, terms.options);
-        let mut pooled = permit.pooled(asks_upgrade);
         loop {
             let was_pooled = pooled.is_some();
             let connected = match pooled.take() {
@@ -237,18 +255,26 @@ impl Upstream {
             match exchanged {
                 Err(ExchangeError::Unsent(_)) if was_pooled => {}
                 Err(ExchangeError::Unsent(error)) => {
+                    let is_closing = matches!(error, UpstreamError::Closed(_));
                     let mut failed = self.fail(error, &permit, false, terms);
                     (failed.end, failed.request) = (Some(AttemptEnd::Unsent), Some(request));
+                    failed.may_be_same = is_closing && connection.shared().is_some();
                     return Err(failed);
                 }
                 exchanged => {
+                    let is_refused = matches!(exchanged, Err(ExchangeError::Refused(_)));
                     let lease = ResponseLease { connection, permit };
-                    return self.conclude(exchanged, lease, was_pooled, response, terms);
+                    let body = self.conclude(exchanged, lease, was_pooled, response, terms);
+                    return body.map_err(|mut failed| {
+                        failed.request = is_refused.then_some(request).or(failed.request.take());
+                        failed
+                    });
                 }
             }
         }
     }
 
+    /// After [`ExchangeError::Refused`] the caller has the request.
     fn conclude<B>(
         &self,
         exchanged: Result<(), ExchangeError>,
@@ -259,6 +285,12 @@ impl Upstream {
     ) -> Result<UpstreamBody, Box<FailedAttempt>> {
         match exchanged {
             Ok(()) => self.accept(response, lease, terms),
+            Err(ExchangeError::Refused(error)) => {
+                let mut failed = self.fail(error, &lease.permit, false, terms);
+                failed.end = Some(AttemptEnd::Unsent);
+                failed.refused_on = lease.connection.shared().cloned();
+                Err(failed)
+            }
             Err(error) => {
                 let mut failed = self.fail(error.into(), &lease.permit, was_pooled, terms);
                 if terms.is_repeatable {
@@ -282,6 +314,7 @@ impl Upstream {
         } = lease;
         let status = response.status();
         permit.note_head();
+        permit.avoided = None;
         if let Some(attempts) = &terms.options.attempts {
             attempts.end(Ok(status.as_u16()));
         }
@@ -293,7 +326,8 @@ impl Upstream {
         };
         match judged_by {
             Some(status) => permit.judge(status),
-            None => permit.begin_grpc(),
+            None if connection.is_end_stream() => permit.judge(GrpcStatus::Missing.as_http()),
+            None => {}
         }
         let retries = &self.settings().retries;
         let wants_retry = terms.is_repeatable && retries.on.status.contains(status);
@@ -310,7 +344,8 @@ impl Upstream {
                 outcome: Ok(body),
                 request,
                 server,
-                was_pooled: false,
+                may_be_same: false,
+                refused_on: None,
             })),
         }
     }
@@ -341,7 +376,8 @@ impl Upstream {
             outcome: Err(error),
             request: None,
             server: Arc::clone(server),
-            was_pooled,
+            may_be_same: was_pooled,
+            refused_on: None,
         })
     }
 }

@@ -234,6 +234,12 @@ impl Body for UpstreamBody {
                 None
             }
             Some(Ok(frame)) => {
+                if self.grpc.is_some()
+                    && frame.is_data()
+                    && let BodyState::Reading(lease) = &mut self.state
+                {
+                    lease.permit.note_message();
+                }
                 // Ends with the last frame, because the reader need not poll again.
                 if frame.is_trailers() || has_ended {
                     self.end(frame.trailers_ref());

@@ -89,6 +89,14 @@ impl UpstreamConnection {
         }
     }
 
+    /// The connection, if other requests share it.
+    pub(super) fn shared(&self) -> Option<&Arc<Http2Connection>> {
+        match self {
+            UpstreamConnection::Http1(_) | UpstreamConnection::EarlyResponse(_) => None,
+            UpstreamConnection::Http2(stream) => Some(&stream.connection),
+        }
+    }
+
     pub(super) fn poll_frame(
         &mut self,
         context: &mut Context<'_>,
@@ -207,7 +215,8 @@ impl ServerPermit {
             return None;
         }
         let now = self.server.terms.sweep.elapsed();
-        pool.with_room(now).map(|found| self.use_http2(pool, found))
+        let found = pool.with_room(now, self.avoided.as_ref());
+        found.map(|found| self.use_http2(pool, found))
     }
 
     /// A new connection, or a stream on one that opened meanwhile.
@@ -295,10 +304,9 @@ impl ServerPermit {
             return Ok(self.use_http1(stream));
         }
         let stream = TolerantStream::new(stream, Bytes::new());
-        let alarm = server.terms.sweep.alarm();
         let terms = ConnectionTerms {
             settings,
-            alarm,
+            sweep: &server.terms.sweep,
             usage: self.usage(),
             first_streams: pool.first_streams(),
         };

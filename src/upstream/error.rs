@@ -55,14 +55,19 @@ pub(super) enum ExchangeError {
     /// The connection was closed before, or the server said that it ignored the request. The
     /// request is complete again.
     Unsent(UpstreamError),
+    /// The server ignored the request, and its connection goes on. The request is complete again.
+    Refused(UpstreamError),
     /// The server may have seen the request, or part of it.
     Sent(UpstreamError),
 }
 
 impl From<ExchangeError> for UpstreamError {
     fn from(error: ExchangeError) -> UpstreamError {
-        let (ExchangeError::Unsent(error) | ExchangeError::Sent(error)) = error;
-        error
+        match error {
+            ExchangeError::Unsent(error)
+            | ExchangeError::Refused(error)
+            | ExchangeError::Sent(error) => error,
+        }
     }
 }
 

@@ -213,6 +213,13 @@ impl HealthState {
     pub(super) fn forget_checks(&mut self) {
         (self.up, self.against) = (None, 0);
     }
+
+    /// Forgets the ejection, after it was switched off in the configuration.
+    pub(super) fn forget_ejection(&mut self) {
+        (self.ejected, self.returned) = (None, None);
+        self.failures = 0;
+        self.recent.clear();
+    }
 }
 
 /// Whether one more of `servers` may be ejected while `out` of them are out. The last one may not,

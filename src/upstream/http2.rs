@@ -2,15 +2,15 @@
 //!
 //! A request opens a stream on a connection with room; the server's settings limit the streams. A
 //! retired connection gets no new requests and ends with its last one. A connection is retired
-//! after GOAWAY, or if its server was silent until a request timed out. A request that the server
-//! may have seen must never count as unsent.
+//! after GOAWAY, or if its server was silent until a request timed out or was given up. A request
+//! that the server may have seen must never count as unsent.
 
 mod stream;
 mod upload;
 
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use super::connect::TolerantStream;
 use super::error::UpstreamError;
-use crate::clock::Alarm;
+use crate::clock::{Alarm, Sweep, TICK};
 use crate::config::{ServerAddress, UpstreamSettings};
 use crate::connection_use::ConnectionUse;
 use crate::telemetry::panics::lock;
@@ -37,6 +37,12 @@ const SEND_BUFFER_BYTES: usize = 128 << 10;
 const MAX_HEAD_BYTES: u32 = 64 << 10;
 /// The stream limit before the server's settings have come. No server can send this number.
 const NO_SETTINGS: usize = usize::MAX - 1;
+/// A connection on which nothing came for this time, although a request waited, may be dead. TCP
+/// repairs one or two lost packets within it. To be wrong costs only a new connection: the requests
+/// in flight on a slow server go on.
+const SILENCE: Duration = Duration::from_secs(1);
+/// The value of `waits_since` while no request has waited since something came.
+const NOT_WAITING: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(super) struct Http2Connection {
@@ -49,16 +55,20 @@ pub(super) struct Http2Connection {
     /// The stream limit before the settings have come.
     first_streams: usize,
     received: AtomicU32,
+    sweep: Sweep,
+    /// The tick of the first request that was sent after anything came. A request that is given up
+    /// does not reset it, so that many short ones on a dead connection count together.
+    waits_since: AtomicU32,
     /// Rings if the settings are late, and later if the connection is unused for `idle_timeout`.
     alarm: Arc<Alarm>,
     usage: ConnectionUse,
-    idle_timeout: Duration,
+    idle_timeout_ms: AtomicU64,
 }
 
 /// The terms of a new connection.
 pub(super) struct ConnectionTerms<'s> {
     pub(super) settings: &'s UpstreamSettings,
-    pub(super) alarm: Arc<Alarm>,
+    pub(super) sweep: &'s Sweep,
     pub(super) usage: ConnectionUse,
     /// The stream limit before the server's settings have come.
     pub(super) first_streams: usize,
@@ -80,7 +90,7 @@ impl Http2Connection {
     ) -> Result<Arc<Http2Connection>, h2::Error> {
         let ConnectionTerms {
             settings,
-            alarm,
+            sweep,
             usage,
             first_streams,
         } = terms;
@@ -93,6 +103,7 @@ impl Http2Connection {
             .enable_push(false)
             .handshake::<_, Bytes>(stream)
             .await?;
+        let alarm = sweep.alarm();
         alarm.arm(settings.connect_timeout);
         let connection = Arc::new(Http2Connection {
             sender,
@@ -102,12 +113,11 @@ impl Http2Connection {
             settings: watch::Sender::new(SettingsStatus::Awaited),
             first_streams,
             received: AtomicU32::new(0),
+            sweep: sweep.clone(),
+            waits_since: AtomicU32::new(NOT_WAITING),
             alarm,
             usage,
-            idle_timeout: match settings.max_idle {
-                0 => Duration::ZERO,
-                _ => settings.idle_timeout,
-            },
+            idle_timeout_ms: AtomicU64::new(idle_timeout_ms(settings)),
         });
         let weak = Arc::downgrade(&connection);
         tokio::spawn(async move {
@@ -147,7 +157,7 @@ impl Http2Connection {
         }
         self.alarm.disarm();
         if self.streams.load(Ordering::Relaxed) == 0 {
-            self.alarm.arm(self.idle_timeout);
+            self.alarm.arm(self.idle_timeout());
         }
         self.settings.send_replace(SettingsStatus::Came);
         true
@@ -180,12 +190,43 @@ impl Http2Connection {
         self.retired.load(Ordering::Relaxed)
     }
 
-    fn retire(&self) {
+    pub(super) fn retire(&self) {
         self.retired.store(true, Ordering::Relaxed);
     }
 
     fn note_received(&self) {
         self.received.fetch_add(1, Ordering::Relaxed);
+        self.waits_since.store(NOT_WAITING, Ordering::Relaxed);
+    }
+
+    /// Notes that a request is about to be sent.
+    fn note_sent(&self) {
+        if self.waits_since.load(Ordering::Relaxed) == NOT_WAITING {
+            let now = self.sweep.ticks();
+            self.waits_since.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes that a request was given up while its server should have answered.
+    fn note_given_up(&self) {
+        let since = self.waits_since.load(Ordering::Relaxed);
+        if TICK * self.sweep.ticks().saturating_sub(since) >= SILENCE {
+            self.retire();
+        }
+    }
+
+    fn idle_timeout(&self) -> Duration {
+        Duration::from_millis(self.idle_timeout_ms.load(Ordering::Relaxed))
+    }
+
+    /// Goes on under other settings.
+    fn renew(&self, settings: &UpstreamSettings) {
+        let idle_timeout = idle_timeout_ms(settings);
+        let before = self.idle_timeout_ms.swap(idle_timeout, Ordering::Relaxed);
+        let is_unused = self.streams.load(Ordering::Relaxed) == 0;
+        if before != idle_timeout && is_unused && self.has_settings() {
+            self.alarm.arm(self.idle_timeout());
+        }
     }
 
     /// Whether the pool should drop the connection. It then ends with its last request.
@@ -204,8 +245,15 @@ impl Http2Connection {
 
     fn leave(&self) {
         if self.streams.fetch_sub(1, Ordering::Relaxed) == 1 && self.has_settings() {
-            self.alarm.arm(self.idle_timeout);
+            self.alarm.arm(self.idle_timeout());
         }
+    }
+}
+
+fn idle_timeout_ms(settings: &UpstreamSettings) -> u64 {
+    match settings.max_idle {
+        0 => 0,
+        _ => u64::try_from(settings.idle_timeout.as_millis()).unwrap_or(u64::MAX),
     }
 }
 
@@ -245,11 +293,18 @@ impl Http2Pool {
         })
     }
 
-    /// The first connection with room, so that the others age and close.
-    pub(super) fn with_room(&self, now: Duration) -> Option<Arc<Http2Connection>> {
+    /// The first connection with room, so that the others age and close. Never the `avoided` one.
+    pub(super) fn with_room(
+        &self,
+        now: Duration,
+        avoided: Option<&Arc<Http2Connection>>,
+    ) -> Option<Arc<Http2Connection>> {
         let mut connections = lock(&self.connections);
         connections.retain(|connection| !connection.is_retired() && !connection.usage.is_over(now));
-        connections.iter().find(|one| one.has_room()).cloned()
+        let may_use = |one: &&Arc<Http2Connection>| {
+            one.has_room() && avoided.is_none_or(|avoided| !Arc::ptr_eq(one, avoided))
+        };
+        connections.iter().find(may_use).cloned()
     }
 
     /// A connection whose server has not sent its settings yet.
@@ -277,8 +332,10 @@ impl Http2Pool {
     }
 
     /// Takes the connections of `old`, which lives on only for its requests under way.
-    pub(super) fn take_over(&self, old: &Http2Pool) {
-        lock(&self.connections).extend(std::mem::take(&mut *lock(&old.connections)));
+    pub(super) fn take_over(&self, old: &Http2Pool, settings: &UpstreamSettings) {
+        let taken = std::mem::take(&mut *lock(&old.connections));
+        taken.iter().for_each(|one| one.renew(settings));
+        lock(&self.connections).extend(taken);
         self.set_chose_http1(old.chose_http1.load(Ordering::Relaxed));
     }
 

@@ -8,6 +8,7 @@ use http::{HeaderValue, StatusCode};
 
 use super::error::UpstreamError;
 use super::health::{FailureKind, SendReason};
+use super::http2::Http2Connection;
 use super::server::Server;
 use crate::clock;
 use crate::config::{HostHeader, UpstreamSettings};
@@ -21,6 +22,8 @@ pub struct ServerPermit {
     is_capped: bool,
     /// Whether the status of the response has counted as a failure of the server.
     has_failed: bool,
+    /// A connection that has refused the request.
+    pub(super) avoided: Option<Arc<Http2Connection>>,
     /// The start of the measurement, if the latency of the response is measured.
     pub(super) started: Option<Instant>,
 }
@@ -45,6 +48,7 @@ impl ServerPermit {
             reason: SendReason::Healthy,
             is_capped: false,
             has_failed: false,
+            avoided: None,
             started: None,
         }
     }
@@ -102,11 +106,12 @@ impl ServerPermit {
         }
     }
 
-    /// Notes a response whose gRPC status comes later. It ends the trial of a server, because the
-    /// call may take hours.
-    pub(super) fn begin_grpc(&self) {
+    /// Notes a message of a gRPC call, whose status comes later. The first one ends the trial of a
+    /// server, because the call may take hours. A head alone does not: a failed call has one too.
+    pub(super) fn note_message(&mut self) {
         if self.reason != SendReason::Healthy {
-            self.server.health.succeed(self.reason);
+            let reason = std::mem::take(&mut self.reason);
+            self.server.health.succeed(reason);
         }
     }
 

@@ -56,8 +56,13 @@ impl Upstream {
             in_use: old.map_or_else(Arc::default, |old| Arc::clone(&old.terms.in_use)),
         });
         let old_servers = old.map_or_else(Vec::new, |old| old.current_servers());
+        let servers = ResolvedServers::new(&terms, &health, vitals, &old_servers);
+        if terms.settings.eject.is_none() {
+            let servers = &servers.set.load().servers;
+            servers.iter().for_each(|one| one.health.forget_ejection());
+        }
         Arc::new(Upstream {
-            servers: ResolvedServers::new(&terms, &health, vitals, &old_servers),
+            servers,
             terms,
             health,
             cells: old.map_or_else(Arc::default, |old| Arc::clone(&old.cells)),
@@ -100,17 +105,21 @@ impl Upstream {
     }
 
     fn free_permit(&self, affinity: Option<u64>) -> Result<ServerPermit, UpstreamError> {
-        if self.is_full() {
+        if self.has_reached_limit() {
             return Err(UpstreamError::TooManyConnections);
         }
+        // Before the others are asked for room: the server on trial has room of its own.
         if self.health.has_any_out()
             && let Some(permit) = self.trial_permit(&[])
         {
             return Ok(permit);
         }
+        if self.are_healthy_full() {
+            return Err(UpstreamError::TooManyConnections);
+        }
         let picked = self.pick(affinity, |server| server.load());
         picked.ok_or_else(|| match &self.settings().health {
-            // Other workers reached the caps after `is_full` was asked.
+            // Other workers reached the caps after `are_healthy_full` was asked.
             _ if self.terms.is_capped && self.has_healthy() => UpstreamError::TooManyConnections,
             Some(check) if !self.servers.set.load().servers.is_empty() => {
                 UpstreamError::NoneLeft(check.every * check.healthy)
@@ -127,8 +136,11 @@ impl Upstream {
         affinity: Option<u64>,
         may_be_same: bool,
     ) -> Option<ServerPermit> {
-        if self.is_full() {
+        if self.has_reached_limit() {
             return None;
+        }
+        if self.are_healthy_full() {
+            return self.trial_permit(tried);
         }
         let untried = |server: &Arc<Server>| match contains(tried, server) {
             true => Load::Down,
@@ -181,20 +193,25 @@ impl Upstream {
         let set = self.servers.set.load();
         let spares_backups = set.spares_backups(|server| server.load());
         let is_left_out = |one: &Arc<Server>| spares_backups && one.is_backup;
-        let may_try = |one: &&Arc<Server>| !contains(tried, one) && !is_left_out(one);
+        // A trial that finds no room would keep others out for a while.
+        let is_full = |one: &Arc<Server>| one.cap.is_some_and(|most| one.health.is_full(most));
+        let may_try =
+            |one: &&Arc<Server>| !contains(tried, one) && !is_left_out(one) && !is_full(one);
         let mut others = set.servers.iter().filter(may_try);
         let server = others.find(|server| server.health.claim_trial())?;
         ServerPermit::take(server, SendReason::Trial)
     }
 
-    fn is_full(&self) -> bool {
+    fn has_reached_limit(&self) -> bool {
         self.terms.in_use.load(Ordering::Relaxed) >= self.terms.settings.max_connections
-            || self.terms.is_capped && self.are_healthy_full()
     }
 
     /// Whether all healthy servers have reached their caps. Then waiting is better than a server
     /// that is not healthy.
     fn are_healthy_full(&self) -> bool {
+        if !self.terms.is_capped {
+            return false;
+        }
         let mut any_full = false;
         let any_ready = self.servers.set.load().servers.iter().any(|server| {
             let load = server.load();
@@ -232,7 +249,63 @@ fn contains(servers: &[Arc<Server>], server: &Arc<Server>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{ServerAddress, UpstreamServer};
+    use std::time::Duration;
+
+    use super::super::health::FailureKind;
+    use crate::config::{Ejection, ServerAddress, UpstreamServer};
+
+    /// Settings of two servers, the second of which may have one request.
+    fn two_servers() -> UpstreamSettings {
+        let server = |port| ServerAddress::Http("10.9.9.9".into(), port);
+        let mut settings =
+            UpstreamSettings::new("app", [81, 82].map(|port| server(port).into()).into());
+        settings.servers[1].max_connections = Some(1);
+        settings.eject = Some(Ejection {
+            rest: Duration::from_millis(1),
+            ..Ejection::default()
+        });
+        settings
+    }
+
+    fn eject_first(upstream: &Upstream) {
+        let rules = upstream.settings().eject.as_ref().unwrap();
+        let health = &upstream.current_servers()[0].health;
+        assert!(health.fail(FailureKind::Unreachable, SendReason::Healthy, rules));
+    }
+
+    #[test]
+    fn a_server_gets_its_trial_while_the_others_are_full() {
+        let vitals = Vitals::default();
+        let upstream = Upstream::new(None, &two_servers(), Sweep::new(), &vitals);
+        let servers = upstream.current_servers();
+        let _full = ServerPermit::take(&servers[1], SendReason::Healthy).unwrap();
+        let until = clock::now() + Duration::from_secs(10);
+        let trial = |permit: &dyn Fn() -> Option<ServerPermit>| {
+            eject_first(&upstream);
+            while clock::now() < until {
+                if let Some(trial) = permit() {
+                    servers[0].health.succeed(SendReason::Trial);
+                    return Arc::ptr_eq(&trial.server, &servers[0]);
+                }
+            }
+            false
+        };
+        assert!(trial(&|| upstream.permit(None).ok()));
+        assert!(trial(&|| upstream.retry_permit(&servers[1..], None, false)));
+    }
+
+    #[test]
+    fn nothing_stays_ejected_after_ejection_was_switched_off() {
+        let vitals = Vitals::default();
+        let mut settings = two_servers();
+        let old = Upstream::new(None, &settings, Sweep::new(), &vitals);
+        eject_first(&old);
+        settings.eject = None;
+        let new = Upstream::new(Some(&old), &settings, Sweep::new(), &vitals);
+        let standing = new.current_servers()[0].health.standing();
+        assert_eq!(standing, Standing::Healthy);
+        assert!(!new.health.has_any_out());
+    }
 
     #[test]
     fn a_request_counts_at_its_server_over_a_change_of_settings() {

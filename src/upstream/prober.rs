@@ -1,7 +1,8 @@
 //! Health checks: one thread of the process sends them, over connections like those of requests.
 //!
 //! Workers see the results in the shared [`ServerHealth`](super::server_health::ServerHealth). A
-//! server never gets two checks at once, and a check never outlasts its timeout.
+//! server never gets two checks at once, and a check never outlasts its timeout. The head of the
+//! answer decides; what is left of the timeout is for the body.
 
 use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
@@ -11,7 +12,7 @@ use futures_util::future::join_all;
 use http::header::{ACCEPT, HOST, USER_AGENT};
 use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::connection::{ExchangeOptions, UpstreamConnection};
 use super::error::UpstreamError;
@@ -59,7 +60,19 @@ async fn check_upstream(upstream: Arc<Upstream>, rules: HealthCheck) {
 }
 
 async fn check_server(server: &Arc<Server>, rules: &HealthCheck) {
-    let failure = match timeout(rules.timeout, request_status(server, rules)).await {
+    let permit = ServerPermit::uncapped(server);
+    let mut connection = None;
+    let ends = Instant::now() + rules.timeout;
+    let asked = timeout_at(ends, request_status(&permit, rules, &mut connection)).await;
+    let shared = connection.as_ref().and_then(UpstreamConnection::shared);
+    if asked.is_err()
+        && let Some(shared) = shared
+    {
+        // The connection may be dead, and the next check must not depend on it.
+        shared.retire();
+    }
+    let has_head = matches!(asked, Ok(Ok(_)));
+    let failure = match asked {
         Ok(Ok(status)) if rules.status.contains(status) => None,
         Ok(Ok(status)) => Some(format!("status {}", status.as_u16())),
         // This machine's problem says nothing about the server.
@@ -68,26 +81,28 @@ async fn check_server(server: &Arc<Server>, rules: &HealthCheck) {
         Err(_) => Some(format!("no answer within {:?}", rules.timeout)),
     };
     server.health.note_check(failure.as_deref(), rules);
+    if let Some(connection) = connection.filter(|_| has_head) {
+        let _ = timeout_at(ends, discard_body(connection)).await;
+    }
 }
 
 async fn request_status(
-    server: &Arc<Server>,
+    permit: &ServerPermit,
     rules: &HealthCheck,
+    connection: &mut Option<UpstreamConnection>,
 ) -> Result<StatusCode, UpstreamError> {
-    let permit = ServerPermit::uncapped(server);
     let mut request = Request::new(RequestBody::empty());
     *request.uri_mut() = rules.path.clone().into();
     let headers = request.headers_mut();
-    let host = rules.host.as_ref().unwrap_or(&server.host);
+    let host = rules.host.as_ref().unwrap_or(&permit.server.host);
     headers.insert(HOST, host.clone());
     headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
     headers.insert(USER_AGENT, HeaderValue::from_static("tidegate-health"));
-    let mut connection = permit.connect(false).await?;
+    let connection = connection.insert(permit.connect(false).await?);
     let mut response = Response::new(());
     let options = ExchangeOptions::default();
     let exchange = connection.exchange(&mut request, &mut response, options);
     exchange.await?;
-    discard_body(connection).await;
     Ok(response.status())
 }
 
@@ -112,6 +127,7 @@ mod tests {
     use std::time::Duration;
 
     use tokio::net::UnixStream;
+    use tokio::time::timeout;
 
     use super::*;
     use crate::config;
@@ -142,6 +158,36 @@ mod tests {
             let _ = timeout(Duration::from_millis(50), checks).await;
         });
         assert_eq!(health.standing(), Standing::Healthy);
+    }
+
+    #[test]
+    fn the_head_of_an_answer_decides() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let text = format!(
+            "[upstream.api]\nservers = [\"http://127.0.0.1:{port}\"]\n\
+             health = {{ path = \"/\", timeout = \"300ms\" }}\n\
+             [[route]]\npath = \"/*\"\nupstream = \"api\"\nlimits = []\n"
+        );
+        let (config, _) = config::parse("proxy.toml", &text, &|_| None).unwrap();
+        let settings = &config.upstreams[0];
+        let answering = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // The body never comes.
+            let head = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n";
+            stream.write_all(head).unwrap();
+            while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0) {}
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            let upstream = Upstream::new(None, settings, Sweep::new(), &Vitals::default());
+            let server = &upstream.current_servers()[0];
+            check_server(server, settings.health.as_ref().unwrap()).await;
+            assert_eq!(server.health.standing(), Standing::Healthy);
+        });
+        answering.join().unwrap();
     }
 
     /// The end of the checks and the answer to a check become ready while the runtime rests. The

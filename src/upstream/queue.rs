@@ -4,31 +4,64 @@
 //! If servers have caps, all workers share one queue, as they share the caps; otherwise each worker
 //! has its own.
 
-use std::pin::pin;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::error::UpstreamError;
 use crate::clock;
+use crate::telemetry::panics::lock;
 
-/// Waiting requests check at this interval for room that no finished request announces, for example
-/// because a server came back.
+/// The first waiting request checks at this interval for room that no finished request announces,
+/// for example because a server came back.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Default)]
 pub(super) struct PermitQueue {
+    /// The length of `line`, for requests that do not wait.
     waiting: AtomicUsize,
-    freed: Notify,
+    /// What wakes each waiting request. Only the first request may take a place.
+    line: Mutex<VecDeque<Arc<Notify>>>,
 }
 
-/// Counts a request in the queue until it is dropped.
-struct QueuedRequest<'q>(&'q PermitQueue);
+/// A request in the queue until it is dropped. Then the next one may take a place.
+struct QueuedRequest<'q> {
+    queue: &'q PermitQueue,
+    freed: Arc<Notify>,
+}
+
+impl<'q> QueuedRequest<'q> {
+    /// `None` if `most` requests wait.
+    fn enter(queue: &'q PermitQueue, most: usize) -> Option<QueuedRequest<'q>> {
+        let mut line = lock(&queue.line);
+        if line.len() >= most {
+            return None;
+        }
+        let freed = Arc::new(Notify::new());
+        line.push_back(Arc::clone(&freed));
+        queue.waiting.store(line.len(), Ordering::Relaxed);
+        Some(QueuedRequest { queue, freed })
+    }
+
+    fn is_first(&self) -> bool {
+        let line = lock(&self.queue.line);
+        line.front()
+            .is_some_and(|first| Arc::ptr_eq(first, &self.freed))
+    }
+}
 
 impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+        let mut line = lock(&self.queue.line);
+        let own = line.iter().position(|one| Arc::ptr_eq(one, &self.freed));
+        own.and_then(|own| line.remove(own));
+        self.queue.waiting.store(line.len(), Ordering::Relaxed);
+        if let Some(first) = line.front() {
+            first.notify_one();
+        }
     }
 }
 
@@ -39,8 +72,10 @@ impl PermitQueue {
     }
 
     pub(super) fn wake_next(&self) {
-        if self.has_waiting() {
-            self.freed.notify_one();
+        if self.has_waiting()
+            && let Some(first) = lock(&self.line).front()
+        {
+            first.notify_one();
         }
     }
 
@@ -51,32 +86,28 @@ impl PermitQueue {
         time: Duration,
         take: impl Fn() -> Result<T, UpstreamError>,
     ) -> Result<T, UpstreamError> {
-        let before = self.waiting.fetch_add(1, Ordering::Relaxed);
-        let queued = QueuedRequest(self);
-        if before >= most {
+        let Some(queued) = QueuedRequest::enter(self, most) else {
             return Err(UpstreamError::TooManyConnections);
-        }
+        };
         let start = clock::now();
-        let mut is_next = before == 0;
         loop {
-            let mut freed = pin!(self.freed.notified());
-            // Registers before `take`, so that no notification is lost between them.
-            freed.as_mut().enable();
-            if is_next {
+            let is_first = queued.is_first();
+            if is_first {
                 match take() {
                     Err(UpstreamError::TooManyConnections) => {}
-                    taken => {
-                        drop(queued);
-                        return taken;
-                    }
+                    taken => return taken,
                 }
             }
             let left = time.saturating_sub(clock::now() - start);
             if left.is_zero() {
                 return Err(UpstreamError::QueuedTooLong);
             }
-            let _ = tokio::time::timeout(left.min(CHECK_EVERY), freed).await;
-            is_next = true;
+            let longest = match is_first {
+                true => left.min(CHECK_EVERY),
+                false => left,
+            };
+            // A notification between `take` and here is kept.
+            let _ = tokio::time::timeout(longest, queued.freed.notified()).await;
         }
     }
 }
@@ -112,6 +143,26 @@ mod tests {
             queue.wake_next();
         });
         assert!(order.get() == 3 && !queue.has_waiting());
+    }
+
+    /// The first one looks for room at an interval, and keeps its place when it finds none.
+    #[tokio::test]
+    async fn looking_for_room_costs_no_place() {
+        let (queue, free) = (PermitQueue::default(), Cell::new(0));
+        let order = Cell::new(0);
+        let wait = async |number: usize, after: Duration| {
+            tokio::time::sleep(after).await;
+            queue.wait(9, LONG, || take(&free)).await.unwrap();
+            assert_eq!(order.replace(number), number - 1);
+            free.set(free.get() + 1);
+            queue.wake_next();
+        };
+        tokio::join!(biased; wait(1, Duration::ZERO), wait(2, CHECK_EVERY / 2), async {
+            tokio::time::sleep(CHECK_EVERY * 5 / 4).await;
+            free.set(1);
+            queue.wake_next();
+        });
+        assert_eq!(order.get(), 2);
     }
 
     #[tokio::test]

@@ -140,7 +140,8 @@ impl Server {
             successor.keep(connection);
         }
         if let (Some(own), Some(pool)) = (&self.http2, &successor.http2) {
-            pool.take_over(own);
+            pool.take_over(own, &successor.terms.settings);
+            successor.close_when_old();
         }
         // Only the first successor is set; later ones take over from it.
         let _ = self.successor.set(Arc::clone(successor));
@@ -175,8 +176,9 @@ impl Server {
 
     pub(super) fn take_idle(&self) -> Option<Box<Http1>> {
         let mut idle = lock(&self.idle);
+        let now = self.terms.sweep.elapsed();
         while let Some(mut connection) = idle.pop() {
-            if connection.is_usable() {
+            if !connection.usage.is_over(now) && connection.is_usable() {
                 return Some(connection);
             }
         }
@@ -216,10 +218,11 @@ impl Server {
     /// Closes old connections; true if others are left.
     fn close_old(&self) -> bool {
         let has_http2 = self.http2.as_ref().is_some_and(|pool| pool.close_old());
+        let now = self.terms.sweep.elapsed();
         let mut idle = lock(&self.idle);
         idle.retain_mut(|connection| {
             connection.free_large_buffer();
-            connection.is_usable()
+            !connection.usage.is_over(now) && connection.is_usable()
         });
         has_http2 || !idle.is_empty()
     }

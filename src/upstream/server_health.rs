@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -32,9 +32,12 @@ pub struct Vitals(Arc<Mutex<HealthRegistry>>);
 
 #[derive(Debug, Default)]
 struct HealthRegistry {
-    servers: HashMap<(Arc<str>, ServerAddress), Weak<ServerHealth>>,
+    servers: HashMap<ServerKey, Weak<ServerHealth>>,
     upstreams: HashMap<Arc<str>, Weak<UpstreamHealth>>,
 }
+
+/// The upstream and the place of a server.
+type ServerKey = (Arc<str>, ServerAddress);
 
 #[derive(Debug)]
 pub(super) struct UpstreamHealth {
@@ -46,12 +49,15 @@ pub(super) struct UpstreamHealth {
     change: Mutex<()>,
     /// Holds waiting requests if servers have caps.
     pub(super) queue: Arc<PermitQueue>,
+    /// Whether the log says that a name has too many addresses.
+    has_warned: AtomicBool,
 }
 
 #[derive(Debug)]
 pub(super) struct ServerHealth {
     upstream: Arc<UpstreamHealth>,
-    server: Box<str>,
+    /// The server in logs.
+    server: Mutex<Box<str>>,
     gate: AtomicU64,
     state: Mutex<HealthState>,
     /// A copy of `state.failures`.
@@ -81,6 +87,25 @@ impl Vitals {
         let health = Arc::new(ServerHealth::new(upstream, server));
         known.servers.insert(key, Arc::downgrade(&health));
         health
+    }
+
+    /// The health of a server that is now at `place`, and was `known` at another one. Another
+    /// worker may have noted it there already, but the health there may be that of another server.
+    pub(super) fn moved(
+        &self,
+        known: &Arc<ServerHealth>,
+        place: &ServerAddress,
+        is_others: impl FnOnce(&Arc<ServerHealth>) -> bool,
+    ) -> Arc<ServerHealth> {
+        let mut registry = lock(&self.0);
+        let key = (Arc::clone(&known.upstream.name), place.clone());
+        let there = registry.servers.get(&key).and_then(Weak::upgrade);
+        if let Some(health) = there.filter(|there| !is_others(there)) {
+            return health;
+        }
+        registry.servers.insert(key, Arc::downgrade(known));
+        *lock(&known.server) = place.to_string().into_boxed_str();
+        Arc::clone(known)
     }
 
     /// The health of the upstream with this name, created when it is asked for first.
@@ -118,12 +143,24 @@ impl UpstreamHealth {
             out: AtomicUsize::new(0),
             change: Mutex::default(),
             queue: Arc::default(),
+            has_warned: AtomicBool::new(false),
         }
     }
 
     /// Whether any server is not healthy. If none is, the single servers need no look.
     pub(super) fn has_any_out(&self) -> bool {
         self.out.load(Ordering::Relaxed) > 0
+    }
+
+    /// Warns once for all workers that a name has more servers than `most`.
+    #[cold]
+    pub(super) fn warn_of_servers(&self, name: &str, count: usize, most: usize) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            let upstream = &self.name;
+            tracing::warn!(
+                "upstream {upstream}: {name} has {count} addresses: the first {most} get requests"
+            );
+        }
     }
 
     fn has_room(&self, rules: &Ejection, kind: FailureKind) -> bool {
@@ -143,7 +180,7 @@ impl ServerHealth {
     fn new(upstream: &Arc<UpstreamHealth>, server: &impl fmt::Display) -> ServerHealth {
         ServerHealth {
             upstream: Arc::clone(upstream),
-            server: server.to_string().into_boxed_str(),
+            server: Mutex::new(server.to_string().into_boxed_str()),
             gate: AtomicU64::new(OPEN),
             state: Mutex::default(),
             failures: AtomicU32::new(0),
@@ -273,7 +310,7 @@ impl ServerHealth {
     }
 
     pub(super) fn log_failure(&self, why: &dyn fmt::Display) {
-        let (upstream, server) = (&self.upstream.name, &self.server);
+        let (upstream, server) = (&self.upstream.name, lock(&self.server));
         tracing::warn!("upstream {upstream}: the last request to {server}: {why}");
     }
 
@@ -282,7 +319,7 @@ impl ServerHealth {
         let passed = failure.is_none();
         let change = self.change(|state| state.note_check(passed, rules, clock::now()));
         if let (Some(_), Some(why)) = (change, failure) {
-            let (upstream, server) = (&self.upstream.name, &self.server);
+            let (upstream, server) = (&self.upstream.name, lock(&self.server));
             tracing::warn!("upstream {upstream}: the last check of {server}: {why}");
         }
     }
@@ -291,6 +328,16 @@ impl ServerHealth {
         if self.gate.load(Ordering::Relaxed) == SHUT {
             self.change(|state| {
                 state.forget_checks();
+                None
+            });
+        }
+    }
+
+    /// Ends an ejection, after ejection was switched off.
+    pub(super) fn forget_ejection(&self) {
+        if self.gate.load(Ordering::Relaxed) != OPEN {
+            self.change(|state| {
+                state.forget_ejection();
                 None
             });
         }
@@ -325,7 +372,7 @@ impl ServerHealth {
             }
         }
         if let Some(change) = change {
-            let (upstream, server) = (&upstream.name, &self.server);
+            let (upstream, server) = (&upstream.name, lock(&self.server));
             match change {
                 HealthChange::Ejected { .. } | HealthChange::WentDown(_) => {
                     tracing::warn!("upstream {upstream}: server {server} {change}");

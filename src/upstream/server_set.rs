@@ -20,10 +20,11 @@ use tokio::time::{sleep, timeout};
 use super::balance::{self, Load, Work};
 use super::connect::Addresses;
 use super::server::{Server, UpstreamTerms};
-use super::server_health::{UpstreamHealth, Vitals};
+use super::server_health::{ServerHealth, UpstreamHealth, Vitals};
 use crate::config::{Balance, ServerAddress, UpstreamServer, UpstreamSettings};
 use crate::telemetry::panics::lock;
 
+/// The most servers of one name.
 const MAX_ADDRESSES: usize = 64;
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -55,17 +56,24 @@ impl ResolvedServers {
     /// Builds the servers at these places. A server of `old` that has not changed stays; one with
     /// new settings hands its state over.
     fn build(&self, places: &[ServerPlace<'_>], old: &[Arc<Server>]) -> Vec<Arc<Server>> {
+        // The configuration may list a server twice, and then each has one of `old`.
+        let mut left: Vec<_> = old.iter().collect();
         let build = |at: &ServerPlace<'_>| {
-            let siblings = places.iter().filter(|other| other.origin == at.origin);
-            let has_siblings = siblings.count() > 1;
+            let is_sibling = |other: &&ServerPlace<'_>| std::ptr::eq(other.origin, at.origin);
+            let has_siblings = places.iter().filter(is_sibling).count() > 1;
             let place = match at.addresses.first() {
                 Some(address) if has_siblings => at.origin.address.at(*address),
                 _ => at.origin.address.clone(),
             };
-            let health = self.vitals.server(&self.health, &place);
-            let before = old.iter().find(|old| Arc::ptr_eq(&old.health, &health));
+            let health = self.health_at(at, &place, old);
+            let own = left
+                .iter()
+                .position(|old| Arc::ptr_eq(&old.health, &health));
+            let before = own.map(|own| left.remove(own));
             let same = before.filter(|before| before.found == at.addresses);
-            if let Some(same) = same.filter(|same| Arc::ptr_eq(&same.terms, &self.terms)) {
+            let unchanged =
+                same.filter(|same| Arc::ptr_eq(&same.terms, &self.terms) && same.place == place);
+            if let Some(same) = unchanged {
                 return Arc::clone(same);
             }
             // Before its first lookup, a name got requests at all of its addresses.
@@ -83,6 +91,30 @@ impl ResolvedServers {
             server
         };
         places.iter().map(build).collect()
+    }
+
+    /// The health of the server at `place`. A name with one address is a place by its name, and one
+    /// with several by each address. An address keeps its health when the other way begins.
+    fn health_at(
+        &self,
+        at: &ServerPlace<'_>,
+        place: &ServerAddress,
+        old: &[Arc<Server>],
+    ) -> Arc<ServerHealth> {
+        let address = at.addresses.first();
+        let was_there = |old: &&Arc<Server>| {
+            address.is_some() && old.found.first() == address && old.origin == at.origin.address
+        };
+        let known = old.iter().find(was_there);
+        let Some(known) = known.filter(|known| known.place != *place) else {
+            return self.vitals.server(&self.health, place);
+        };
+        let mut others = old
+            .iter()
+            .filter(|one| !Arc::ptr_eq(&one.health, &known.health));
+        let is_others =
+            |there: &Arc<ServerHealth>| others.any(|one| Arc::ptr_eq(&one.health, there));
+        self.vitals.moved(&known.health, place, is_others)
     }
 
     /// Starts with the addresses of `old` servers, and looks names up as long as it is in use.
@@ -151,10 +183,13 @@ impl ResolvedServers {
 fn known_places<'s>(known: &[Arc<Server>], origin: &'s UpstreamServer) -> Vec<ServerPlace<'s>> {
     let same = known.iter().filter(|one| one.origin == origin.address);
     let place = |addresses| ServerPlace { origin, addresses };
-    let places: Vec<_> = same.map(|one| place(one.found.clone())).collect();
-    match places.is_empty() {
+    let mut found: Vec<_> = same.map(|one| one.found.clone()).collect();
+    // The same server twice has the addresses of both.
+    found.sort_unstable();
+    found.dedup();
+    match found.is_empty() {
         true => vec![place(Addresses::new())],
-        false => places,
+        false => found.into_iter().map(place).collect(),
     }
 }
 
@@ -171,7 +206,14 @@ async fn look_up_repeatedly(servers: Weak<ResolvedServers>) {
                 continue;
             };
             if let Ok(Ok(addresses)) = timeout(LOOKUP_TIMEOUT, lookup_host((name, port))).await {
-                let places = pair_families(addresses.take(MAX_ADDRESSES));
+                let mut places = pair_families(addresses);
+                if places.len() > MAX_ADDRESSES
+                    && let Some(current) = servers.upgrade()
+                {
+                    let (name, count) = (server.address.to_string(), places.len());
+                    current.health.warn_of_servers(&name, count, MAX_ADDRESSES);
+                    places.truncate(MAX_ADDRESSES);
+                }
                 if !places.is_empty() {
                     found.insert(server.address.clone(), places);
                 }
@@ -194,6 +236,7 @@ fn pair_families(addresses: impl Iterator<Item = SocketAddr>) -> Vec<Addresses> 
     let Some(first) = all.first().copied() else {
         return Vec::new();
     };
+    // So the order of the answer does not decide which addresses a bound leaves out.
     all.sort_unstable();
     all.dedup();
     let (mut front, mut back): (Vec<_>, Vec<_>) = all
@@ -314,135 +357,4 @@ impl ServerSet {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::clock::Sweep;
-    use crate::config::UpstreamSettings;
-    use crate::upstream::pool::Upstream;
-
-    fn ip(text: &str) -> SocketAddr {
-        format!("{text}:80").parse().unwrap()
-    }
-
-    fn at(texts: &[&str]) -> Vec<Vec<SocketAddr>> {
-        let places = pair_families(texts.iter().map(|text| ip(text)));
-        places.into_iter().map(|place| place.to_vec()).collect()
-    }
-
-    #[test]
-    fn addresses_of_two_families_are_one_server() {
-        assert_eq!(at(&[]), Vec::<Vec<SocketAddr>>::new());
-        assert_eq!(
-            at(&["[::1]", "127.0.0.1"]),
-            [[ip("[::1]"), ip("127.0.0.1")]]
-        );
-        assert_eq!(
-            at(&["127.0.0.1", "[::1]"]),
-            [[ip("127.0.0.1"), ip("[::1]")]]
-        );
-        let three = [
-            vec![ip("10.0.0.1")],
-            vec![ip("10.0.0.2")],
-            vec![ip("10.0.0.3")],
-        ];
-        assert_eq!(at(&["10.0.0.3", "10.0.0.1", "10.0.0.2", "10.0.0.1"]), three);
-        let uneven = [vec![ip("10.0.0.1"), ip("[::1]")], vec![ip("10.0.0.2")]];
-        assert_eq!(at(&["10.0.0.2", "[::1]", "10.0.0.1"]), uneven);
-    }
-
-    /// An upstream with a server `app.test` and one without a name.
-    struct Upstreams(Arc<Upstream>);
-
-    impl Upstreams {
-        fn new(slow_start: bool) -> Upstreams {
-            let name = ServerAddress::Http("app.test".into(), 80);
-            let fixed = ServerAddress::Http("10.9.9.9".into(), 80);
-            let mut settings = UpstreamSettings::new("app", vec![name.into(), fixed.into()]);
-            settings.slow_start = slow_start.then_some(Duration::from_secs(3600));
-            let upstream = Upstream::new(None, &settings, Sweep::new(), &Vitals::default());
-            Upstreams(upstream)
-        }
-
-        fn note(&self, texts: &[&str]) -> Vec<Arc<Server>> {
-            let name = ServerAddress::Http("app.test".into(), 80);
-            let places = pair_families(texts.iter().map(|text| ip(text)));
-            self.0.servers.update(&HashMap::from([(name, places)]));
-            self.servers()
-        }
-
-        fn servers(&self) -> Vec<Arc<Server>> {
-            self.0.servers.set.load().servers.clone()
-        }
-
-        fn places(&self) -> Vec<String> {
-            let place = |server: &Arc<Server>| server.place.to_string();
-            self.servers().iter().map(place).collect()
-        }
-    }
-
-    #[test]
-    fn each_address_is_a_server_and_those_that_stay_are_the_same() {
-        let upstreams = Upstreams::new(false);
-        assert_eq!(
-            upstreams.places(),
-            ["http://app.test:80", "http://10.9.9.9:80"]
-        );
-        let two = upstreams.note(&["10.0.0.1", "10.0.0.2"]);
-        let want = [
-            "http://10.0.0.1:80",
-            "http://10.0.0.2:80",
-            "http://10.9.9.9:80",
-        ];
-        assert_eq!(upstreams.places(), want);
-        // In another order: nothing has changed.
-        let again = upstreams.note(&["10.0.0.2", "10.0.0.1"]);
-        assert!(
-            two.iter()
-                .zip(&again)
-                .all(|(one, other)| Arc::ptr_eq(one, other))
-        );
-        let other = upstreams.note(&["10.0.0.3", "10.0.0.2"]);
-        assert!(Arc::ptr_eq(&two[1], &other[0]) && Arc::ptr_eq(&two[2], &other[2]));
-        assert_eq!(upstreams.places()[1], "http://10.0.0.3:80");
-        // Every one is asked for the name.
-        assert!(other[..2].iter().all(|server| server.host == "app.test"));
-    }
-
-    #[test]
-    fn the_last_good_answer_is_kept() {
-        let upstreams = Upstreams::new(false);
-        let before = upstreams.note(&["10.0.0.1", "10.0.0.2"]);
-        upstreams.0.servers.update(&HashMap::new());
-        let after = upstreams.servers();
-        assert!(
-            before
-                .iter()
-                .zip(&after)
-                .all(|(one, other)| Arc::ptr_eq(one, other))
-        );
-    }
-
-    #[test]
-    fn one_that_moves_keeps_what_is_known_of_it_but_not_its_place() {
-        let upstreams = Upstreams::new(false);
-        let first = upstreams.servers();
-        let second = upstreams.note(&["10.0.0.1"]);
-        let third = upstreams.note(&["10.0.0.2"]);
-        assert!(Arc::ptr_eq(&first[0].health, &third[0].health));
-        assert!(!Arc::ptr_eq(&second[0], &third[0]));
-        assert!(third[0].found[..] == [ip("10.0.0.2")]);
-    }
-
-    #[test]
-    fn only_addresses_that_come_later_start_slowly() {
-        let upstreams = Upstreams::new(true);
-        let warmth = |server: &Arc<Server>| server.health.warmth(Duration::from_secs(3600));
-        let servers = upstreams.note(&["10.0.0.1", "10.0.0.2"]);
-        assert!(servers.iter().all(|server| warmth(server) == 100));
-        let servers = upstreams.note(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
-        assert_eq!(
-            servers.iter().map(warmth).collect::<Vec<_>>(),
-            [100, 100, 10, 100]
-        );
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::admin::Looked;
 use crate::backend::{Backend, Call, Manners};
-use crate::house::Upstream;
+use crate::house::{Tidegate, Upstream};
 use crate::http2::client::{Http2, Reply, run};
 use crate::probe::eventually;
 use crate::support::free_port;
@@ -167,6 +167,36 @@ fn calls_are_counted_by_the_status_of_grpc() {
         "tidegate_http_requests_total{route=\"dead\",method=\"POST\",code=\"200\"}",
         1,
     );
+}
+
+#[test]
+fn a_trial_is_judged_by_the_trailers_and_not_by_the_head() {
+    let failing = Backend::h2c(Manners::default(), |mut call: Call| async move {
+        let head = Response::builder().header("content-type", "application/grpc");
+        let mut stream = call.head(head.body(()).unwrap()).unwrap();
+        let unavailable =
+            HeaderMap::from_iter([("grpc-status".parse().unwrap(), "14".parse().unwrap())]);
+        let _ = stream.send_trailers(unavailable);
+    });
+    let good = Backend::h2c(Manners::default(), server);
+    let mut proxy = Tidegate::start(&format!(
+        "[server]\nworkers = 1\n[[route]]\npath = \"/*\"\nupstream = \"api\"\nlimits = []\n\
+         [upstream.api]\nservers = [\"{}\", \"{}\"]\nbalance = \"round-robin\"\n\
+         eject = {{ failures = 1, for = \"100ms\", status = [\"503\"] }}\n",
+        failing.h2c_url(),
+        good.h2c_url()
+    ));
+    run(async {
+        let client = Http2::to(proxy.address).await;
+        while failing.seen().len() < 4 {
+            let _ = client.ask(call("/calls/trailers-0")).await;
+        }
+    });
+    proxy.signal("TERM");
+    proxy.wait();
+    let said = proxy.said().join("\n");
+    assert!(said.contains("gets no requests for 100ms"), "{said}");
+    assert!(!said.contains("is back"), "{said}");
 }
 
 #[test]

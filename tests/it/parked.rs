@@ -321,7 +321,10 @@ fn the_kernel_finds_clients_that_have_vanished() {
     let proxy = start(&upstream, "");
     let client = TcpStream::connect(proxy.address).unwrap();
     let hex = |port: u16| format!(":{port:04X}");
-    let (ours, theirs) = (hex(proxy.address.port()), hex(client.local_addr().unwrap().port()));
+    let (ours, theirs) = (
+        hex(proxy.address.port()),
+        hex(client.local_addr().unwrap().port()),
+    );
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let timer = table.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();

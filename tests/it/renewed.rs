@@ -112,6 +112,21 @@ async fn connections_made_for_other_timeouts_are_not_used() {
 }
 
 #[tokio::test]
+async fn a_connection_that_was_idle_is_not_used_beyond_its_age() {
+    let upstream = Upstream::start(&[THRICE]).await;
+    let mut aged = settings(&[upstream.port]);
+    aged.connections.age = Some(Duration::from_secs(10));
+    let worker = Worker::start(&aged);
+    worker.is_ok(0).await;
+    worker.sweep.advance(Duration::from_secs(9));
+    worker.is_ok(0).await;
+    assert_eq!(upstream.accepted(), 1);
+    worker.sweep.advance(Duration::from_secs(11));
+    worker.is_ok(0).await;
+    assert_eq!(upstream.accepted(), 2);
+}
+
+#[tokio::test]
 async fn a_server_that_goes_takes_its_connections_with_it() {
     let upstream = Upstream::start(&[THRICE]).await;
     let another = Upstream::start(&[THRICE]).await;

@@ -1,6 +1,7 @@
 //! HTTP/2 to upstreams, for clients that speak HTTP/1.1: how heads and bodies are translated, how
 //! requests share connections, and what becomes of them when a server leaves or refuses.
 
+mod dead;
 mod pace;
 mod through;
 
@@ -267,6 +268,24 @@ fn what_a_server_refuses_is_sent_again_with_its_body_and_charged_once() {
     };
     assert_eq!(left(&first) - left(&second), 1, "charged once");
     assert_eq!(refused.load(Ordering::SeqCst), 4);
+    assert_eq!(backend.connections(), 2, "not on the same one");
+}
+
+#[test]
+fn a_refused_request_is_sent_again_only_as_a_retry() {
+    let backend = Backend::h2c(polite(), |mut call: Call| async move {
+        call.respond.send_reset(Reason::REFUSED_STREAM);
+    });
+    let get = "GET / HTTP/1.1\r\nHost: test\r\n\r\n";
+    let never = proxy(&backend, "retries = 0");
+    for _ in 0..20 {
+        never.connect().ask(get).assert_problem(502);
+    }
+    assert_eq!((backend.seen().len(), backend.connections()), (20, 1));
+    // Once at the same server, on another connection.
+    let twice = proxy(&backend, "retries = 2\neject = false");
+    twice.connect().ask(get).assert_problem(502);
+    assert_eq!((backend.seen().len(), backend.connections()), (22, 3));
 }
 
 #[test]

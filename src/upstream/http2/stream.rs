@@ -34,7 +34,7 @@ const UNIQUE: [HeaderName; 2] = [HeaderName::from_static("x-request-id"), TRACEP
 /// cancels the work upstream.
 #[derive(Debug)]
 pub(in crate::upstream) struct Http2Stream {
-    connection: Arc<Http2Connection>,
+    pub(in crate::upstream) connection: Arc<Http2Connection>,
     pub(in crate::upstream) deadline: Arc<Deadline>,
     scheme: Scheme,
     /// The authority of a request without a `Host` line.
@@ -55,6 +55,11 @@ struct Http2Content {
 
 impl Drop for Http2Stream {
     fn drop(&mut self) {
+        // The alarm is armed while the server's time to answer runs, and not while the client has
+        // yet to send.
+        if self.content.is_none() && self.deadline.alarm.left().is_some() {
+            self.connection.note_given_up();
+        }
         self.connection.leave();
     }
 }
@@ -86,8 +91,8 @@ impl Http2Stream {
         self.retry_copy = Some(copy);
     }
 
-    /// Sends the request and waits for the head of the response. After
-    /// [`ExchangeError::Unsent`] the request is complete again.
+    /// Sends the request and waits for the head of the response. After [`ExchangeError::Unsent`]
+    /// and [`ExchangeError::Refused`] the request is complete again.
     pub(in crate::upstream) async fn exchange(
         &mut self,
         request: &mut Request<RequestBody>,
@@ -103,6 +108,7 @@ impl Http2Stream {
                 return Err(ExchangeError::Unsent(UpstreamError::from_http2(error)));
             }
         };
+        self.connection.note_sent();
         self.deadline.begin_head();
         let mut upload = None;
         if !ends {
@@ -155,10 +161,15 @@ impl Http2Stream {
         })
         .await;
         self.deadline.end_head();
-        if head.is_some() {
-            self.connection.note_received();
-        } else if self.connection.received.load(Ordering::Relaxed) == before {
-            self.connection.retire();
+        match &head {
+            Some(Ok(_)) => self.connection.note_received(),
+            Some(Err(error)) if error.is_remote() => self.connection.note_received(),
+            // This side broke off.
+            Some(Err(_)) => {}
+            None if self.connection.received.load(Ordering::Relaxed) == before => {
+                self.connection.retire();
+            }
+            None => {}
         }
         head
     }
@@ -206,9 +217,10 @@ impl Http2Stream {
             false if self.connection.is_silent() => UpstreamError::ConnectTimedOut,
             false => UpstreamError::from_http2(error),
         };
-        match body.filter(|_| is_foreign || is_goodbye || is_refused) {
-            Some(body) => (ExchangeError::Unsent(error), Some(body)),
-            None => (ExchangeError::Sent(error), None),
+        match body {
+            Some(body) if is_foreign || is_goodbye => (ExchangeError::Unsent(error), Some(body)),
+            Some(body) if is_refused => (ExchangeError::Refused(error), Some(body)),
+            _ => (ExchangeError::Sent(error), None),
         }
     }
 
@@ -259,6 +271,7 @@ impl Http2Stream {
             content.data_ended = true;
         }
         let trailers = ready!(content.stream.poll_trailers(context)).transpose();
+        self.connection.note_received();
         let frame = trailers.map(|trailers| trailers.map(Frame::trailers));
         Poll::Ready(frame.map(|frame| frame.map_err(UpstreamError::from_http2)))
     }
