@@ -331,6 +331,7 @@ fn log_line() -> Word {
             delayed: Duration::ZERO,
             client: IpAddr::from([192, 0, 2, 7]),
             method: &Method::GET,
+            host: Some("api.example"),
             path: "/api/v1/items/17",
             protocol: "HTTP/1.1",
             status: 200,

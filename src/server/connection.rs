@@ -29,7 +29,7 @@ use super::tls::ServerTls;
 use super::worker::{ActiveConfig, ClientConnection, Worker};
 use crate::client::proxy_header::{ProxyHeader, RelayedAddresses, parse};
 use crate::clock::{self, Alarm};
-use crate::config::ProxyProtocol;
+use crate::config::{ProxyProtocol, ServerSettings};
 use crate::connection_use::ConnectionUse;
 use crate::proxy::Arrival;
 use crate::route::template::{Ports, Relay};
@@ -101,12 +101,7 @@ async fn open_connection(
         // Bytes that could have been a PROXY header are not TLS.
         Some(_) if !header.ahead.is_empty() => return None,
         Some(tls) => {
-            let shaking = shake_hands(&tls, stream, client_ip, settings.header_timeout);
-            let shaken = tokio::select! {
-                biased;
-                shaken = shaking => shaken?,
-                () = worker.drain.end_of_handshakes(settings.drain_idle) => return None,
-            };
+            let shaken = shake_hands(&tls, stream, client_ip, settings, &worker.drain).await?;
             stream = shaken.0;
             shaken.1
         }
@@ -168,9 +163,16 @@ async fn shake_hands(
     tls: &ServerTls,
     stream: Stream,
     ip: IpAddr,
-    timeout: Duration,
+    settings: &ServerSettings,
+    drain: &Drain,
 ) -> Option<(Stream, Arrival)> {
-    match tokio::time::timeout(timeout, tls.handshake(stream, ip)).await {
+    let shaking = tokio::time::timeout(settings.header_timeout, tls.handshake(stream, ip));
+    let shaken = tokio::select! {
+        biased;
+        shaken = shaking => shaken,
+        () = drain.end_of_handshakes(settings.drain_idle) => return None,
+    };
+    match shaken {
         Ok(Ok(shaken)) => return Some(shaken),
         Ok(Err(error)) => tracing::debug!(%ip, %error, "no TLS"),
         Err(_) => tracing::debug!(%ip, "the TLS handshake took too long"),

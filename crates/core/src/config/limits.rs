@@ -101,9 +101,7 @@ pub(super) fn read(
     }
     let candidate = read_candidate(&mut section, &form);
     let lease_us = microseconds(&mut section, "lease", MS..=SECOND);
-    let key = keys::read(&mut section, present);
-    let mut key = key.unwrap_or_else(|| Located::new(Key::ip(), &name.span));
-    key.value.listed = listed::read(&mut section, &key.value, client_ip);
+    let key = read_key(&mut section, present, &name, client_ip);
     let counts = section.word("counts", COUNTS);
     let limit = Limit {
         tiers,
@@ -150,6 +148,18 @@ pub(super) fn read(
     };
     section.finish();
     defined
+}
+
+fn read_key(
+    section: &mut Section<'_>,
+    present: SectionsPresent,
+    name: &Located<String>,
+    client_ip: &ClientIp,
+) -> Located<Key> {
+    let key = keys::read(section, present);
+    let mut key = key.unwrap_or_else(|| Located::new(Key::ip(), &name.span));
+    key.value.listed = listed::read(section, &key.value, client_ip);
+    key
 }
 
 fn read_candidate(section: &mut Section<'_>, form: &RuleForm) -> Vec<Located<Rule>> {

@@ -208,13 +208,15 @@ fn address(out: &mut Vec<u8>, ip: IpAddr) {
     }
 }
 
-pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
-    // Names need no escapes. `name` includes the punctuation around it.
-    let member = |out: &mut Vec<u8>, name: &[u8], value: &str| {
-        out.extend_from_slice(name);
-        json::string(out, value);
-    };
-    out.extend_from_slice(b"{\"time\":\"");
+/// Writes a member with a text. `name` includes the punctuation around it, and needs no escapes.
+fn member(out: &mut Vec<u8>, name: &[u8], value: &str) {
+    out.extend_from_slice(name);
+    json::string(out, value);
+}
+
+/// Writes the members that tell the request.
+fn write_request(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
+    out.extend_from_slice(b"\"time\":\"");
     out.extend_from_slice(&stamp::rfc3339_bytes(entry.unix_us));
     out.extend_from_slice(b"\",\"client\":\"");
     address(out, entry.client);
@@ -224,6 +226,11 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         member(out, b",\"host\":", host);
     }
     member(out, b",\"path\":", entry.path);
+}
+
+pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
+    out.push(b'{');
+    write_request(out, entry);
     out.extend_from_slice(b",\"status\":");
     json::number(out, entry.status);
     out.extend_from_slice(b",\"bytes\":");
