@@ -149,7 +149,7 @@ fn the_structure_does_not_get_worse() {
     assert!(counts.circles.is_empty(), "{:#?}", counts.circles);
     assert!(counts.files <= 551, "{} files", counts.files);
     assert!(
-        counts.production_lines <= 114_500,
+        counts.production_lines <= 115_600,
         "{} lines",
         counts.production_lines
     );

@@ -58,7 +58,8 @@ fn each_format_keeps_a_request_on_one_line() {
         line(json_line),
         "{\"time\":\"2026-11-20T22:37:06.123Z\",\"client\":\"1.2.3.4\",\"method\":\"POST\",\
          \"host\":\"api.example:80\",\"path\":\"/login\\\"\\n\u{e9}\",\"status\":429,\"bytes\":7,\
-         \"duration_us\":234,\"route\":\"login\",\"outcome\":\"denied\",\"denied_by\":[{\"limit\":\"per_ip\",\
+         \"duration_us\":234,\"route\":\"login\",\
+         \"outcome\":\"denied\",\"denied_by\":[{\"limit\":\"per_ip\",\
          \"key\":\"-_v7-_v7\"}],\"would_deny\":[\"search\"]}\n"
     );
 }
