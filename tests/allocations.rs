@@ -307,7 +307,7 @@ fn cases(redis: u16, log: &str) -> Vec<Case> {
             format!("{to}[log]\naccess = \"{log}\"\nformat = \"json\"\nsample_allowed = 1.0\n"),
             get(""),
             b"200",
-            most(1, 600),
+            most(1, 650),
         ),
         case(
             "plain, with an id",
