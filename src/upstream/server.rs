@@ -176,9 +176,8 @@ impl Server {
 
     pub(super) fn take_idle(&self) -> Option<Box<Http1>> {
         let mut idle = lock(&self.idle);
-        let now = self.terms.sweep.elapsed();
         while let Some(mut connection) = idle.pop() {
-            if !connection.usage.is_over(now) && connection.is_usable() {
+            if connection.is_usable() {
                 return Some(connection);
             }
         }
@@ -218,11 +217,10 @@ impl Server {
     /// Closes old connections; true if others are left.
     fn close_old(&self) -> bool {
         let has_http2 = self.http2.as_ref().is_some_and(|pool| pool.close_old());
-        let now = self.terms.sweep.elapsed();
         let mut idle = lock(&self.idle);
         idle.retain_mut(|connection| {
             connection.free_large_buffer();
-            !connection.usage.is_over(now) && connection.is_usable()
+            connection.is_usable()
         });
         has_http2 || !idle.is_empty()
     }

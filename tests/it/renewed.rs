@@ -112,7 +112,7 @@ async fn connections_made_for_other_timeouts_are_not_used() {
 }
 
 #[tokio::test]
-async fn a_connection_that_was_idle_is_not_used_beyond_its_age() {
+async fn a_connection_that_was_idle_beyond_its_age_gets_one_more_request() {
     let upstream = Upstream::start(&[THRICE]).await;
     let mut aged = settings(&[upstream.port]);
     aged.connections.age = Some(Duration::from_secs(10));
@@ -122,6 +122,9 @@ async fn a_connection_that_was_idle_is_not_used_beyond_its_age() {
     worker.is_ok(0).await;
     assert_eq!(upstream.accepted(), 1);
     worker.sweep.advance(Duration::from_secs(11));
+    worker.is_ok(0).await;
+    // As with keepalive_time of nginx.
+    assert_eq!(upstream.accepted(), 1);
     worker.is_ok(0).await;
     assert_eq!(upstream.accepted(), 2);
 }
