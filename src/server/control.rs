@@ -61,7 +61,7 @@ pub struct Reloaded {
     /// One line each.
     pub changes: Vec<String>,
     pub restarts: Vec<String>,
-    /// What does not work now by the new configuration.
+    /// Parts of the new configuration that do not work now, one line each.
     pub problems: Vec<String>,
     pub warnings: Diagnostics,
 }

@@ -23,7 +23,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(100);
 pub(super) struct PermitQueue {
     /// The length of `line`, for requests that do not wait.
     waiting: AtomicUsize,
-    /// What wakes each waiting request. Only the first request may take a place.
+    /// The wake-up of each waiting request. Only the first request may take a place.
     line: Mutex<VecDeque<Arc<Notify>>>,
 }
 

@@ -81,18 +81,19 @@ pub(super) struct RecordedHead {
     pub(super) unix_us: u64,
     pub(super) method: Method,
     pub(super) uri: Uri,
-    /// `Host`; the authority of `uri` wins.
+    /// `Host`, if the line has it; the authority of `uri` wins.
     host: Option<HeaderValue>,
     pub(super) version: Version,
 }
 
 impl RecordedHead {
-    fn of<B>(request: &Request<B>, began: Instant) -> RecordedHead {
+    fn of<B>(request: &Request<B>, began: Instant, log: &Buffer) -> RecordedHead {
+        let host = request.headers().get(HOST);
         RecordedHead {
             unix_us: clock::unix_us_at(began),
             method: request.method().clone(),
             uri: request.uri().clone(),
-            host: request.headers().get(HOST).cloned(),
+            host: host.filter(|_| log.has_hosts()).cloned(),
             version: request.version(),
         }
     }
@@ -115,7 +116,7 @@ impl AccessRecord {
     ) -> AccessRecord {
         let began = clock::now();
         AccessRecord {
-            head: (!log.is_off()).then(|| RecordedHead::of(request, began)),
+            head: (!log.is_off()).then(|| RecordedHead::of(request, began, log)),
             log: log.clone(),
             show_keys,
             began,
@@ -155,7 +156,7 @@ impl AccessRecord {
     #[cold]
     pub(super) fn set_trace<B>(&mut self, trace: Box<Trace>, request: &Request<B>) {
         if trace.is_recorded() && self.head.is_none() {
-            self.head = Some(RecordedHead::of(request, self.began));
+            self.head = Some(RecordedHead::of(request, self.began, &self.log));
         }
         self.trace = Some(trace);
     }

@@ -203,6 +203,11 @@ impl Buffer {
         self.0.log.main.writer.is_none()
     }
 
+    /// Whether its lines have the hosts of requests.
+    pub fn has_hosts(&self) -> bool {
+        self.0.log.settings.format == LogFormat::Json
+    }
+
     /// Whether a request with this outcome gets a line. Of the allowed requests of a worker every
     /// n-th one does, so that the share is exact.
     pub fn wants(&self, outcome: Outcome) -> bool {
