@@ -313,7 +313,7 @@ impl Proxy {
         self.stages.mark_connection(response, downstream);
         self.count(response, &mut record);
         record.note_headers(response.headers());
-        if record.has_named_lines()
+        if record.is_wanted()
             && let Some(tunnel) = response.extensions_mut().get_mut::<Tunnel>()
         {
             return tunnel.log(Box::new(record));

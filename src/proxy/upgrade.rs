@@ -28,7 +28,7 @@ const HALF_CLOSED: Duration = Duration::from_secs(60);
 pub struct Tunnel {
     upstream: Arc<Mutex<Option<(TolerantStream, ServerPermit)>>>,
     slots: Vec<Arc<HeldSlots>>,
-    /// `None` if no log has the bytes of the tunnel.
+    /// `None` if nothing is recorded of the request.
     record: Option<Arc<TunnelRecord>>,
 }
 

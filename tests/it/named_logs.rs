@@ -152,6 +152,31 @@ fn a_tunnel_has_its_line_at_its_end() {
 }
 
 #[test]
+fn a_tunnel_has_its_line_of_the_access_log_at_its_end() {
+    let upstream = upstream();
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[log]\naccess = \"access.log\"\nformat = \"json\"\n\
+         sample_allowed = 1.0\n",
+        upstream.url()
+    ));
+    let mut client = Client::to(proxy.address);
+    client.send("GET /t HTTP/1.1\r\nHost: test\r\nUpgrade: echo\r\nConnection: Upgrade\r\n\r\n");
+    assert!(client.head().unwrap().starts_with("HTTP/1.1 101"));
+    client.send("hello");
+    assert_eq!(client.rest(), b"hello");
+    drop(client);
+    let [line] = &lines(&proxy, "access.log", 1)[..] else {
+        panic!("one line");
+    };
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!(
+        (&line["status"], &line["bytes"]),
+        (&101.into(), &5.into()),
+        "{line}"
+    );
+}
+
+#[test]
 fn a_client_that_leaves_has_a_line() {
     let upstream = Upstream::start(|_, stream| {
         // The proxy closes the connection when the client has left.

@@ -166,7 +166,7 @@ impl AccessRecord {
         self.to_write = self.log.wants(self.outcome);
     }
 
-    /// Whether the record must live until the response ends.
+    /// Whether the record must live until the response or its tunnel ends.
     pub fn is_wanted(&self) -> bool {
         let traced = self.trace.as_ref();
         let recorded = traced.is_some_and(|trace| trace.is_recorded());
@@ -254,11 +254,6 @@ impl AccessRecord {
 
     pub fn add_bytes(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
-    }
-
-    /// Whether logs of the route get a line when the response ends.
-    pub fn has_named_lines(&self) -> bool {
-        self.named.is_some()
     }
 
     /// Chooses the log of the attempts to send the request. `kept` is one that others need.
