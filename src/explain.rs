@@ -206,7 +206,8 @@ pub fn explain(
     };
     let mut path = matching::explain_path(request.uri().path());
     let client = matching::explain_client(&config.client_ip, arrival.ip, request.headers());
-    let near = matching::near_routes(config, &request, arrival.ports.local, MAX_NEAR_ROUTES);
+    let port = arrival.ports.local;
+    let near = matching::near_routes(config, &request, port, &secrets, MAX_NEAR_ROUTES);
     let visible = limits::Visible {
         secrets: &secrets,
         address: &client.counted_as,

@@ -7,7 +7,7 @@ use http::{HeaderMap, Method, Request};
 use super::explanation::{
     ClientExplanation, HopExplanation, NearRoute, PathExplanation, RouteExplanation,
 };
-use super::secret::header_text;
+use super::secret::{Secrets, header_text};
 use crate::client::{ClientIp, Hop};
 use crate::config::{Bypass, Config};
 use crate::path::CanonicalPath;
@@ -117,6 +117,7 @@ pub(super) fn near_routes<B>(
     config: &Config,
     request: &Request<B>,
     port: u16,
+    secrets: &Secrets,
     most: usize,
 ) -> Vec<NearRoute> {
     let (Ok(host), Ok(path)) = (
@@ -137,20 +138,31 @@ pub(super) fn near_routes<B>(
     let near = config.routes.near(&query, most);
     let near = near.iter().map(|near| NearRoute {
         route: near.route.name.to_string(),
-        why: why_not(near, &query, found),
+        why: why_not(near, &query, found, secrets),
     });
     near.collect()
 }
 
-fn why_not(near: &Near<'_>, query: &RouteQuery<'_>, found: Option<&Route>) -> String {
+fn why_not(
+    near: &Near<'_>,
+    query: &RouteQuery<'_>,
+    found: Option<&Route>,
+    secrets: &Secrets,
+) -> String {
     let reasons = near.misses.iter();
     let reasons: Vec<String> = reasons
-        .map(|miss| reason(miss, near.route, query, found))
+        .map(|miss| reason(miss, near.route, query, found, secrets))
         .collect();
     reasons.join("; ")
 }
 
-fn reason(miss: &Miss<'_>, route: &Route, query: &RouteQuery<'_>, found: Option<&Route>) -> String {
+fn reason(
+    miss: &Miss<'_>,
+    route: &Route,
+    query: &RouteQuery<'_>,
+    found: Option<&Route>,
+    secrets: &Secrets,
+) -> String {
     match miss {
         Miss::Host => match query.host {
             "" => format!("it is for host {}", route.host),
@@ -169,14 +181,18 @@ fn reason(miss: &Miss<'_>, route: &Route, query: &RouteQuery<'_>, found: Option<
             Some(true) => "it is for paths with a slash at their end".to_owned(),
             _ => "it is for paths without a slash at their end".to_owned(),
         },
-        Miss::NoHeader(wanted) => format!("it needs the header {}", wanted_header(wanted)),
-        Miss::HeaderValue(wanted) => format!(
-            "it needs {}, and the request has {}",
-            wanted_header(wanted),
-            header_text(query.headers.get(&wanted.name))
-        ),
+        Miss::NoHeader(wanted) => format!("it needs the header {}", wanted_header(wanted, secrets)),
+        Miss::HeaderValue(wanted) => {
+            let text = header_text(query.headers.get(&wanted.name));
+            format!(
+                "it needs {}, and the request has {}",
+                wanted_header(wanted, secrets),
+                secrets.mask_header(wanted.name.as_str(), &text)
+            )
+        }
         Miss::Query(wanted) => {
-            let wanted = wanted_text(&wanted.name, " = ", &wanted.value);
+            let mask = |value: &str| secrets.mask_query(&wanted.name, value);
+            let wanted = wanted_text(&wanted.name, " = ", &wanted.value, mask);
             format!("it needs the query parameter {wanted}")
         }
         Miss::LessSpecific(by) => {
@@ -202,14 +218,21 @@ fn path_reason(at: usize, route: &Route, query: &RouteQuery<'_>) -> String {
 }
 
 /// `x-version: 2`, or `x-version` for any value.
-fn wanted_header(wanted: &HeaderMatch) -> String {
-    wanted_text(wanted.name.as_str(), ": ", &wanted.value)
+fn wanted_header(wanted: &HeaderMatch, secrets: &Secrets) -> String {
+    let name = wanted.name.as_str();
+    let mask = |value: &str| secrets.mask_header(name, value);
+    wanted_text(name, ": ", &wanted.value, mask)
 }
 
-fn wanted_text(name: &str, separator: &str, value: &ValueMatch) -> String {
+fn wanted_text(
+    name: &str,
+    separator: &str,
+    value: &ValueMatch,
+    mask: impl Fn(&str) -> String,
+) -> String {
     match value {
-        ValueMatch::Exactly(value) => format!("{name}{separator}{value}"),
-        ValueMatch::Regex(regex) => format!("{name}{separator}regex:{}", regex.as_str()),
+        ValueMatch::Exactly(value) => format!("{name}{separator}{}", mask(value)),
+        ValueMatch::Regex(regex) => format!("{name}{separator}regex:{}", mask(regex.as_str())),
         ValueMatch::Any => name.to_owned(),
     }
 }

@@ -7,23 +7,12 @@ use http::{HeaderMap, HeaderValue, Uri};
 
 use super::explanation::Pairs;
 use crate::config::Config;
+use crate::config::secrets::sounds_secret;
 use crate::limit::key::{ApiKeySource, Part};
 use crate::usage::request::BodyMember;
 
 /// Characters of a secret that appear, at most.
 const SHOWN: usize = 4;
-
-/// A name that contains one of these words has a secret value.
-const SECRET_WORDS: [&str; 8] = [
-    "auth",
-    "cookie",
-    "key",
-    "passw",
-    "secret",
-    "session",
-    "signature",
-    "token",
-];
 
 /// The headers and query parameters that the configuration makes secret.
 #[derive(Default)]
@@ -52,13 +41,24 @@ impl Secrets {
         secrets
     }
 
+    /// The value of a header, as an explanation may show it.
+    pub(super) fn mask_header(&self, name: &str, value: &str) -> String {
+        match self.is_secret_header(name) {
+            true => mask_credentials(value),
+            false => value.to_owned(),
+        }
+    }
+
+    pub(super) fn mask_query(&self, name: &str, value: &str) -> String {
+        match self.is_secret_query(name) {
+            true => mask(value),
+            false => value.to_owned(),
+        }
+    }
+
     pub(super) fn mask_headers(&self, headers: &HeaderMap) -> Pairs {
         let shown = headers.iter().map(|(name, value)| {
-            let text = header_text(Some(value));
-            let text = match self.is_secret_header(name.as_str()) {
-                true => mask_credentials(&text),
-                false => text,
-            };
+            let text = self.mask_header(name.as_str(), &header_text(Some(value)));
             (name.as_str().to_owned(), text)
         });
         shown.collect()
@@ -100,11 +100,6 @@ impl Secrets {
     fn is_secret_query(&self, name: &str) -> bool {
         self.queries.contains(name) || sounds_secret(name)
     }
-}
-
-fn sounds_secret(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
-    SECRET_WORDS.iter().any(|word| name.contains(word))
 }
 
 pub(super) fn header_text(value: Option<&HeaderValue>) -> String {
@@ -160,5 +155,29 @@ mod tests {
         let shown = secrets.mask_headers(&headers);
         let whole: Vec<_> = shown.iter().filter(|(_, value)| value.len() > 8).collect();
         assert_eq!(whole.len(), 1, "{shown:?}");
+    }
+
+    #[test]
+    fn what_a_route_asks_for_is_no_more_than_hinted_at() {
+        let text = "upstream = \"http://127.0.0.1:1\"\n[[route]]\npath = \"/a\"\n\
+                    headers = { x-api-key = \"hushhushhush\" }\n\
+                    query = { token = \"hushhushhush\" }\n";
+        let (config, _) = config::parse("proxy.toml", text, &|_| None).unwrap();
+        let mut asked = crate::explain::RequestDescription {
+            method: "GET".to_owned(),
+            url: "/a".to_owned(),
+            headers: Vec::new(),
+            ip: crate::explain::EXAMPLE_PEER,
+            body: None,
+        };
+        for sent in [None, Some("otherotherother")] {
+            let header = sent.map(|value| ("x-api-key".to_owned(), value.to_owned()));
+            asked.headers = header.into_iter().collect();
+            let explained = crate::explain::explain(&config, &asked, None).unwrap();
+            let why = &explained.near[0].why;
+            assert!(why.contains("x-api-key: hush\u{2026}"), "{why}");
+            assert!(why.contains("token = hush\u{2026}"), "{why}");
+            assert!(!why.contains("hushh") && !why.contains("othero"), "{why}");
+        }
     }
 }

@@ -39,6 +39,7 @@ pub mod render;
 mod route;
 mod routes;
 pub mod schema;
+pub mod secrets;
 mod section;
 mod server;
 mod setting_error;

@@ -2,7 +2,7 @@
 //!
 //! Pure: two configurations in, lines out. The lines use the words of the file itself, so that a
 //! new setting needs no code here. Of a file with secrets the lines say only that it changed.
-//! Passwords in URLs are hidden.
+//! Passwords in URLs are hidden, and so are texts that are secrets by their place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,19 +12,25 @@ use serde_json::{Map, Value};
 use super::Config;
 use super::reference::document_as_json;
 use super::routes::unique_name;
+use super::secrets::{HIDDEN, for_each_secret};
 use crate::limit::{Limit, Window};
 
 /// Lines about one reload, at most. The last line counts the rest.
 const MAX_LINES: usize = 100;
 /// Characters of a value in a line, at most.
 const MAX_VALUE_CHARS: usize = 120;
+/// Begins a text that is compared and never shown.
+const SECRET: char = '\u{1}';
 
 /// Lists whose order has a meaning: they are shown whole.
 const ORDERED: [&str; 3] = ["key", "rate", "from"];
 
 pub fn changes(old: &Config, new: &Config) -> Vec<String> {
-    let before = document_as_json(&old.sources.text);
-    let after = document_as_json(&new.sources.text);
+    let [before, after] = [old, new].map(|config| {
+        let mut document = document_as_json(&config.sources.text);
+        for_each_secret(&mut document, &mut |text| text.insert(0, SECRET));
+        document
+    });
     let mut lines = between(&before, &after);
     report_lost_counts(old, new, &mut lines);
     report_other_keys(old, new, &mut lines);
@@ -297,6 +303,7 @@ fn short_text(value: &Value) -> String {
 
 fn one_line(value: &Value) -> String {
     let parts: Vec<String> = match value {
+        Value::String(text) if text.starts_with(SECRET) => return HIDDEN.to_owned(),
         Value::String(text) => return without_password(text),
         Value::Array(values) => values.iter().map(one_line).collect(),
         Value::Object(table) => {

@@ -14,8 +14,8 @@ use super::reference::{
     document_as_json, has_chosen_names, joined_path, section, sections_within, settings,
     value_as_json,
 };
+use super::secrets::{HIDDEN, for_each_secret, for_each_text, tables};
 
-const HIDDEN: &str = "***";
 /// Sections without defaults of their own: an upstream may leave them out.
 const OPTIONAL: [&str; 2] = ["upstream.NAME.tls", "upstream.NAME.servers"];
 /// Tables of an upstream that a single value may replace, and the key that the value stands for.
@@ -27,9 +27,12 @@ const SHORT_FORMS: [(&str, &str); 2] = [
 /// The effective configuration of a text that has been accepted before.
 pub fn effective(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Value {
     let mut top = with_secrets(text, env);
-    if let Value::Object(top) = &mut top {
-        hide_secrets(top);
-    }
+    for_each_text(&mut top, &mut |text| {
+        if text.contains("://") {
+            *text = changes::without_password(text);
+        }
+    });
+    for_each_secret(&mut top, &mut |text| HIDDEN.clone_into(text));
     top
 }
 
@@ -143,18 +146,6 @@ pub fn differences(old: &Value, new: &Value) -> Vec<String> {
     changes::between(old, new)
 }
 
-fn for_each_text(value: &mut Value, change: &mut dyn FnMut(&mut String)) {
-    match value {
-        Value::String(text) => change(text),
-        Value::Array(values) => values.iter_mut().for_each(|one| for_each_text(one, change)),
-        Value::Object(table) => {
-            let values = table.values_mut();
-            values.for_each(|one| for_each_text(one, change));
-        }
-        _ => {}
-    }
-}
-
 fn add_defaults(path: &str, table: &mut Map<String, Value>) {
     table.retain(|key, _| !key.starts_with("x-"));
     for setting in settings().iter().filter(|setting| setting.section == path) {
@@ -197,18 +188,6 @@ fn add_defaults(path: &str, table: &mut Map<String, Value>) {
     }
 }
 
-fn tables<'t>(
-    top: &'t mut Map<String, Value>,
-    key: &str,
-) -> impl Iterator<Item = &'t mut Map<String, Value>> {
-    let tables: Vec<&mut Value> = match top.get_mut(key) {
-        Some(Value::Object(named)) => named.values_mut().collect(),
-        Some(Value::Array(list)) => list.iter_mut().collect(),
-        _ => Vec::new(),
-    };
-    tables.into_iter().filter_map(Value::as_object_mut)
-}
-
 fn inherit(top: &mut Map<String, Value>) {
     let on_error = top["store"]["on_error"].clone();
     for limit in tables(top, "limit") {
@@ -220,64 +199,6 @@ fn inherit(top: &mut Map<String, Value>) {
     for route in tables(top, "route").filter(|_| has_default_limit) {
         route.entry("limits").or_insert_with(|| json!(["default"]));
     }
-}
-
-/// Hides passwords in URLs, and values that are secrets by their place.
-fn hide_secrets(top: &mut Map<String, Value>) {
-    for value in top.values_mut() {
-        for_each_text(value, &mut |text| {
-            if text.contains("://") {
-                *text = changes::without_password(text);
-            }
-        });
-    }
-    for bypass in tables(top, "bypass") {
-        for key in ["value", "key"] {
-            bypass.entry(key).and_modify(|value| *value = json!(HIDDEN));
-        }
-    }
-    for route in tables(top, "route") {
-        let keys = [
-            "headers",
-            "headers_up",
-            "headers_down",
-            "headers_success",
-            "trailers_down",
-        ];
-        for key in keys {
-            let headers = route.get_mut(key).and_then(Value::as_object_mut);
-            for (name, value) in headers.into_iter().flatten() {
-                if is_secret_header(name) && value.is_string() {
-                    *value = json!(HIDDEN);
-                }
-            }
-        }
-    }
-    for limit in tables(top, "limit") {
-        if let Some(exempt) = limit.get_mut("exempt") {
-            for_each_text(exempt, &mut hide_key);
-        }
-    }
-}
-
-/// Hides an entry of `exempt` that is no network: it may be an API key.
-fn hide_key(text: &mut String) {
-    if super::address::network(text).is_err() {
-        HIDDEN.clone_into(text);
-    }
-}
-
-fn is_secret_header(header: &str) -> bool {
-    let words = [
-        "authorization",
-        "cookie",
-        "key",
-        "token",
-        "secret",
-        "password",
-    ];
-    let name = header.to_ascii_lowercase();
-    words.iter().any(|word| name.contains(word))
 }
 
 /// Prints an effective configuration as TOML, in the reference's order.

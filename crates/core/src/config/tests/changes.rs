@@ -219,6 +219,35 @@ fn a_secret_is_not_told() {
 }
 
 #[test]
+fn a_text_that_is_secret_by_its_place_is_not_told() {
+    let text = |secret: &str| {
+        format!(
+            "upstream = \"http://a\"\n[limit.default]\nrate = \"5/min\"\n\
+             exempt = [\"{secret}\", \"10.0.0.1\"]\n\
+             [[route]]\npath = \"/a\"\nheaders_up = {{ authorization = \"{secret}\" }}\n\
+             query = {{ token = \"{secret}\" }}\n\
+             [[bypass]]\nheader = \"x-in\"\nvalue = \"{secret}\"\n"
+        )
+    };
+    let none = accept("upstream = \"http://a\"\n").0;
+    let [old, new] = ["hush-one", "hush-two"].map(|secret| accept(&text(secret)).0);
+    assert_eq!(
+        changes(&old, &new),
+        [
+            "bypass header x-in, value *** removed",
+            "bypass header x-in, value *** added",
+            "limit default: exempt *** removed",
+            "limit default: exempt *** added",
+            "route /a: headers_up: authorization changed",
+            "route /a: query: token changed",
+        ]
+    );
+    for lines in [changes(&none, &new), changes(&new, &none)] {
+        assert!(!lines.join("\n").contains("hush"), "{lines:?}");
+    }
+}
+
+#[test]
 fn long_lists_of_changes_are_cut() {
     let text = |rate: u32| {
         let limits = (0..300).map(|i| format!("[limit.l{i}]\nrate = \"{rate}/min\"\n"));

@@ -93,10 +93,13 @@ fn nothing_secret_is_in_it() {
         [limit.b]
         rate = "1/s"
         exempt = "hush"
+        key = ["ip", "api_key"]
+        values = { api_key = ["hush", "hush2"] }
         [[route]]
         path = "/"
         headers = { x-api-key = "hush", authorization = true }
-        headers_up = { "+Authorization" = "Bearer hush" }
+        headers_up = { "+Authorization" = "Bearer hush", x-auth = "hush" }
+        query = { token = "hush", v = "2" }
         [[bypass]]
         header = "x-in"
         value = "hush"
@@ -106,6 +109,11 @@ fn nothing_secret_is_in_it() {
     let whole = toml(&effective(text, &env));
     assert!(!whole.contains("hush"), "{whole}");
     assert!(whole.contains("authorization = true"), "{whole}");
+    assert!(whole.contains("v = \"2\""), "{whole}");
+    assert!(
+        whole.contains("values = { api_key = [\"***\"] }"),
+        "{whole}"
+    );
     assert!(
         whole.contains("exempt = [\"***\", \"10.0.0.1\"]"),
         "{whole}"
