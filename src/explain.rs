@@ -228,6 +228,10 @@ pub fn explain(
     };
     let result = dry_run.run(request, arrival, live, observe);
     limits::add_counts(&mut limits, &result);
+    let near = match result.outcome {
+        DryRunOutcome::Status => Vec::new(),
+        _ => near,
+    };
     let upstream_name = route.as_ref().map_or("", |route| &*route.to);
     Ok(Explanation {
         request: explained,
@@ -295,6 +299,10 @@ fn verdict(
             format!("it becomes a tunnel if the upstream agrees; {allowed}"),
         ),
         DryRunOutcome::Answered => ("answered", by_route()),
+        DryRunOutcome::Status => (
+            "answered",
+            "with what is left of the client's limits (`[status]`); nothing is charged".to_owned(),
+        ),
         DryRunOutcome::Redirected => ("redirected", by_route()),
         DryRunOutcome::Denied => ("denied", format!("by {}", denied_by.join(" and "))),
         DryRunOutcome::Blocked(block) => ("blocked", blocked(block)),

@@ -82,6 +82,8 @@ pub(crate) enum DryRunOutcome {
         upgrade: bool,
     },
     Answered,
+    /// The proxy tells what is left of the client's limits (`[status]`).
+    Status,
     Redirected,
     Denied,
     /// An operator has blocked this key, or a limit has banned it.
@@ -184,6 +186,10 @@ impl DryRun {
         result: &mut DryRunResult,
     ) -> Result<(), Rejection> {
         self.stages.check(x, None)?;
+        if let Some(settings) = self.stages.status_of(x) {
+            result.outcome = DryRunOutcome::Status;
+            return self.stages.check_status(x, settings);
+        }
         let overrides = live.as_ref().and_then(|live| live.overrides.clone());
         let router = &self.stages.router;
         let observe_checks = |query: &LimitQuery<'_, '_, '_>,

@@ -60,7 +60,7 @@ impl Outside {
             Outside::Bypassed => "bypassed",
             Outside::Unlimited => "on routes without limits",
             Outside::NoRoute => "without a route",
-            Outside::Refused => "refused for their path, host or method",
+            Outside::Refused => "refused for their address, path, host or method",
             Outside::NoKey => "refused for want of a key",
             Outside::Unpriced => "refused because their model has no price",
         }

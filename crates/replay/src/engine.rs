@@ -148,6 +148,14 @@ impl Charging<'_> {
             host => host_of(host).map_err(|_| Outside::Refused)?,
         };
         let path = (config.routes.read_path(target.path)).map_err(|_| Outside::Refused)?;
+        let client = find_client(config, entry, headers);
+        if !config.access.admits(client.address) {
+            return Err(Outside::Refused);
+        }
+        let status = config.status.as_ref();
+        if status.is_some_and(|status| status.takes(&method, target.path)) {
+            return Err(Outside::Unlimited);
+        }
         let query = RouteQuery {
             host: &host,
             path: &path,
@@ -158,7 +166,9 @@ impl Charging<'_> {
         };
         let found = config.routes.find(&query).ok_or(Outside::NoRoute)?;
         let route = found.route;
-        let client = find_client(config, entry, headers);
+        if !route.access.admits(client.address) {
+            return Err(Outside::Refused);
+        }
         let body = read_body(route, entry.tokens.as_deref());
         let mut facts = Facts {
             ip: config.client_ip.group(client.address),

@@ -1,5 +1,7 @@
 //! `[status]`: the path at which clients learn how much of their limits is left.
 
+use http::Method;
+
 use super::definitions::Definitions;
 use super::*;
 use crate::limit::key::{Key, Part};
@@ -15,6 +17,14 @@ pub struct StatusSettings {
     pub route: Box<Route>,
     /// Limits that need more than a status request has.
     pub not_told: Vec<Arc<str>>,
+}
+
+impl StatusSettings {
+    /// Whether a request is for this path. As for routes, a slash at the end makes no other path.
+    pub fn takes(&self, method: &Method, path: &str) -> bool {
+        let is_path = path == self.path || path.strip_suffix('/') == Some(&self.path);
+        matches!(*method, Method::GET | Method::HEAD) && is_path
+    }
 }
 
 /// `[status]` before the limits are known.

@@ -77,11 +77,8 @@ impl Stages {
     /// The settings of `[status]`, if the request is for its path.
     pub fn status_of<B, R>(&self, x: &Exchange<'_, B, R>) -> Option<&StatusSettings> {
         let status = self.status.as_deref()?;
-        let is_look = matches!(*x.request.method(), Method::GET | Method::HEAD);
-        let path = x.request.uri().path();
-        // As for routes, a slash at the end makes no other path.
-        let is_path = path == status.path || path.strip_suffix('/') == Some(&status.path);
-        (is_look && is_path).then_some(status)
+        let takes = status.takes(x.request.method(), x.request.uri().path());
+        takes.then_some(status)
     }
 
     /// Answers a status request.
@@ -112,6 +109,15 @@ impl Stages {
             .allow_script(response.headers_mut(), x.request.headers());
         *x.response = response;
         Ok(())
+    }
+
+    /// Refuses what [`Stages::tell_status`] refuses.
+    pub fn check_status<B, R>(
+        &self,
+        x: &mut Exchange<'_, B, R>,
+        settings: &StatusSettings,
+    ) -> Result<(), Rejection> {
+        self.status_query(x, settings).map(drop)
     }
 
     fn status_query<'s, B, R>(

@@ -450,6 +450,32 @@ fn what_reaches_no_limit_is_told_apart() {
 }
 
 #[test]
+fn what_the_proxy_answers_before_its_limits_is_not_charged() {
+    let text = "upstream = \"http://127.0.0.1:9\"\n[limit.default]\nrate = \"1/s\"\n\
+                [status]\npath = \"/left\"\n[access]\ndeny = \"192.0.2.7\"\n\
+                [[route]]\npath = \"/a\"\naccess = { deny = \"192.0.2.8\" }\n";
+    let lines = [
+        (7, "/"),
+        (7, "/left"),
+        (8, "/a"),
+        (8, "/left"),
+        (8, "/left/"),
+        (8, "/"),
+    ];
+    let lines: Vec<_> = lines
+        .iter()
+        .map(|(client, path)| (0, *client, *path, None))
+        .collect();
+    let engine = replayed(text, &lines, 1000);
+    let outside = &engine.counts.totals.outside;
+    assert_eq!(
+        (outside[&Outside::Refused], outside[&Outside::Unlimited]),
+        (3, 2)
+    );
+    assert_eq!(engine.counts.rows[0].asked, 1);
+}
+
+#[test]
 fn keys_are_bounded_and_what_is_forgotten_still_counts() {
     let text = "upstream = \"http://127.0.0.1:9\"\n[limit.default]\nrate = \"2/s\"\n";
     let lines: Vec<_> = (0..2000_u64)

@@ -329,7 +329,7 @@
   }
 
   const outsideWords = { bypassed: 'bypassed', unlimited: 'on routes without limits', no_route: 'without a route',
-    refused: 'refused for their path, host or method', no_key: 'refused for want of a key' };
+    refused: 'refused for their address, path, host or method', no_key: 'refused for want of a key' };
   const denied = data.denied.own;
   const share1 = percent(denied, data.requests);
   const figure = (kind, number, text) => el('div', { class: `figure ${kind}` }, el('b', {}, number), el('span', {}, text));
