@@ -356,6 +356,14 @@ pub(crate) fn percent_decoded(text: &str) -> Option<String> {
 fn read(word: &str) -> Result<KeyWord<'_>, KeySelectionError> {
     match word.split_once('=') {
         Some(("tag", hash)) => Ok(KeyWord::Hash(hash)),
+        // The caller has replaced the id of a denial that is known.
+        Some(("request", id)) => {
+            let message = format!("no denied request with the id `{id}` is known");
+            Err(KeySelectionError::new(message).help(
+                "the proxy of this file knows its last 2000 denials, and tells them through \
+                 `admin`; write the client's address or key",
+            ))
+        }
         Some((name, value)) => match Part::parse(name) {
             Ok(part) => Ok(KeyWord::Named(part, value)),
             // A plain value may contain `=`. But a name close to a part's name is a mistake.

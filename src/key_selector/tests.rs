@@ -55,6 +55,17 @@ fn a_plain_value_is_of_the_part_it_looks_like() {
 }
 
 #[test]
+fn the_id_of_an_unknown_denial_is_no_api_key() {
+    let words = ["request=153681b2d24693d5".to_owned()];
+    let key = limit(&["api_key"], Missing::Ip);
+    for limit in [None, Some(&key)] {
+        let selected = with_selector(&[], |selector| selector.select(&words, limit, &[]));
+        let error = selected.unwrap_err();
+        assert!(error.message.contains("153681b2d24693d5"), "{error:?}");
+    }
+}
+
+#[test]
 fn an_address_is_grouped_as_the_proxy_does() {
     let ip = limit(&["ip"], Missing::Ip);
     assert_eq!(select(&ip, "2001:db8::1"), select(&ip, "ip=2001:db8::ffff"));
