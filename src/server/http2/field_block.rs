@@ -121,7 +121,7 @@ impl FieldLiteral<'_> {
         out.extend_from_slice(self.prefix);
         if let FieldName::Literal(name) = &self.name {
             let mut bytes = name.bytes();
-            if bytes[0] != b':' || !is_name(&bytes) {
+            if bytes.first() != Some(&b':') || !is_name(&bytes) {
                 let is_allowed = |byte: &u8| is_token(byte) && !byte.is_ascii_uppercase();
                 let forbidden = bytes.iter_mut().filter(|byte| !is_allowed(byte));
                 forbidden.for_each(|byte| *byte = REPLACEMENT);
@@ -339,6 +339,9 @@ mod tests {
             (b"\x7f\x05\x03a\nb", b"\x7f\x05\x03xxx"),
             (b"\x02\x03G T", b"\x02\x03xxx"),
             (b"\x04\x02/\xe4", b"\x04\x02xx"),
+            // Without a name.
+            (b"\x00\x00\x01\x00", b"\x00\x00\x01x"),
+            (b"\x00\x80\x01\x00", b"\x00\x00\x01x"),
             // `X-Upper` in Huffman code.
             (
                 b"\x40\x86\xfc\x5b\x85\x75\x96\xcf\x011",
