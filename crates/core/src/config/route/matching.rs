@@ -1,5 +1,6 @@
 //! `methods`, `headers`, `query` and `require_client_certificate` of a route: what requests match.
 
+use http::header::HOST;
 use http::{Method, StatusCode};
 use toml::Spanned;
 use toml::de::DeValue;
@@ -58,6 +59,13 @@ pub(super) fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
         let written = key.value.clone();
         let name = section.parse_text(&written, key, TextForm::HEADER_NAME, header_name);
         let Some(name) = name else { continue };
+        if name.value == HOST {
+            let message = "a route cannot go by the header `host`";
+            Diagnostic::new(Code::BadHttp, message)
+                .at(&name.span, "requests of HTTP/2 do not have it")
+                .help("write `host = \"example.com\"` in the route")
+                .report_to(section.reader);
+        }
         if matches.iter().any(|one| one.name == name.value) {
             section.report_duplicate(format!("`{}` is named twice", name.value), &name.span);
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use http::HeaderName;
+use http::header::HOST;
 
 use super::{Alternatives, ApiKeySource, ApiKeySources, Credential, Key, Part};
 use crate::usage::paths::MemberPath;
@@ -135,7 +136,7 @@ impl Part {
         Ok(match (word, name) {
             ("ip", _) => Self::Ip,
             ("api_key", _) => Self::ApiKey,
-            ("header", Some(name)) => Self::Header(header_name(name)?),
+            ("header", Some(name)) => Self::Header(key_header(name)?),
             ("query", Some(name)) => Self::Query(name.to_owned()),
             ("cookie", Some(name)) => Self::Cookie(token(name)?),
             ("path", None) => Self::Path,
@@ -261,6 +262,16 @@ fn unknown(word: &str, known: &'static [KeyWord]) -> KeyError {
     KeyError {
         message: format!("`{word}` is nothing to count by{hint}"),
         names_nothing: nearest.is_none(),
+    }
+}
+
+/// A client would choose by its version of HTTP whether it has the header `host`.
+fn key_header(name: &str) -> Result<HeaderName, KeyError> {
+    match header_name(name)? {
+        HOST => Err(KeyError::new(
+            "requests of HTTP/2 have no header `host`; write `host`",
+        )),
+        name => Ok(name),
     }
 }
 
