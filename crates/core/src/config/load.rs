@@ -265,7 +265,7 @@ pub(super) fn read_text(
     // Warnings may only follow from a mistake: a text with mistakes has none.
     if let Some(compiled) = compiled
         .as_ref()
-        .filter(|_| errors.is_empty() && reader.has_no_findings())
+        .filter(|_| errors.is_empty() && reader.has_no_errors())
     {
         warnings::find(&reader, compiled);
         if surroundings.forwards {

@@ -182,8 +182,9 @@ impl<'a> ConfigReader<'a> {
         self.findings.borrow_mut().push(diagnostic);
     }
 
-    pub(super) fn has_no_findings(&self) -> bool {
-        self.findings.borrow().is_empty()
+    pub(super) fn has_no_errors(&self) -> bool {
+        let findings = self.findings.borrow();
+        findings.iter().all(|one| one.severity() != Severity::Error)
     }
 
     /// Whether an unknown key was probably meant to be this setting of the top.

@@ -79,6 +79,15 @@ help: name the proxies in front of this one, or leave it out
 }
 
 #[test]
+fn a_warning_hides_no_other() {
+    let text = format!(
+        "{BASE}trusted_proxies = [\"::/0\"]\n\
+         [[route]]\npath = \"/a\"\nmethods = [\"POTS\"]\nlimits = [\"5/s\"]\n"
+    );
+    assert_eq!(codes(&text), ["T202", "T244"]);
+}
+
+#[test]
 fn clients_choose_their_key() {
     check(
         &format!("{BASE}[limit.default]\nrate = \"5/s\"\nkey = \"header:X-Forwarded-For\"\n"),
