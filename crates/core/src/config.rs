@@ -77,7 +77,7 @@ use crate::limit::{CalendarSettings, Limit, Tier, Window};
 use crate::route::{ErrorPage, HeaderChange, Prefix, Route, RouteTable};
 use crate::usage::settings::UsageSettings;
 
-use diagnostic::{Code, Diagnostic, TextSpan, contradiction, duplicate};
+use diagnostic::{Code, Diagnostic, TextSpan, contradiction, duplicate, no_effect};
 use habits::{did_you_mean, nearest};
 use reader::{ConfigReader, Located, Places, ValueKind, values};
 use section::Section;

@@ -125,7 +125,7 @@ fn read_sections(
     let (headers, request_id) = deny::read_headers(top.section("headers"));
     let auth = auth::read(top.section("auth"));
     let (jwt, jwks) = auth.map(|auth| (auth.rules, auth.jwks)).unzip();
-    let server = server::read(top);
+    let server = server::read(top, places);
     let mut store = store::read(top.section("store"));
     store.known_keys = keys.are_in_redis(top.reader, &store.kind);
     Config {

@@ -35,6 +35,10 @@ pub(super) struct Inherited {
 pub(super) struct RoutePlaces {
     /// The place of `cost`.
     pub(super) cost: TextSpan,
+    /// The place of `port`.
+    pub(super) port: TextSpan,
+    /// The place of `headers`.
+    pub(super) headers: TextSpan,
     /// The index of its usage.
     pub(super) usage: Option<Located<usize>>,
 }

@@ -126,6 +126,28 @@ fn request_id(section: &mut Section<'_>) -> Option<HeaderName> {
     })
 }
 
+/// Reports a rule that no limit is left beside.
+fn check_covers_everyone(section: &Section<'_>, bypass: &Bypass) {
+    let Bypass {
+        ip,
+        path,
+        header: None,
+        key: None,
+        ..
+    } = bypass
+    else {
+        return;
+    };
+    let every_ip = ip.is_empty() || ip.iter().any(|net| net.prefix_len() == 0);
+    let every_path = path.as_ref().is_none_or(|path| path.to_string() == "/*");
+    if every_ip && every_path && (path.is_some() || !ip.is_empty()) {
+        Diagnostic::new(Code::SparesEveryone, "`bypass` covers every request")
+            .at(&section.span, "no limit counts anything")
+            .help("name the networks or paths to spare: `ip = \"10.0.0.0/8\"`")
+            .report_to(section.reader);
+    }
+}
+
 /// A rule for requests that are forwarded without a charge. It has at least one condition, and all
 /// its conditions must hold.
 #[derive(Clone, Debug)]
@@ -191,7 +213,6 @@ pub(super) fn read_bypass(mut section: Section<'_>) -> Option<Bypass> {
             .at(&section.span, "")
             .report_to(section.reader);
     }
-    section.finish();
     let header = name.zip(value);
     let bypass = Bypass {
         ip: values(ip),
@@ -200,6 +221,8 @@ pub(super) fn read_bypass(mut section: Section<'_>) -> Option<Bypass> {
         header: header.map(|(name, value)| (name, Secret(value))),
         key: key.map(Secret),
     };
+    check_covers_everyone(&section, &bypass);
+    section.finish();
     let has_condition = !bypass.ip.is_empty()
         || bypass.path.is_some()
         || bypass.header.is_some()

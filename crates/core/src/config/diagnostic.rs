@@ -105,6 +105,11 @@ pub(super) fn contradiction(message: impl Into<String>) -> Diagnostic {
     Diagnostic::new(Code::Contradiction, message)
 }
 
+/// A setting that changes nothing beside the others.
+pub(super) fn no_effect(message: impl Into<String>) -> Diagnostic {
+    Diagnostic::new(Code::NoEffect, message)
+}
+
 /// The same thing said twice.
 pub(super) fn duplicate(message: impl Into<String>) -> Diagnostic {
     Diagnostic::new(Code::Duplicate, message)
@@ -232,9 +237,12 @@ codes! {
     UnusedCountsFile = "T242",
     NoClientCertificates = "T243",
     UncommonMethod = "T244",
+    NoEffect = "T245",
+    EndlessRedirect = "T246",
     NothingLimited = "T301",
     LetterCase = "T302",
     SlidingDay = "T303",
+    Waiting = "T304",
     CommonReturn = "T341",
 }
 

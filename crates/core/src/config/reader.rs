@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use toml::de::DeValue;
 
-use super::diagnostic::{Code, Diagnostic, TextSpan};
+use super::diagnostic::{Code, Diagnostic, Severity, TextSpan};
 use super::{Listen, habits};
 use crate::certificate::Validity;
 
@@ -99,6 +99,9 @@ pub(super) struct Places {
     pub(super) trusted_proxies: TextSpan,
     pub(super) tier: TextSpan,
     pub(super) unknown_keys: Option<TextSpan>,
+    pub(super) https_port: Option<TextSpan>,
+    /// The place of `underscores_in_headers = false`.
+    pub(super) no_underscores: Option<TextSpan>,
     pub(super) untimely: Vec<Located<Validity>>,
 }
 

@@ -48,6 +48,8 @@ pub(super) struct DefinedRoute {
     pub(super) error_pages: Option<Vec<Located<String>>>,
     pub(super) access_logs: Option<Vec<Located<String>>>,
     pub(super) cost_span: TextSpan,
+    pub(super) port_span: TextSpan,
+    pub(super) headers_span: TextSpan,
     /// The place of `timeout`, or of the route's name.
     pub(super) timeout_span: TextSpan,
     /// The setting that gives units back, if it has one.
@@ -152,6 +154,8 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         error_pages: names(section, "error_pages"),
         access_logs: names(section, "access_logs"),
         cost_span: section.value_span("cost"),
+        port_span: section.value_span("port"),
+        headers_span: section.value_span("headers"),
         timeout_span: section.value_span("timeout"),
         gives_back: gives_back.map(|key| section.located(key, key)),
         answers: section.has("respond") || section.has("redirect"),

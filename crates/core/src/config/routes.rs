@@ -73,6 +73,8 @@ pub(super) fn compile(
         route.access_logs = definitions.access_logs.of_route(definitions.reader, logs);
         definitions.route_places.push(RoutePlaces {
             cost: one.cost_span,
+            port: one.port_span,
+            headers: one.headers_span,
             usage,
         });
         routes.push(route);

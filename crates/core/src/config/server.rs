@@ -132,7 +132,7 @@ pub enum LogKeys {
 }
 
 /// Reads `[server]`, and `proxy_protocol` at the top.
-pub(super) fn read(top: &mut Section<'_>) -> ServerSettings {
+pub(super) fn read(top: &mut Section<'_>, places: &mut Places) -> ServerSettings {
     const CONTROL: TextForm = TextForm::new(Code::BadAddress, "a socket's path, or `off`");
     const ANY_WAIT: std::ops::RangeInclusive<Duration> = Duration::ZERO..=DAY;
     let proxy_protocol = read_proxy_protocol(top);
@@ -174,6 +174,9 @@ pub(super) fn read(top: &mut Section<'_>) -> ServerSettings {
             control => control.unwrap_or(Control::Derived),
         },
     };
+    let place = |key: &str, is_set: bool| is_set.then(|| section.key_span(key));
+    places.https_port = place("https_port", settings.https_port.is_some());
+    places.no_underscores = place("underscores_in_headers", !settings.underscores_in_headers);
     section.finish();
     settings
 }

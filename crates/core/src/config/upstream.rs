@@ -106,6 +106,7 @@ pub(super) fn read(
     let server_spans = servers.iter().map(|server| server.span.clone()).collect();
     let servers = values(servers);
     let settings = settings(&mut section, &name.value, servers, present);
+    check_effects(&section, &settings);
     section.finish();
     DefinedUpstream {
         settings,
@@ -144,6 +145,29 @@ fn settings(
         eject: health::eject(section),
         retries: health::retries(section),
         servers,
+    }
+}
+
+/// Reports settings that change nothing beside the others.
+fn check_effects(section: &Section<'_>, settings: &UpstreamSettings) {
+    if section.has("queue_timeout") && !section.has("queue") {
+        no_effect("`queue_timeout` changes nothing without `queue`")
+            .at(
+                &section.key_span("queue_timeout"),
+                "no request waits for a server",
+            )
+            .help("say how many requests may wait, for example `queue = 100`")
+            .report_to(section.reader);
+    }
+    if settings.slow_start.is_some() && matches!(settings.balance, Balance::Hash(_)) {
+        no_effect("`slow_start` changes nothing beside `balance = \"hash:..\"`")
+            .at(
+                &section.key_span("slow_start"),
+                "a new server gets all of its keys at once",
+            )
+            .at(&section.key_span("balance"), "")
+            .help("use `p2c` or `round-robin`, or leave `slow_start` out")
+            .report_to(section.reader);
     }
 }
 

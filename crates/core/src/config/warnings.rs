@@ -4,6 +4,7 @@
 mod bans;
 mod decide;
 mod limits;
+mod no_effect;
 mod quotas;
 mod usage;
 
@@ -36,6 +37,7 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
         billing::warn(reader, &compiled.config, ledger);
     }
     decide::find(reader, compiled);
+    no_effect::find(reader, compiled);
     check_tier_header(reader, compiled);
     check_own_upstream(reader, compiled);
     check_unused(reader, compiled);
@@ -49,6 +51,8 @@ pub(super) fn notes(compiled: &Compiled<'_>) -> Vec<Diagnostic> {
         letter_case(compiled),
         quotas::sliding_day(compiled),
         quotas::common_return(compiled),
+        no_effect::shadow(compiled),
+        no_effect::slot(compiled),
     ];
     notes.into_iter().flatten().collect()
 }

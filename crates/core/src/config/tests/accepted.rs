@@ -297,6 +297,7 @@ fn costs_are_numbers_or_headers() {
     let config = fine(
         r#"
         upstream = "http://127.0.0.1:3000"
+        trusted_proxies = "10.0.0.1"
         [limit.default]
         rate = "100/min"
         cost = 2

@@ -114,7 +114,10 @@ fn bounds_and_queues_are_read() {
         ),
         ("servers = \"http://a\"\nqueue = -1", "T105"),
         ("servers = \"http://a\"\nqueue = \"5\"", "T103"),
-        ("servers = \"http://a\"\nqueue_timeout = \"0s\"", "T105"),
+        (
+            "servers = \"http://a\"\nqueue = 5\nqueue_timeout = \"0s\"",
+            "T105",
+        ),
         ("servers = \"http://a\"\ndns_every = \"500ms\"", "T105"),
     ] {
         assert_eq!(refused(settings), [code], "{settings}");

@@ -88,6 +88,56 @@ fn a_warning_hides_no_other() {
 }
 
 #[test]
+fn what_covers_every_request_and_what_nobody_may_send() {
+    let bypass = |rule: &str| codes(&format!("{BASE}[[bypass]]\n{rule}\n"));
+    assert_eq!(bypass("path = \"/*\""), ["T211"]);
+    assert_eq!(bypass("ip = [\"10.0.0.0/8\", \"::/0\"]"), ["T211"]);
+    assert_eq!(bypass("path = \"/a/*\"\nip = \"0.0.0.0/0\""), [""; 0]);
+    assert_eq!(bypass("path = \"/*\"\nkey = \"k\""), [""; 0]);
+    let route = "[[route]]\npath = \"/*\"\ncost = \"header:x-cost\"\nlimits = [\"9/s\"]\n";
+    assert_eq!(codes(&format!("{BASE}{route}")), ["T209"]);
+    let trusting = "trusted_proxies = [\"10.0.0.0/8\"]\n";
+    assert_eq!(codes(&format!("{BASE}{trusting}{route}")), [""; 0]);
+}
+
+#[test]
+fn a_setting_that_changes_nothing() {
+    let server = |settings: &str| codes(&format!("{BASE}{settings}"));
+    let port = "[[route]]\npath = \"/a\"\nport = 9090\n";
+    assert_eq!(server(port), ["T245"]);
+    let listens = format!("listen = [\":8080\", \":9090\"]\n{BASE}");
+    assert_eq!(codes(&format!("{listens}{port}")), [""; 0]);
+    assert_eq!(codes(&format!("listen = \":0\"\n{BASE}{port}")), [""; 0]);
+    let odd = "[server]\nunderscores_in_headers = false\n[api_key]\nfrom = \"header:x_key\"\n";
+    assert_eq!(server(odd), ["T245"]);
+    assert_eq!(server(&odd.replace("x_key", "x-key")), [""; 0]);
+    assert_eq!(server("[server]\nhttps_port = 443\n"), ["T246"]);
+    let trusting = "trusted_proxies = \"10.0.0.1\"\n[server]\nhttps_port = 443\n";
+    assert_eq!(server(trusting), [""; 0]);
+    let upstream = |settings: &str| {
+        codes(&format!(
+            "[upstream.a]\nservers = \"http://a\"\n{settings}\n\
+             [[route]]\npath = \"/*\"\nupstream = \"a\"\n"
+        ))
+    };
+    assert_eq!(upstream("queue_timeout = \"1s\""), ["T245"]);
+    assert_eq!(upstream("queue_timeout = \"1s\"\nqueue = 9"), [""; 0]);
+    let slow = "slow_start = \"9s\"\nbalance = \"hash:ip\"";
+    assert_eq!(upstream(slow), ["T245"]);
+    assert_eq!(upstream(&slow.replace("hash:ip", "p2c")), [""; 0]);
+}
+
+#[test]
+fn a_version_of_http_chooses_no_key_and_no_route() {
+    let key = "[limit.default]\nrate = \"5/s\"\nkey = \"header:host\"\n";
+    let route = "[[route]]\npath = \"/a\"\nheaders = { Host = \"a\" }\n";
+    for (text, code) in [(key, "T111"), (route, "T116")] {
+        let found = super::refuse(&format!("{BASE}{text}"));
+        assert_eq!(found.list[0].code.as_str(), code, "{found:?}");
+    }
+}
+
+#[test]
 fn clients_choose_their_key() {
     check(
         &format!("{BASE}[limit.default]\nrate = \"5/s\"\nkey = \"header:X-Forwarded-For\"\n"),

@@ -1,0 +1,203 @@
+//! Warnings and notes about settings that change nothing, as the rest of the file stands.
+
+use http::HeaderName;
+
+use crate::config::compile::Compiled;
+use crate::config::*;
+use crate::limit::key::{Alternatives, ApiKeySource, Key, Part};
+use crate::route::CostSource;
+
+pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    check_https_port(reader, compiled);
+    check_ports(reader, compiled);
+    check_removed_headers(reader, compiled);
+    check_cost_headers(reader, compiled);
+}
+
+fn check_https_port(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let Compiled { config, places, .. } = compiled;
+    let Some(span) = &places.https_port else {
+        return;
+    };
+    if let Some(redirect) = &places.tls_redirect {
+        no_effect("`https_port` changes nothing")
+            .at(span, "")
+            .at(redirect, "redirects to its own port")
+            .help("leave `https_port` out")
+            .report_to(reader);
+    } else if config.tls.is_none() && config.client_ip.trusted.is_empty() {
+        Diagnostic::new(
+            Code::EndlessRedirect,
+            "every request is redirected, and none is served",
+        )
+        .at(
+            span,
+            "the proxy has no `[tls]`, and trusts no proxy that has",
+        )
+        .help("name the proxies that speak TLS with clients in `trusted_proxies`, or write `[tls]`")
+        .report_to(reader);
+    }
+}
+
+/// Reports routes for a port that the proxy does not listen on.
+fn check_ports(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let Compiled { config, places, .. } = compiled;
+    let listens = places.listen.iter().chain(&places.tls_listen);
+    let ports: Vec<u16> = listens.filter_map(|one| one.value.port()).collect();
+    // Port 0 is any port, and another proxy may ask for any of its own.
+    if ports.contains(&0) || config.decide.is_some() {
+        return;
+    }
+    let routes = config.routes.iter().zip(&compiled.definitions.route_places);
+    for (route, at) in routes {
+        let Some(port) = route.port.filter(|port| !ports.contains(port)) else {
+            continue;
+        };
+        let listed: Vec<String> = ports.iter().map(|port| format!("`{port}`")).collect();
+        no_effect(format!("route `{}` gets no request", route.name))
+            .at(
+                &at.port,
+                format!("the proxy does not listen on port {port}"),
+            )
+            .help(match listed.is_empty() {
+                true => "leave `port` out: the proxy listens on no port".to_owned(),
+                false => format!("write one of its ports: {}", listed.join(", ")),
+            })
+            .report_to(reader);
+    }
+}
+
+/// Reports what goes by a header that `underscores_in_headers = false` removes.
+fn check_removed_headers(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let Compiled {
+        config,
+        definitions,
+        places,
+        ..
+    } = compiled;
+    let Some(setting) = &places.no_underscores else {
+        return;
+    };
+    let report = |name: &HeaderName, span: &TextSpan| {
+        let mut found = no_effect(format!("no request has the header `{name}`"));
+        if span != setting {
+            found = found.at(span, "goes by this header");
+        }
+        found
+            .at(setting, "removes headers with `_` in their names")
+            .help(format!(
+                "write `{}`, if clients send that",
+                name.as_str().replace('_', "-")
+            ))
+            .report_to(reader);
+    };
+    let odd = |name: &&HeaderName| name.as_str().contains('_');
+    for defined in &definitions.limits {
+        // A rate in place takes the default limit's key: that limit has the warning.
+        let is_in_place = defined.name.span == defined.rate_span;
+        if let Some(name) = headers_of(&defined.key.value)
+            .find(odd)
+            .filter(|_| !is_in_place)
+        {
+            report(name, &defined.key.span);
+        }
+    }
+    for (route, at) in config.routes.iter().zip(&definitions.route_places) {
+        if let Some(name) = route.headers.iter().map(|one| &one.name).find(odd) {
+            report(name, &at.headers);
+        }
+        if let CostSource::Header(name) = &route.cost
+            && odd(&name)
+        {
+            report(name, &at.cost);
+        }
+    }
+    let api_keys = config
+        .api_key
+        .from
+        .0
+        .iter()
+        .filter_map(|source| match source {
+            ApiKeySource::Header(name) => Some(name),
+            _ => None,
+        });
+    let tier = config.tier.as_ref().and_then(|tier| tier.from.as_ref());
+    let bypass = config.bypass.iter().filter_map(|rule| rule.header.as_ref());
+    let balance = config
+        .upstreams
+        .iter()
+        .filter_map(|upstream| match &upstream.balance {
+            Balance::Hash(key) => Some(key),
+            _ => None,
+        });
+    let others = api_keys
+        .chain(tier.into_iter().flat_map(headers_among))
+        .chain(bypass.map(|(name, _)| name))
+        .chain(balance.flat_map(headers_of));
+    others.filter(odd).for_each(|name| report(name, setting));
+}
+
+fn headers_of(key: &Key) -> impl Iterator<Item = &HeaderName> {
+    key.parts.iter().flat_map(headers_among)
+}
+
+fn headers_among(parts: &Alternatives) -> impl Iterator<Item = &HeaderName> {
+    parts.0.iter().filter_map(|part| match part {
+        Part::Header(name) => Some(name),
+        _ => None,
+    })
+}
+
+/// Reports a cost in a header without trusted proxies: only they may set it.
+fn check_cost_headers(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let config = &compiled.config;
+    let routes = config.routes.iter().zip(&compiled.definitions.route_places);
+    for (route, at) in routes.filter(|_| config.client_ip.trusted.is_empty()) {
+        if let CostSource::Header(name) = &route.cost {
+            let message = format!("the proxy ignores the cost in `header:{name}`");
+            Diagnostic::new(Code::NobodyBelieved, message)
+                .at(&at.cost, "accepted from trusted proxies only")
+                .help("name the proxies that send it in `trusted_proxies`")
+                .report_to(reader);
+        }
+    }
+}
+
+/// A limit on trial that has more to it than denials.
+pub(super) fn shadow(compiled: &Compiled<'_>) -> Option<Diagnostic> {
+    let mut limits = compiled.definitions.limits.iter();
+    limits.find_map(|defined| {
+        let limit = defined.limit.as_ref().filter(|limit| limit.shadow)?;
+        let (span, label) = match (&defined.ban_span, limit.delay) {
+            (Some(span), _) => (span, "bans nobody"),
+            (None, Some(_)) => (&defined.delay_span, "holds no request"),
+            (None, None) => return None,
+        };
+        let message = format!("`limit.{}` is on trial: `shadow = true`", limit.name);
+        let note = Diagnostic::new(Code::Waiting, message)
+            .at(span, label)
+            .help("remove `shadow` when the trial is over");
+        Some(note)
+    })
+}
+
+/// A slot without a cluster.
+pub(super) fn slot(compiled: &Compiled<'_>) -> Option<Diagnostic> {
+    let store = &compiled.config.store.kind;
+    let is_cluster =
+        |redis: &RedisSettings| matches!(redis.topology, RedisTopology::Cluster { .. });
+    if matches!(store, StoreKind::Redis(redis) if is_cluster(redis)) {
+        return None;
+    }
+    let mut limits = compiled.definitions.limits.iter();
+    let defined =
+        limits.find(|one| one.limit.as_ref().is_some_and(|limit| limit.slot.is_some()))?;
+    let message = format!(
+        "`slot` of `limit.{}` changes nothing here",
+        defined.name.value
+    );
+    let note = Diagnostic::new(Code::Waiting, message)
+        .at(&defined.name.span, "the store is no Redis Cluster")
+        .help("leave `slot` out, or use `redis+cluster://` in `url`");
+    Some(note)
+}
