@@ -12,6 +12,7 @@
 
 local QUANTITIES = { 'r', 't', 'm' }
 local FIRST_LINE = 6
+local LEAST, MOST = '-9223372036854775808', '9223372036854775807'
 
 local lines, sender, number = KEYS[1], '=' .. ARGV[1], tonumber(ARGV[2])
 local clients = tonumber(redis.call('HGET', lines, '=clients') or 0)
@@ -36,6 +37,18 @@ local function has_line(client)
   return false
 end
 
+-- A sum that does not fit becomes the greatest one. An error would end the script in the middle, and
+-- the batch would come again and again.
+local function add(field, amount)
+  local done = redis.pcall('HINCRBY', lines, field, amount)
+  local why = type(done) == 'table' and done.err
+  if why and why:find('overflow', 1, true) then
+    redis.call('HSET', lines, field, amount:sub(1, 1) == '-' and LEAST or MOST)
+  elseif why then
+    redis.call('HINCRBY', lines, field, amount)
+  end
+end
+
 local other = { 0, 0, 0 }
 for at = FIRST_LINE, #ARGV, 4 do
   local client = ARGV[at]
@@ -51,9 +64,9 @@ for at = FIRST_LINE, #ARGV, 4 do
     if amount ~= '0' then
       if is_other then
         other[index] = other[index] + tonumber(amount)
-        redis.call('HINCRBY', lines, quantity .. '+', amount)
+        add(quantity .. '+', amount)
       else
-        redis.call('HINCRBY', lines, quantity .. client, amount)
+        add(quantity .. client, amount)
       end
     end
   end

@@ -183,6 +183,30 @@ fn clients_beyond_the_bound_share_a_line() {
 }
 
 #[test]
+fn a_sum_that_does_not_fit_holds_up_no_other_usage() {
+    let (upstream, redis) = (Upstream::ok(), RedisServer::start());
+    let looked = start(&upstream, &url(&redis), "");
+    for key in ["k-acme", "k-globex", "k-initech"] {
+        assert_eq!(ask(&looked, "/", key).status, 200);
+    }
+    wait_for(&looked, &[("acme", 1), ("globex", 1), ("initech", 1)]);
+    let hashes: Vec<String> =
+        redis::from_redis_value(redis.run("KEYS tidegate:{ledger:*")).unwrap();
+    for hash in hashes {
+        if redis.run(&format!("HEXISTS {hash} r:acme")) == redis::Value::Int(1) {
+            redis.run(&format!("HSET {hash} r:acme {}", i64::MAX));
+        }
+    }
+    for key in ["k-acme", "k-globex", "k-initech"] {
+        assert_eq!(ask(&looked, "/", key).status, 200);
+    }
+    wait_for(
+        &looked,
+        &[("acme", i64::MAX), ("globex", 2), ("initech", 2)],
+    );
+}
+
+#[test]
 fn a_request_belongs_to_the_day_of_its_decision_in_the_zone() {
     let (upstream, redis) = (Upstream::ok(), clock::redis());
     let looked = start(&upstream, &url(&redis), "zone = \"+05:30\"");
