@@ -299,6 +299,33 @@ fn tokens_and_money_are_corrected_to_what_answers_say() {
     assert!(sum == 200 || sum == 0, "{log}");
 }
 
+#[test]
+fn a_call_is_billed_by_the_model_that_it_asked_for() {
+    let upstream = Upstream::saying(SAID);
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("keys.txt"), KEYS).unwrap();
+    let looked = Looked::start_in(
+        directory,
+        &format!(
+            "upstream = \"{}\"\n[ledger]\n[api_key]\nknown = \"keys.txt\"\n\
+             [prices]\nnamed = {{ input = 1.0, output = 10.0 }}\n\
+             [limit.calls]\nrate = \"9/h\"\nkey = \"api_key\"\ncounts = \"requests\"\n\
+             [[route]]\npath = \"/*\"\nlimits = [\"calls\"]\nusage = \"openai\"\n",
+            upstream.url()
+        ),
+    );
+    let body = "{\"model\":\"named\"}";
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: test\r\nX-Api-Key: k-acme\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    assert_eq!(looked.tidegate.connect().ask(head + body).status, 200);
+    eventually("the ledger has its price", || {
+        let usage = looked.json("/api/v1/usage?by=client");
+        by_client(&usage, "money") == expected(&[("acme", 460)])
+    });
+}
+
 fn csv(directory: &Path, words: &[&str]) -> String {
     let words = [&["usage", "--csv"][..], words].concat();
     let output = command(directory, &words);

@@ -61,6 +61,8 @@ pub(super) struct Definitions<'r> {
     pub(super) has_unlimited_route: bool,
     /// Whether the file serves no clients, only proxies that ask for decisions.
     pub(super) only_decides: bool,
+    /// Whether a ledger has the tokens or the money of requests.
+    pub(super) bills_tokens: bool,
     /// The settings of routes that need the response, in a file that only decides.
     pub(super) unseen_responses: Vec<Located<&'static str>>,
     /// Whether the file has rules for descriptors.
@@ -95,6 +97,7 @@ impl<'r> Definitions<'r> {
             without_case: Vec::new(),
             has_unlimited_route: false,
             only_decides: false,
+            bills_tokens: false,
             unseen_responses: Vec::new(),
             has_descriptors: false,
             numbered: 0,

@@ -66,7 +66,8 @@ pub(super) fn compile(
         route.target = target;
         route.limits = limits;
         let own = usage.as_ref().map(|one| &definitions.usages[one.value]);
-        usage::set(&mut route, own.map(|usage| &usage.settings));
+        let own = own.map(|usage| &usage.settings);
+        usage::set(&mut route, own, definitions.bills_tokens);
         let pages = one.error_pages.as_deref();
         route.error_pages = definitions.error_pages.of_route(definitions.reader, pages);
         let logs = one.access_logs.as_deref();

@@ -50,17 +50,18 @@ impl Definitions<'_> {
     }
 }
 
-/// Sets how a route counts usage, and what it reads of bodies.
-pub(super) fn set(route: &mut Route, settings: Option<&Arc<UsageSettings>>) {
+/// Sets how a route counts usage, and what it reads of bodies. `is_billed` tells whether a ledger
+/// has the tokens or the money of its requests.
+pub(super) fn set(route: &mut Route, settings: Option<&Arc<UsageSettings>>, is_billed: bool) {
     if settings.is_some() {
         route.cost = CostSource::Fixed(0);
     }
     route.usage = settings.cloned();
-    route.reads_body = reads_body(route);
+    route.reads_body = reads_body(route, is_billed && !route.limits.is_empty());
 }
 
 /// The members of a body that the decision about a request of the route needs.
-fn reads_body(route: &Route) -> Option<Arc<RequestTable>> {
+fn reads_body(route: &Route, is_billed: bool) -> Option<Arc<RequestTable>> {
     let mut members: Vec<BodyMember> = Vec::new();
     let parts = route.limits.iter().flat_map(|limit| limit.key.all());
     let of_keys = parts.filter_map(|part| match part {
@@ -79,7 +80,7 @@ fn reads_body(route: &Route) -> Option<Arc<RequestTable>> {
     let reserves_output =
         |limit: &Arc<Limit>| limit.counts_usage() && limit.counts != Quantity::Input;
     let reads_usage =
-        |usage: &UsageSettings| usage.asks || route.limits.iter().any(reserves_output);
+        |usage: &UsageSettings| usage.asks || is_billed || route.limits.iter().any(reserves_output);
     let usage = match &route.usage {
         Some(usage) if reads_usage(usage) => {
             usage.format.map_or(UsageMembers::OfAny, UsageMembers::Of)

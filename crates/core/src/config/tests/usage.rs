@@ -196,6 +196,19 @@ fn each_quantity_is_counted() {
     assert!(first(&config).reads_body.is_none());
 }
 
+/// It bills the model and the maximum that a request names, if the answer says nothing.
+#[test]
+fn a_ledger_needs_the_model_of_each_call() {
+    for (counts, reads) in [("[\"requests\"]", false), ("[\"money\"]", true)] {
+        let (config, _) = accept(&format!(
+            "{}[ledger]\ncounts = {counts}\n",
+            file("requests", "usage = \"openai\"")
+        ));
+        let table = first(&config).reads_body.as_deref();
+        assert_eq!(table.is_some_and(|table| table.reads_usage), reads);
+    }
+}
+
 #[test]
 fn a_route_reads_the_members_of_its_keys_and_its_cost() {
     let config = accept(&format!(
