@@ -3,8 +3,8 @@
 //! It checks the grammar, follows the paths of a table, and shows the values there to a [`Sink`].
 //! It keeps no bytes: one bit for each level, the names that the current one may still be, and the
 //! digits of a number. It accepts a little more than JSON: control characters and wrong UTF-8
-//! within strings, and unknown escapes in strings that do not matter. Beyond [`LEVELS`] it only
-//! matches quotes and counts brackets.
+//! within strings, unknown escapes in strings that do not matter, `NaN` and `Infinity`. Beyond
+//! [`LEVELS`] it only matches quotes and counts brackets.
 
 mod place;
 mod run;
@@ -17,7 +17,9 @@ use place::Place;
 /// Levels of objects and arrays whose grammar is checked.
 pub(super) const LEVELS: u16 = 64;
 
-const WORDS: [&[u8]; 3] = [b"true", b"false", b"null"];
+/// The last ones are numbers of Python, JavaScript and others. Many readers of JSON take them.
+const WORDS: [&[u8]; 5] = [b"true", b"false", b"null", b"NaN", b"Infinity"];
+const INFINITY: u8 = 4;
 
 /// Takes the values at the paths of a table.
 pub(super) trait Sink {
@@ -70,7 +72,7 @@ enum State {
     Exponent,
     ExponentSign,
     ExponentDigits,
-    /// Within `true`, `false` or `null`.
+    /// Within one of [`WORDS`].
     Word,
     /// Below the last level whose grammar is checked.
     Deep,
@@ -278,16 +280,11 @@ impl<S: Sink> Scanning<'_, S> {
                 self.show(scan.place.value, Piece::Digits(&[byte]));
                 return self.number(scan, at);
             }
-            b't' | b'f' | b'n' => {
-                scan.word = match byte {
-                    b't' => 0,
-                    b'f' => 1,
-                    _ => 2,
-                };
-                scan.read = 1;
-                scan.state = State::Word;
-                return self.word(scan, at);
-            }
+            b't' => return self.begin_word(scan, 0, at),
+            b'f' => return self.begin_word(scan, 1, at),
+            b'n' => return self.begin_word(scan, 2, at),
+            b'N' => return self.begin_word(scan, 3, at),
+            b'I' => return self.begin_word(scan, INFINITY, at),
             _ if is_space(byte) => {}
             _ => scan.state = State::Broken,
         }
@@ -340,6 +337,8 @@ impl<S: Sink> Scanning<'_, S> {
             let whole = scan.number.whole();
             self.show(scan.place.value, Piece::Number(whole));
             scan.state = State::After;
+        } else if scan.state == State::Minus && self.bytes.get(at) == Some(&b'I') {
+            return self.begin_word(scan, INFINITY, at + 1);
         } else if at < self.bytes.len() {
             scan.state = State::Broken;
         }
@@ -379,6 +378,14 @@ impl<S: Sink> Scanning<'_, S> {
         at
     }
 
+    /// Begins a word with its first byte, which is before `at`.
+    fn begin_word(&mut self, scan: &mut JsonScan, word: u8, at: usize) -> usize {
+        scan.word = word;
+        scan.read = 1;
+        scan.state = State::Word;
+        self.word(scan, at)
+    }
+
     fn word(&mut self, scan: &mut JsonScan, from: usize) -> usize {
         let word = WORDS[usize::from(scan.word)];
         let missing = &word[usize::from(scan.read)..];
@@ -395,7 +402,11 @@ impl<S: Sink> Scanning<'_, S> {
         let piece = match scan.word {
             0 => Piece::Bool(true),
             1 => Piece::Bool(false),
-            _ => Piece::Null,
+            2 => Piece::Null,
+            _ => {
+                self.show(scan.place.value, Piece::Digits(word));
+                Piece::Number(None)
+            }
         };
         self.show(scan.place.value, piece);
         scan.state = State::After;

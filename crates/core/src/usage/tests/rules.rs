@@ -101,6 +101,18 @@ fn escapes_in_texts_that_do_not_matter_are_not_checked() {
     assert_eq!(counts(&reading), [Some(5), None]);
 }
 
+/// Python's writer of JSON makes them, for example of the logarithm of 0.
+#[test]
+fn an_event_may_have_numbers_that_json_lacks() {
+    for value in ["NaN", "Infinity", "-Infinity"] {
+        let reading = openai(&format!(
+            "data: {{\"a\":{value},\"usage\":{{\"prompt_tokens\":5,\
+             \"completion_tokens\":{value}}}}}\n\n"
+        ));
+        assert_eq!(counts(&reading), [Some(5), None], "{value}");
+    }
+}
+
 #[test]
 fn texts_may_be_deeper_than_the_levels_that_are_checked() {
     let deep = format!("{}\"]}}\"{}", "[".repeat(500), "]".repeat(500));
