@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
+use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Request, Response};
 
 use super::Arrival;
@@ -163,12 +163,8 @@ impl DryRun {
         let route = self.stages.route_that_reads(x)?;
         let table = route.reads_body.as_ref()?;
         let headers = x.request.headers();
-        let most = match headers.contains_key(CONTENT_ENCODING) {
-            true => 0,
-            false => route.body_read,
-        };
         let mut reader = RequestReader::new(table);
-        reader.read(&body[..body.len().min(most)]);
+        reader.read(&body[..body.len().min(route.body_read)]);
         Some(Box::new(ReadBody {
             facts: BodyFacts {
                 table: Arc::clone(table),

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use http::header::CONTENT_ENCODING;
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 use hyper::body::Bytes;
@@ -67,9 +66,9 @@ impl Proxy {
         if !x.request.body().is_end_stream() {
             self.stages.deny_before_body(x)?;
         }
-        // A compressed body has no members here.
-        let is_readable = !x.request.headers().contains_key(CONTENT_ENCODING);
-        let most = if is_readable { route.body_read } else { 0 };
+        // Whatever `Content-Encoding` says, many servers read the bytes as they are. Bytes that are
+        // compressed are no JSON, and have no members.
+        let most = route.body_read;
         let announced = x.request.body().size_hint().exact();
         let held = match announced.map(|length| usize::try_from(length).unwrap_or(usize::MAX)) {
             Some(0) => None,

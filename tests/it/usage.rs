@@ -283,6 +283,27 @@ fn the_timeout_of_a_route_includes_the_body_that_is_read_before_the_decision() {
 }
 
 #[test]
+fn members_count_whatever_the_head_says_of_the_body() {
+    let gate = Gate::before(
+        Upstream::ok(),
+        "upstream = \"$UPSTREAM\"\n[limit.one]\nrate = \"1/h\"\nkey = \"body:user\"\n\
+         missing = \"skip\"\nvalues = { \"body:user\" = [\"a\"] }\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"one\"]\n",
+    );
+    let body = "{\"id\":NaN,\"user\":\"a\"}";
+    let ask = |more: &str, body: &str| {
+        let head = head("", body.len(), more);
+        gate.proxy.connect().ask(head + body).status
+    };
+    assert_eq!(ask("", body), 200);
+    for coding in ["identity", "gzip", "x"] {
+        let more = format!("Content-Encoding: {coding}\r\n");
+        assert_eq!(ask(&more, body), 429, "{coding}");
+    }
+    assert_eq!(ask("Content-Encoding: gzip\r\n", "\x1f\x08 no JSON"), 200);
+}
+
+#[test]
 fn limits_in_shadow_mode_get_back_what_a_denied_call_reserved() {
     let upstream = Upstream::saying(SAID);
     let looked = Looked::start(&format!(
