@@ -388,14 +388,13 @@ impl UsageMeter {
             }
             AnswerCost::Usage(reserve) => {
                 let is_final = reader.is_some_and(AnswerReader::is_final);
-                let so_far = reported;
                 let reported = reported.filter(|_| self.end == AnswerEnd::Whole || is_final);
                 let reported = self.head_tokens.or(reported);
                 let end = UsageEnd {
                     reserve,
                     outcome: self.outcome(reported.is_some(), is_drained),
                     reported,
-                    reported_so_far: so_far,
+                    reported_so_far: reader.and_then(AnswerReader::tokens_so_far),
                     text_bytes: reader.map(AnswerReader::text_bytes),
                     model: reader.and_then(AnswerReader::model),
                     route: self.route,

@@ -1,6 +1,7 @@
 //! Bodies that are read before a decision: whose denial does not need them, and the memory that
 //! they take.
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use crate::admin::Looked;
@@ -301,6 +302,28 @@ fn members_count_whatever_the_head_says_of_the_body() {
         assert_eq!(ask(&more, body), 429, "{coding}");
     }
     assert_eq!(ask("Content-Encoding: gzip\r\n", "\x1f\x08 no JSON"), 200);
+}
+
+#[test]
+fn an_array_that_its_server_cuts_costs_what_it_has_reported() {
+    const CUT: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\
+                       Content-Length: 900\r\n\r\n[{\"usageMetadata\":{\
+                       \"promptTokenCount\":60,\"candidatesTokenCount\":4000}},";
+    let upstream = Upstream::start(|_, stream| {
+        let sent = stream.write_all(CUT.as_bytes());
+        sent.is_err()
+    });
+    let looked = Looked::start(&format!(
+        "upstream = \"{}\"\n[log]\naccess = \"stdout\"\nsample_allowed = 1.0\n\
+         [limit.one]\nrate = \"9000/h\"\nkey = \"ip\"\ncounts = \"tokens\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"one\"]\nusage = \"gemini\"\n",
+        upstream.url()
+    ));
+    let mut client = looked.tidegate.connect();
+    client.send(whole("a"));
+    let lines = looked.wait_for_lines(1);
+    let kept = "\"charged\":4060,\"outcome\":\"missing\"";
+    assert!(lines[0].contains(kept), "{lines:#?}");
 }
 
 #[test]

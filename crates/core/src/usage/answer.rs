@@ -85,11 +85,19 @@ impl AnswerReader {
         self.progress.finish(&self.table);
     }
 
-    /// The tokens that the answer has reported so far. `None` if it reported none, or an error
+    /// The tokens that the events so far have reported. `None` if they reported none, or an error
     /// before the last counts.
     pub fn tokens(&self) -> Option<ReportedTokens> {
+        self.unless_failed(self.progress.reported.tokens(&self.table))
+    }
+
+    /// The same for an answer that broke off. A document counts as far as it has come.
+    pub fn tokens_so_far(&self) -> Option<ReportedTokens> {
+        self.unless_failed(self.progress.reported.tokens_so_far(&self.table))
+    }
+
+    fn unless_failed(&self, tokens: ReportedTokens) -> Option<ReportedTokens> {
         let reported = &self.progress.reported;
-        let tokens = reported.tokens(&self.table);
         let is_valid = !tokens.is_empty() && (reported.is_final() || !reported.is_error());
         is_valid.then_some(tokens)
     }

@@ -172,6 +172,15 @@ impl ReportedUsage {
         }
     }
 
+    /// The tokens so far, with those of a document that has not ended.
+    pub(super) fn tokens_so_far(&self, table: &AnswerTable) -> ReportedTokens {
+        let mut all = self.clone();
+        if self.is_document {
+            all.keep_pending();
+        }
+        all.tokens(table)
+    }
+
     pub(super) fn model_name(&self) -> Option<&str> {
         match &self.named {
             Named::Model(model) => model.name(),
@@ -213,24 +222,31 @@ impl ReportedUsage {
         self.is_error |= self.may_err();
     }
 
-    /// Ends an event. One that is no JSON says nothing.
-    pub(super) fn end_event(&mut self, is_json: bool, knows_end: bool) {
-        let event = std::mem::take(&mut self.event);
+    /// Keeps the counts of the event that is read. Returns their places.
+    fn keep_pending(&mut self) -> u8 {
         let known = std::mem::take(&mut self.pending_known);
-        let is_json = is_json && !event.is_broken;
-        match &mut self.named {
-            Named::Model(model) => model.end_event(is_json),
-            Named::Nested(nested) => *nested = NestedScan::default(),
-        }
-        if !is_json {
-            return;
-        }
         for (place, count) in self.counts.iter_mut().enumerate() {
             if known & (1 << place) != 0 {
                 *count = self.pending[place];
             }
         }
         self.known |= known;
+        known
+    }
+
+    /// Ends an event. One that is no JSON says nothing.
+    pub(super) fn end_event(&mut self, is_json: bool, knows_end: bool) {
+        let event = std::mem::take(&mut self.event);
+        let is_json = is_json && !event.is_broken;
+        match &mut self.named {
+            Named::Model(model) => model.end_event(is_json),
+            Named::Nested(nested) => *nested = NestedScan::default(),
+        }
+        if !is_json {
+            self.pending_known = 0;
+            return;
+        }
+        let known = self.keep_pending();
         if known != 0 {
             let is_last = event.is_finished || !event.is_unfinished;
             self.is_final = self.is_document || (knows_end && is_last);

@@ -113,6 +113,21 @@ fn an_event_may_have_numbers_that_json_lacks() {
     }
 }
 
+/// A stream of Gemini without `alt=sse` is one document.
+#[test]
+fn a_document_that_breaks_off_has_the_counts_that_have_come() {
+    let answer = "[{\"usageMetadata\":{\"promptTokenCount\":7,\"candidatesTokenCount\":50}},\
+                  {\"usageMetadata\":{\"promptTokenCount\":7,\"candidatesTokenCount\":99";
+    let mut reader = AnswerReader::new(&table(AnswerFormat::Gemini), Framing::Document);
+    reader.read(answer.as_bytes());
+    assert_eq!(reader.tokens(), None);
+    let so_far = reader.tokens_so_far().unwrap();
+    assert_eq!((so_far.input, so_far.output), (Some(7), Some(50)));
+    reader.read(b"}}]");
+    assert_eq!(reader.tokens().unwrap().output, Some(99));
+    assert_eq!(reader.tokens_so_far(), reader.tokens());
+}
+
 #[test]
 fn texts_may_be_deeper_than_the_levels_that_are_checked() {
     let deep = format!("{}\"]}}\"{}", "[".repeat(500), "]".repeat(500));
