@@ -56,19 +56,6 @@ impl AnswerFormat {
     }
 }
 
-/// The segment of a path behind the last segment that is `word`.
-fn segment_behind<'p>(path: &'p str, word: &str) -> Option<&'p str> {
-    let mut segments = path.rsplit('/');
-    let mut behind = segments.next()?;
-    for segment in segments {
-        if segment == word {
-            return Some(behind).filter(|model| !model.is_empty());
-        }
-        behind = segment;
-    }
-    None
-}
-
 /// What a number of an answer counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenField {

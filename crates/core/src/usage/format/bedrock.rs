@@ -8,7 +8,7 @@
 use super::super::tokens::{MAX_UNITS, ReportedTokens};
 use super::AnswerRole::{Error, Nested, Text};
 use super::TokenField::{CacheWrite, Cached, Input, Output, Total};
-use super::{AnswerLayout, AnswerRow, Tops, count, row, segment_behind};
+use super::{AnswerLayout, AnswerRow, Tops, count, row};
 
 pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     rows: ROWS,
@@ -68,15 +68,17 @@ pub fn header_tokens<'h>(header: impl Fn(&str) -> Option<&'h str>) -> Option<Rep
     (!tokens.is_empty()).then_some(tokens)
 }
 
-/// The model in `/model/MODEL/METHOD`.
+/// The model in `/model/MODEL/METHOD`. The name of an inference profile has a slash.
 pub(super) fn path_model(path: &str) -> Option<&str> {
     let (path, method) = path.rsplit_once('/')?;
-    match method {
-        "converse" | "converse-stream" | "invoke" | "invoke-with-response-stream" => {
-            segment_behind(path, "model")
-        }
-        _ => None,
-    }
+    let methods = [
+        "converse",
+        "converse-stream",
+        "invoke",
+        "invoke-with-response-stream",
+    ];
+    let (_, model) = path.rsplit_once("/model/")?;
+    (methods.contains(&method) && !model.is_empty()).then_some(model)
 }
 
 #[cfg(test)]
@@ -90,6 +92,10 @@ mod tests {
             ("/aws/model/claude/converse-stream", Some("claude")),
             ("/model/claude/invoke", Some("claude")),
             ("/model/claude/invoke-with-response-stream", Some("claude")),
+            (
+                "/model/arn:aws:bedrock:us-east-1:1:inference-profile/us.claude-5/converse",
+                Some("arn:aws:bedrock:us-east-1:1:inference-profile/us.claude-5"),
+            ),
             ("/model/claude/count-tokens", None),
             ("/model//invoke", None),
             ("/invoke", None),

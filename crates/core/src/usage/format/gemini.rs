@@ -5,7 +5,7 @@
 
 use super::AnswerRole::{Error, Finished, Model, Text, Unfinished};
 use super::TokenField::{Cached, Input, Output, Thoughts, ToolInput, Total};
-use super::{AnswerLayout, AnswerRow, Tops, count, row, segment_behind};
+use super::{AnswerLayout, AnswerRow, Tops, count, row};
 
 pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     rows: ROWS,
@@ -33,7 +33,8 @@ const ROWS: &[AnswerRow] = &[
 /// The model in `/v1/models/MODEL:METHOD`.
 pub(super) fn path_model(path: &str) -> Option<&str> {
     let (path, _method) = path.rsplit_once(':')?;
-    segment_behind(path, "models")
+    let (_, model) = path.rsplit_once("/models/")?;
+    (!model.is_empty()).then_some(model)
 }
 
 #[cfg(test)]
