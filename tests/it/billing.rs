@@ -223,10 +223,7 @@ fn a_request_belongs_to_the_day_of_its_decision_in_the_zone() {
             assert_eq!(ask(&looked, "/", "k-acme").status, 200);
         }
     }
-    let day = |day_s: i64| {
-        let at = jiff::Timestamp::from_second(day_s).unwrap();
-        jiff::tz::TimeZone::UTC.to_datetime(at).date().to_string()
-    };
+    let day = |day_s: i64| day_of(day_s).to_string();
     let (before, after) = (day(midnight_s - 1), day(midnight_s));
     let path = format!("/api/v1/usage?from={before}&to={after}&by=day");
     let mut days = Vec::new();
@@ -241,6 +238,45 @@ fn a_request_belongs_to_the_day_of_its_decision_in_the_zone() {
         days.len() == 2 && days[1].ends_with(" 3")
     });
     assert_eq!(days, [format!("{before} 2"), format!("{after} 3")]);
+}
+
+/// The day of this many seconds since the Unix epoch.
+fn day_of(unix_s: i64) -> jiff::civil::Date {
+    let at = jiff::Timestamp::from_second(unix_s).unwrap();
+    jiff::tz::TimeZone::UTC.to_datetime(at).date()
+}
+
+#[test]
+fn without_redis_the_days_are_those_of_the_machine() {
+    let (upstream, directory) = (Upstream::ok(), tempfile::tempdir().unwrap());
+    std::fs::write(directory.path().join("keys.txt"), KEYS).unwrap();
+    let [library, offset] = clock::files(directory.path());
+    let control = directory.path().join("control.sock");
+    let config = format!(
+        "admin = \"127.0.0.1:0\"\n{}[ledger]\n[server]\ncontrol = \"{}\"\n",
+        RULES.replace("UPSTREAM", &upstream.url()),
+        control.display()
+    );
+    let env = [
+        ("LD_PRELOAD", library.as_str()),
+        ("CLOCK_OFFSET", offset.as_str()),
+    ];
+    let tidegate = Tidegate::start_in(directory, &config, &env);
+    let line = tidegate.wait_for_line("dashboard  http://");
+    let address = line.split('/').nth(2).unwrap().parse().unwrap();
+    let looked = Looked { tidegate, address };
+    let now_s = i64::try_from(tidegate::clock::unix_us() / 1_000_000).unwrap();
+    for days in 0..2 {
+        clock::set_in(looked.tidegate.directory.path(), days * 86_400);
+        assert_eq!(ask(&looked, "/", "k-acme").status, 200);
+    }
+    let (from, to) = (day_of(now_s), day_of(now_s + 86_400));
+    let path = format!("/api/v1/usage?from={from}&to={to}&by=day");
+    eventually("each day has a request", || {
+        let usage = looked.json(&path);
+        let rows = usage["rows"].as_array().unwrap();
+        rows.len() == 2 && rows.iter().all(|row| row["requests"] == 1)
+    });
 }
 
 const SAID: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 69\r\n\r\n\

@@ -16,10 +16,15 @@ const DAY: i64 = 24 * HOUR;
 /// A Redis whose clock is set by [`set`].
 pub fn redis() -> RedisServer {
     let mut redis = RedisServer::down();
-    let (library, offset) = (
-        redis.directory().join("clock.so"),
-        redis.directory().join("offset"),
-    );
+    let [library, offset] = files(redis.directory());
+    redis.will_have(&[], &[("LD_PRELOAD", &library), ("CLOCK_OFFSET", &offset)]);
+    redis.restart();
+    redis
+}
+
+/// Builds the library in a directory, and the file that sets its clock. Returns their paths.
+pub fn files(directory: &Path) -> [String; 2] {
+    let library = directory.join("clock.so");
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-o"])
         .arg(&library)
@@ -29,18 +34,18 @@ pub fn redis() -> RedisServer {
         ))
         .status();
     assert!(built.expect("a C compiler").success());
-    std::fs::write(&offset, "+0").unwrap();
-    let (library, offset) = (library.to_str().unwrap(), offset.to_str().unwrap());
-    redis.will_have(&[], &[("LD_PRELOAD", library), ("CLOCK_OFFSET", offset)]);
-    redis.restart();
-    redis
+    set_in(directory, 0);
+    [library, directory.join("offset")].map(|path| path.to_str().unwrap().to_owned())
 }
 
 /// Sets its clock so many seconds off; it is when it is next asked.
 pub fn set(redis: &RedisServer, offset: i64) {
-    let path: &Path = redis.directory();
-    std::fs::write(path.join("next"), format!("{offset:+}")).unwrap();
-    std::fs::rename(path.join("next"), path.join("offset")).unwrap();
+    set_in(redis.directory(), offset);
+}
+
+pub fn set_in(directory: &Path, offset: i64) {
+    std::fs::write(directory.join("next"), format!("{offset:+}")).unwrap();
+    std::fs::rename(directory.join("next"), directory.join("offset")).unwrap();
 }
 
 /// Sets the clock so many seconds off, and waits until it is.

@@ -22,7 +22,8 @@ impl Limiter {
     }
 
     /// Counts a request that was admitted, and is not held any more. Its day is that of the
-    /// decision, or of the end of its wait.
+    /// decision, or of the end of its wait. The clock of the embedded store never steps, so days
+    /// are those of the wall clock there.
     #[inline]
     pub fn bill_admitted(&self, admission: &mut Admission) {
         if admission.billed.is_some() {
@@ -32,7 +33,9 @@ impl Limiter {
 
     fn bill_at_decision(&self, admission: &mut Admission) {
         let at_us = match admission.granted() {
-            Some(decided) if decided.decision.at_us > 0 => decided.decision.at_us,
+            Some(decided) if self.is_shared() && decided.decision.at_us > 0 => {
+                decided.decision.at_us
+            }
             _ => clock::unix_us(),
         };
         let amounts = match &admission.reserve {
