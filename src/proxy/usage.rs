@@ -175,7 +175,7 @@ impl AnswerBytes {
         match single(headers, &CONTENT_ENCODING) {
             None if !headers.contains_key(CONTENT_ENCODING) => AnswerBytes::Plain(reader),
             Some(name) if name.eq_ignore_ascii_case("identity") => AnswerBytes::Plain(reader),
-            Some(name) if has_room && name.eq_ignore_ascii_case("gzip") => {
+            Some(name) if has_room && is_gzip(name) => {
                 AnswerBytes::Gzip(Box::new(MultiGzDecoder::new(AnswerSink(reader))))
             }
             Some(name) if has_room && name.eq_ignore_ascii_case("deflate") => {
@@ -196,6 +196,13 @@ impl AnswerBytes {
             AnswerBytes::Unread(_) => Ok(()),
         };
         if decoded.is_err() {
+            self.give_up();
+        }
+    }
+
+    /// Nothing more can be unpacked. An answer that has said its usage keeps it.
+    fn give_up(&mut self) {
+        if !self.reader().is_some_and(AnswerReader::is_final) {
             *self = AnswerBytes::Unread(UnreadAnswer::Encoded);
         }
     }
@@ -208,7 +215,7 @@ impl AnswerBytes {
             AnswerBytes::Plain(_) | AnswerBytes::Unread(_) => Ok(()),
         };
         if flushed.is_err() {
-            *self = AnswerBytes::Unread(UnreadAnswer::Encoded);
+            self.give_up();
         }
         if let Some(reader) = self.reader_mut() {
             reader.finish();
@@ -232,6 +239,11 @@ impl AnswerBytes {
             AnswerBytes::Unread(_) => None,
         }
     }
+}
+
+/// RFC 9110 has two names for it.
+fn is_gzip(coding: &str) -> bool {
+    coding.eq_ignore_ascii_case("gzip") || coding.eq_ignore_ascii_case("x-gzip")
 }
 
 /// The only line of a header, if it is text.

@@ -4,6 +4,9 @@
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
 use crate::admin::Looked;
 use crate::house::{Client, PATIENCE, Tidegate, Upstream};
 use crate::probe::eventually;
@@ -324,6 +327,43 @@ fn an_array_that_its_server_cuts_costs_what_it_has_reported() {
     let lines = looked.wait_for_lines(1);
     let kept = "\"charged\":4060,\"outcome\":\"missing\"";
     assert!(lines[0].contains(kept), "{lines:#?}");
+}
+
+#[test]
+fn a_wrong_end_of_gzip_changes_nothing_that_was_said() {
+    let said = SAID.split_once("\r\n\r\n").unwrap().1;
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+    encoder.write_all(said.as_bytes()).unwrap();
+    let whole_body = encoder.finish().unwrap();
+    let upstream = Upstream::start(move |seen, stream| {
+        let (coding, cut, more) = match seen.head.split(' ').nth(1).unwrap() {
+            "/whole" => ("X-Gzip", 0, 0),
+            "/short" => ("gzip", 4, 0),
+            "/long" => ("gzip", 0, 12),
+            _ => ("gzip", 30, 0),
+        };
+        let mut body = whole_body[..whole_body.len() - cut].to_vec();
+        body.resize(body.len() + more, 0);
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Encoding: {coding}\r\n\
+             Content-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).is_ok() && stream.write_all(&body).is_ok()
+    });
+    let looked = Looked::start(&format!(
+        "upstream = \"{}\"\n[log]\naccess = \"stdout\"\nsample_allowed = 1.0\n\
+         [limit.one]\nrate = \"9000/h\"\nkey = \"ip\"\ncounts = \"tokens\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"one\"]\nusage = \"openai\"\n",
+        upstream.url()
+    ));
+    for (count, path) in (1..).zip(["/whole", "/short", "/long", "/cut"]) {
+        let request = whole("a").replacen('/', path, 1);
+        assert_eq!(looked.tidegate.connect().ask(request).status, 200);
+        let lines = looked.wait_for_lines(count);
+        let is_exact = lines[count - 1].contains("\"charged\":100,\"outcome\":\"exact\"");
+        assert_eq!(is_exact, path != "/cut", "{lines:#?}");
+    }
 }
 
 #[test]
