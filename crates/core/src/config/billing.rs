@@ -80,6 +80,11 @@ fn identity(text: &str) -> Result<BilledIdentity, String> {
     }
 }
 
+/// Whether the ledger has the tokens or the money of requests.
+pub(super) fn counts_tokens(ledger: &DefinedLedger) -> bool {
+    ledger.settings.counts != [LedgerCount::Requests]
+}
+
 /// Refuses identities that no request can have.
 pub(super) fn check(reader: &ConfigReader<'_>, config: &Config, ledger: &DefinedLedger) {
     let missing = match &ledger.settings.by.0 {

@@ -10,7 +10,6 @@ use super::definitions::{Definitions, Inherited};
 use super::section::SectionsPresent;
 use super::*;
 use crate::descriptor::DescriptorTable;
-use crate::ledger::LedgerCount;
 use crate::route::RouteTable;
 
 /// A configuration, with the places that warnings need.
@@ -74,8 +73,7 @@ pub(super) fn compile<'r>(
     let mut definitions = Definitions::new(reader, inherited, limits, upstreams);
     (definitions.usages, definitions.prices) = (usages, prices);
     (definitions.only_decides, definitions.access_logs) = (only_decides, access_logs);
-    let billed = ledger.as_ref().map(|ledger| &ledger.settings.counts);
-    definitions.bills_tokens = billed.is_some_and(|counts| *counts != [LedgerCount::Requests]);
+    definitions.bills_tokens = ledger.as_ref().is_some_and(billing::counts_tokens);
     definitions.has_descriptors = !descriptors.is_empty();
     definitions.error_pages =
         error_page::compile(error_pages, |name| definitions.find_upstream(name));
