@@ -253,7 +253,7 @@ impl Proxy {
             x.response.body().note_settling();
         }
         if let Some(changes) = &mut x.changes {
-            changes.note_decision(&x.record);
+            changes.note_decision(&mut x.record);
         }
         let mut sent_headers = None;
         if let Target::Upstream(upstream) = &route.target {

@@ -301,6 +301,10 @@ fn headers_and_lines_tell_what_the_limits_decided() {
         respond = {{}}
         headers_down = {{ x-limits = "{{limit_status}}" }}
         [[route]]
+        path = "/none"
+        limits = []
+        headers_down = {{ x-limits = "{{limit_status}}" }}
+        [[route]]
         path = "/*"
         limits = ["shadow"]
         headers_down = {{ x-limits = "{{limit_status}}" }}
@@ -312,19 +316,21 @@ fn headers_and_lines_tell_what_the_limits_decided() {
         ("/one", 429, Some("REJECTED")),
         ("/text", 200, Some("PASSED")),
         ("/text", 200, Some("DELAYED")),
-        ("/b", 200, None),
-        ("/b", 200, None),
+        ("/none", 200, None),
+        ("/b", 200, Some("PASSED")),
+        ("/b", 200, Some("REJECTED_DRY_RUN")),
     ] {
         let answer = proxy.get(path);
         assert_eq!(answer.status, status, "{answer:?}");
         assert_eq!(answer.header("x-limits").as_deref(), told, "{answer:?}");
     }
     // Each worker writes its lines by itself.
-    let mut lines = lines(&proxy, "limits.log", 6);
+    let mut lines = lines(&proxy, "limits.log", 7);
     lines.sort();
     let expected = [
-        "/b 200 -",
-        "/b 200 -",
+        "/b 200 PASSED",
+        "/b 200 REJECTED_DRY_RUN",
+        "/none 200 -",
         "/one 200 PASSED",
         "/one 429 REJECTED",
         "/text 200 DELAYED",

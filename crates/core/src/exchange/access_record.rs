@@ -71,7 +71,7 @@ pub struct AccessRecord {
     pub(super) is_truncated: bool,
     /// How long a limit held the request.
     pub delayed: Duration,
-    /// What the limits decided; `None` if no limit was asked.
+    /// What the limits decided that are not in shadow mode; `None` if none was asked.
     pub(super) limit_status: Option<LimitResult>,
 }
 
@@ -188,6 +188,12 @@ impl AccessRecord {
         self.limit_status = Some(LimitResult::Delayed);
     }
 
+    /// What the limits decided, with those in shadow mode whose decisions have come by now.
+    pub(super) fn limit_status(&mut self) -> Option<LimitResult> {
+        let of_shadow = self.shadow.as_mut().and_then(|one| one.limit_status());
+        self.limit_status.max(of_shadow)
+    }
+
     /// Notes the limits that denied the request, and its keys.
     pub fn note_denial(&mut self, decided: Decided<'_>) {
         for result in decided.results() {
@@ -284,7 +290,7 @@ impl AccessRecord {
                 status: self.status,
                 bytes: self.bytes,
                 body_bytes: self.bytes,
-                limit_status: self.limit_status,
+                limit_status: self.limit_status(),
             };
             named.write(&self.log, self.began, sent);
         }

@@ -178,8 +178,8 @@ impl<'t> Changes<'t> {
     }
 
     /// Takes what the limits decided for headers that tell it.
-    pub fn note_decision(&mut self, record: &AccessRecord) {
-        self.late.limit_status = record.limit_status;
+    pub fn note_decision(&mut self, record: &mut AccessRecord) {
+        self.late.limit_status = record.limit_status();
     }
 
     /// Chooses the log of the attempts to send the request: that of its trace, or a new one if a

@@ -1,7 +1,8 @@
 //! Checks of limits in shadow mode and of candidates: each is decided by itself, beside a request.
 //!
-//! No request waits for their decisions, and no client learns of them. They are read when the
-//! response has ended: for the access log, for the summary of each minute, and to release slots.
+//! No request waits for their decisions. They are read when the response has ended: for the logs,
+//! for the summary of each minute, and to release slots. A client learns of them only from a header
+//! that the operator makes of them.
 //! A settlement that is there before its decision waits for it, in a task of its own if the request
 //! has ended.
 
@@ -13,6 +14,7 @@ use super::limiter::{HeldSlots, Limiter, slots_of};
 use super::reserve::{Adjustment, FinalCosts};
 use super::traced::Trace;
 use crate::limit::{Charge, Decided, Decision, Role};
+use crate::route::template::LimitResult;
 use crate::store::Observed;
 use crate::telemetry::access::ShadowSummary;
 use crate::telemetry::spans::TraceSpan;
@@ -162,6 +164,20 @@ impl ShadowChecks {
             }
         }
         (!held.is_empty()).then(|| HeldSlots::new(&self.limiter, held))
+    }
+
+    /// What the limits in shadow mode would have done with the request; `None` if no decision of
+    /// theirs has come yet.
+    pub(super) fn limit_status(&mut self) -> Option<LimitResult> {
+        let results = self.list.iter_mut().filter_map(|check| {
+            let Decided { charge, decision } = check.decided()?;
+            let is_shadow = charge.first()?.role() == Role::Shadow;
+            is_shadow.then_some(match decision.allowed {
+                false => LimitResult::RejectedDryRun,
+                true => LimitResult::Passed,
+            })
+        });
+        results.max()
     }
 
     /// Counts the decisions, and returns the names of the limits that would have denied.

@@ -433,7 +433,7 @@ impl Stages {
     pub fn reject<B, R: From<Bytes>>(&self, x: &mut Exchange<'_, B, R>, rejection: &Rejection) {
         let mut response = self.replies.respond(rejection, x);
         if let Some(changes) = &mut x.changes {
-            changes.note_decision(&x.record);
+            changes.note_decision(&mut x.record);
             changes.add_missing(response.status(), response.headers_mut());
         }
         *x.response = response.map(R::from);

@@ -72,10 +72,7 @@ pub(super) fn note_differences(text: &str, one: &Directive) {
                 one.differs("the certificate is in one line, escaped as for a URL");
             }
             ValuePart::Variable("limit_req_status" | "limit_conn_status") => {
-                one.differs(
-                    "`{limit_status}` tells the decision of all limits, and nothing of those in \
-                     shadow",
-                );
+                one.differs("`{limit_status}` tells the decision of all limits");
             }
             _ => {}
         }

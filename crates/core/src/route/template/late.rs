@@ -13,7 +13,7 @@ use crate::stamp;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::route) enum LateVariable {
     Attempts(AttemptVariable),
-    /// What the limits decided: `PASSED`, `DELAYED` or `REJECTED`, as in nginx.
+    /// What the limits decided, as in nginx.
     LimitStatus,
     /// Seconds since the head of the request, such as `0.012`.
     RequestTime,
@@ -53,10 +53,12 @@ pub enum AttemptVariable {
     BodyBytes,
 }
 
-/// What the limits decided, in nginx's words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the limits decided, in nginx's words. Of several decisions the last one here is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LimitResult {
     Passed,
+    /// A limit in shadow mode would have denied the request.
+    RejectedDryRun,
     Delayed,
     Rejected,
 }
@@ -65,6 +67,7 @@ impl LimitResult {
     fn as_str(self) -> &'static str {
         match self {
             LimitResult::Passed => "PASSED",
+            LimitResult::RejectedDryRun => "REJECTED_DRY_RUN",
             LimitResult::Delayed => "DELAYED",
             LimitResult::Rejected => "REJECTED",
         }
