@@ -84,6 +84,8 @@ pub(super) enum Variable {
     PortPart,
     Tls(TlsVariable),
     Late(LateVariable),
+    /// The user that `Authorization: Basic` names.
+    BasicUser,
     /// All lines of a header, joined.
     Header(HeaderName),
     /// The first value of a query parameter, as it was sent.
@@ -332,6 +334,7 @@ impl Variable {
             Self::Tls(variable) => variable.write(out, facts.tls),
             // They have no value yet.
             Self::Late(_) => {}
+            Self::BasicUser => basic_user::write(out, facts.headers),
             Self::Header(name) => push_header(out, facts.headers, name),
             Self::QueryValue(name) => {
                 let query = facts.target.query().unwrap_or_default().as_bytes();
@@ -477,6 +480,7 @@ fn variable(name: &str, more: &[(&str, Variable)]) -> Result<Variable, TemplateE
     }
 }
 
+mod basic_user;
 mod body;
 mod connection;
 mod error;

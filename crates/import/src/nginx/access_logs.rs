@@ -12,8 +12,9 @@ use crate::route::template::LineTemplate;
 use crate::values::{TomlEntries, quote, quote_list};
 
 /// The form of nginx's logs without a `log_format`.
-const COMBINED: &str = "{client_ip} - - [{common_time}] \"{method} {uri} {protocol}\" {status} \
-                        {body_bytes_sent} \"{header:referer}\" \"{header:user-agent}\"";
+const COMBINED: &str = "{client_ip} - {basic_user} [{common_time}] \
+                        \"{method} {uri} {protocol}\" {status} {body_bytes_sent} \
+                        \"{header:referer}\" \"{header:user-agent}\"";
 
 /// Adds the logs that hold in a scope. Returns their names.
 pub(super) fn add_logs(scope: &BlockScope<'_>, draft: &mut Draft) -> Vec<String> {

@@ -118,8 +118,6 @@ pub(super) fn translate_line(text: &str, scope: &BlockScope<'_>) -> Result<Strin
             "time_local" => "{common_time}",
             "time_iso8601" => "{time}",
             "request" => "{method} {uri} {protocol}",
-            // No password is asked for here.
-            "remote_user" => "-",
             "upstream_bytes_sent" => "{upstream_bytes_sent}",
             "upstream_bytes_received" => "{upstream_bytes_received}",
             "upstream_response_length" => "{upstream_body_bytes}",
@@ -188,6 +186,7 @@ fn translate_variable(name: &str) -> Option<String> {
         "ssl_client_i_dn" => "{tls_issuer}",
         "ssl_client_serial" => "{tls_serial}",
         "ssl_client_cert" | "ssl_client_escaped_cert" => "{tls_cert}",
+        "remote_user" => "{basic_user}",
         "limit_req_status" | "limit_conn_status" => "{limit_status}",
         "upstream_addr" => "{upstream_addr}",
         "upstream_status" => "{upstream_status}",

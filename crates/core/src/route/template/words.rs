@@ -5,7 +5,7 @@ use super::connection::{RelayVariable, TlsVariable};
 use super::late::LateVariable;
 
 /// Variables without a `:NAME`.
-pub(super) const WORDS: [(&str, Variable); 43] = [
+pub(super) const WORDS: [(&str, Variable); 44] = [
     ("client_ip", Variable::ClientIp),
     ("peer_ip", Variable::PeerIp),
     ("host", Variable::Host),
@@ -47,6 +47,7 @@ pub(super) const WORDS: [(&str, Variable); 43] = [
         "connection_age",
         Variable::Late(LateVariable::ConnectionAge),
     ),
+    ("basic_user", Variable::BasicUser),
     ("tls_on", Variable::Tls(TlsVariable::On)),
     ("tls_version", Variable::Tls(TlsVariable::Version)),
     ("tls_cipher", Variable::Tls(TlsVariable::Cipher)),
