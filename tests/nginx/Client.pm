@@ -136,7 +136,7 @@ if (eval { require Test::Nginx::HTTP2; }) {
 	my $write = \&Test::Nginx::HTTP2::raw_write;
 	*Test::Nginx::HTTP2::raw_write = sub {
 		my ($self, $message) = @_;
-		$message .= "\0\0\0\4\0\0\0\0\0" if $message =~ /^PRI.*SM\x0d\x0a\x0d\x0a$/s;
+		$message .= "\0\0\0\4\0\0\0\0\0" if $message =~ /^(PRI.*)?SM\x0d\x0a\x0d\x0a$/s;
 		$message = small_frames($message);
 		return $write->($self, $message);
 	};
