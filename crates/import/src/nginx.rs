@@ -36,6 +36,9 @@ use locations::Site;
 use scope::BlockScope;
 use syntax::Directive;
 
+/// Ports of one `listen`, at most.
+const MAX_PORTS: u16 = 100;
+
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let mut draft = Draft::default();
     let main = syntax::read_file(path, &draft.notes)?;
@@ -307,7 +310,10 @@ fn read_server<'d>(
         hosts.push(None);
     }
     let ssl = scope.first("ssl").is_some_and(|one| one.arg(0) == "on");
-    let listens = one.named("listen").filter_map(|one| parse_listen(one, ssl));
+    let listens = one.named("listen").flat_map(|one| {
+        let each = expand_ports(one.arg(0)).into_iter();
+        each.filter_map(move |address| parse_listen(one, &address, ssl))
+    });
     let mut listens: Vec<ListenAddress> = listens.collect();
     if listens.is_empty() {
         listens.push(ListenAddress {
@@ -324,13 +330,26 @@ fn read_server<'d>(
     }
 }
 
-fn parse_listen(one: &Directive, ssl: bool) -> Option<ListenAddress> {
+/// Returns the addresses of `127.0.0.1:8080-8083`.
+fn expand_ports(text: &str) -> Vec<String> {
+    let start = text.rfind(':').map_or(0, |at| at + 1);
+    let (host, ports) = text.split_at(start);
+    let range = ports.split_once('-').and_then(|(first, last)| {
+        let (first, last) = (first.parse::<u16>().ok()?, last.parse::<u16>().ok()?);
+        (last.checked_sub(first)? < MAX_PORTS).then_some(first..=last)
+    });
+    match range {
+        Some(range) => range.map(|port| format!("{host}{port}")).collect(),
+        None => vec![text.to_owned()],
+    }
+}
+
+fn parse_listen(one: &Directive, text: &str, ssl: bool) -> Option<ListenAddress> {
     let has = |name: &str| one.args.iter().skip(1).any(|arg| arg == name);
     if has("quic") {
         one.lost("HTTP/3 is not spoken");
         return None;
     }
-    let text = one.arg(0);
     let address = if text.starts_with("unix:") {
         text.to_owned()
     } else if let Ok(port) = text.parse::<u16>() {

@@ -62,7 +62,7 @@ pub(super) fn find_inner_action(
     for one in scope.named("rewrite") {
         match translate_rewrite(one, &path) {
             Ok(Some(target)) => return target.into(),
-            Ok(None) => path.is_stripped = true,
+            Ok(None) => path.new_beginning = Some(one.arg(1).trim_end_matches("$1")),
             Err(why) => return one.close(&why).into(),
         }
     }
@@ -174,7 +174,11 @@ fn returned_redirect(to: &str, status: u16, scope: &BlockScope<'_>) -> Result<Ta
     ] {
         to = to.replace(theirs, ours);
     }
-    let to = variables::translate_template(&to)?;
+    let to = variables::translate_value(&to, scope)?;
+    let regex = scope.location_regex().filter(|_| to.contains("{path:"));
+    if regex.is_some_and(|regex| may_lead_back(&to, regex, scope)) {
+        return Err(LEADS_BACK.to_owned());
+    }
     match can_redirect(&to, status) {
         true => Ok(TargetDraft::Redirect { to, status }),
         false => Err(format!(
@@ -183,24 +187,36 @@ fn returned_redirect(to: &str, status: u16, scope: &BlockScope<'_>) -> Result<Ta
     }
 }
 
+const LEADS_BACK: &str = "a slash at a path's end makes no difference to an expression, so the \
+                          redirect could lead to itself";
+
+/// Whether a redirect may lead to another path that the expression of its route matches.
+fn may_lead_back(to: &str, regex: &str, scope: &BlockScope<'_>) -> bool {
+    let (host, path) = match to.split_once("://") {
+        Some((_, rest)) => rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len())),
+        None => ("", to),
+    };
+    let names = scope.inherited("server_name");
+    let is_own = host.is_empty() || host.contains('{') || names.iter().any(|one| one.has_arg(host));
+    let fixed = path.split(['{', '?']).next().unwrap_or_default();
+    let beginning = patterns::regex_beginning(regex);
+    let beginning = beginning.trim_end_matches('/');
+    is_own && (fixed.starts_with(beginning) || beginning.starts_with(fixed))
+}
+
 fn can_redirect(to: &str, status: u16) -> bool {
     let code = StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND);
     Redirect::new(to, code).is_ok()
 }
 
-/// Translates the two kinds that routes have: a redirect of all requests, and a removed prefix,
-/// which is `None`.
+/// Translates the two kinds that routes have: a redirect of all requests, and another beginning of
+/// the path, which is `None`.
 fn translate_rewrite(
     one: &Directive,
     path: &LocationPath<'_>,
 ) -> Result<Option<TargetDraft>, String> {
     let (from, to, flag) = (one.arg(0), one.arg(1), one.arg(2));
-    let status = match flag {
-        "permanent" => Some(301),
-        "redirect" => Some(302),
-        _ if is_absolute(to) => Some(302),
-        _ => None,
-    };
+    let status = redirect_status(one);
     let matches_all = matches!(
         from,
         "^" | "^/(.*)$" | "^/(.*)" | "^(.*)$" | "^(.*)" | ".*" | "^.*$"
@@ -210,11 +226,7 @@ fn translate_rewrite(
         let to = to.trim_end_matches('?').replace(whole, "$request_uri");
         let mut to = variables::translate_template(&to)?;
         if !one.arg(1).ends_with('?') && !to.contains("{uri}") {
-            to.push_str(if to.contains('?') {
-                "&{query}"
-            } else {
-                "?{query}"
-            });
+            add_query(&mut to);
         }
         return match can_redirect(&to, status) {
             true => Ok(Some(TargetDraft::Redirect { to, status })),
@@ -224,22 +236,56 @@ fn translate_rewrite(
     let own = path.path.unwrap_or_default().trim_end_matches('/');
     let rests = ["/(.*)$", "/(.*)", "/?(.*)$", "(/.*)$"];
     let takes_rest = rests.iter().any(|rest| format!("^{own}{rest}") == from);
-    let strips = takes_rest && matches!(to, "/$1" | "$1");
-    match strips && flag == "break" && !own.is_empty() && !path.is_exact {
+    let group_has_slash = from.ends_with("(/.*)$");
+    let begins_anew = to.strip_suffix("$1").is_some_and(|beginning| {
+        let is_path = beginning.starts_with('/') && !beginning.contains(['$', '?']);
+        let is_whole = beginning.ends_with('/') != group_has_slash;
+        matches!(beginning, "" | "/") || is_path && is_whole
+    });
+    match takes_rest && begins_anew && flag == "break" && !own.is_empty() && !path.is_exact {
         true => Ok(None),
         false => Err("no route can say this rewrite".to_owned()),
     }
 }
 
-fn is_absolute(url: &str) -> bool {
-    url.starts_with("http://") || url.starts_with("https://")
+/// Returns the status with which a `rewrite` redirects; `None` if it does not.
+fn redirect_status(one: &Directive) -> Option<u16> {
+    let to = one.arg(1);
+    match one.arg(2) {
+        "permanent" => Some(301),
+        "redirect" => Some(302),
+        _ if to.starts_with("http://") || to.starts_with("https://") => Some(302),
+        _ => None,
+    }
+}
+
+/// Adds the query of the request to a place.
+fn add_query(to: &mut String) {
+    let mark = if to.contains('?') { '&' } else { '?' };
+    to.push(mark);
+    to.push_str("{query}");
+}
+
+/// Translates `rewrite ^/old/(.*)$ /new/$1 permanent` of a server. A route with the same expression
+/// redirects.
+fn redirect_paths(one: &Directive, scope: &BlockScope<'_>) -> Option<AnsweredPath> {
+    let status = redirect_status(one)?;
+    let regex = patterns::translate_regex(one.arg(0), false).ok()?;
+    let place = one.arg(1).trim_end_matches('?');
+    let mut to = variables::translate_place(place, one.arg(0), scope).ok()?;
+    if !one.arg(1).ends_with('?') && !to.contains("{uri}") {
+        add_query(&mut to);
+    }
+    let is_possible = can_redirect(&to, status) && !may_lead_back(&to, one.arg(0), scope);
+    is_possible.then(|| AnsweredPath {
+        path: format!("regex:{}", regex.as_str()),
+        target: TargetDraft::Redirect { to, status },
+    })
 }
 
 /// Returns the target of a `rewrite` that redirects; `None` if it does not.
 pub(super) fn redirecting_rewrite(one: &Directive) -> Option<TargetDraft> {
-    if !is_absolute(one.arg(1)) && !matches!(one.arg(2), "permanent" | "redirect") {
-        return None;
-    }
+    redirect_status(one)?;
     translate_rewrite(one, &LocationPath::default()).unwrap_or_else(|why| Some(one.closed(&why)))
 }
 
@@ -247,10 +293,11 @@ pub(super) fn redirecting_rewrite(one: &Directive) -> Option<TargetDraft> {
 pub(super) struct ServerRewrites {
     /// The server answers all requests before it looks for a location.
     pub(super) answers_all: bool,
-    pub(super) closed: Vec<ClosedPath>,
+    pub(super) answered: Vec<AnsweredPath>,
 }
 
-pub(super) struct ClosedPath {
+/// Requests that a server redirects, or that are closed.
+pub(super) struct AnsweredPath {
     pub(super) path: String,
     pub(super) target: TargetDraft,
 }
@@ -264,6 +311,10 @@ pub(super) fn read_server_rewrites(scope: &BlockScope<'_>) -> ServerRewrites {
             found.answers_all = true;
             return found;
         };
+        if let Some(answered) = redirect_paths(one, scope) {
+            found.answered.push(answered);
+            continue;
+        }
         let from = one.arg(0);
         let is_of_some_paths = from
             .strip_prefix("^/")
@@ -272,7 +323,7 @@ pub(super) fn read_server_rewrites(scope: &BlockScope<'_>) -> ServerRewrites {
         match patterns::widen_regex(from, false) {
             Ok(regex) if is_of_some_paths || goes_on => {
                 one.lost(format!("{why}; requests that it is for are closed"));
-                found.closed.push(ClosedPath {
+                found.answered.push(AnsweredPath {
                     path: format!("regex:{regex}"),
                     target: one.closed(&why),
                 });

@@ -114,7 +114,10 @@ fn add_source(
             has_variables,
             content_type,
         } => {
-            if status == PageAnswer::OfPage {
+            // An error that a page answers with is not changed by the page's own directive.
+            if status == PageAnswer::OfPage
+                || status == PageAnswer::Same && own >= 400 && body.is_none()
+            {
                 answer = Some(own.to_string());
             }
             entries.add("body", quote(&body.unwrap_or_default()));

@@ -49,8 +49,8 @@ impl Site<'_> {
             self.add_for_hosts(self.scope, &path, action, draft);
         }
         let rewrites = actions::read_server_rewrites(self.scope);
-        for closed in rewrites.closed {
-            self.add_for_hosts(self.scope, &closed.path, &closed.target.into(), draft);
+        for one in rewrites.answered {
+            self.add_for_hosts(self.scope, &one.path, &one.target.into(), draft);
         }
         let mut found = Vec::new();
         if !rewrites.answers_all {

@@ -8,6 +8,7 @@
 use super::limits;
 use super::scope::{BlockScope, LocationPath};
 use super::syntax::Directive;
+use super::variables::{self, ValuePart};
 use crate::draft::{RouteAction, TargetDraft};
 use crate::patterns::{self, ImportedPath};
 
@@ -83,7 +84,7 @@ impl<'d> Location<'d> {
         LocationPath {
             path: (!self.kind.is_regex()).then_some(self.path),
             is_exact: self.kind == LocationKind::Exact,
-            is_stripped: false,
+            new_beginning: None,
         }
     }
 
@@ -232,7 +233,8 @@ fn plain_regexes(all: &[Location<'_>]) -> Option<Vec<Option<ImportedPath>>> {
         let path = patterns::plain_regex_path(one.path).ok()?;
         let is_same = one.kind == LocationKind::Regex
             && path.differs.is_none()
-            && one.nesting.parent.is_none();
+            && one.nesting.parent.is_none()
+            && !uses_groups(one.scope.block());
         let fixed = path.pattern.find(['{', '*']).unwrap_or(path.pattern.len());
         let fixed = &path.pattern[..fixed];
         let in_the_way = |other: &Location<'_>| {
@@ -244,6 +246,19 @@ fn plain_regexes(all: &[Location<'_>]) -> Option<Vec<Option<ImportedPath>>> {
         (is_same && !all.iter().any(in_the_way)).then_some(Some(path))
     });
     each.collect()
+}
+
+/// Whether a location names groups of its expression by numbers. A `rewrite` has groups of its own.
+fn uses_groups(block: &Directive) -> bool {
+    let is_group = |part: &ValuePart<'_>| match part {
+        ValuePart::Variable(name) => name.parse::<usize>().is_ok(),
+        ValuePart::Text(_) => false,
+    };
+    let has_group = |text: &String| variables::split_variables(text).iter().any(is_group);
+    block
+        .inner()
+        .iter()
+        .any(|one| one.name != "rewrite" && (one.args.iter().any(has_group) || uses_groups(one)))
 }
 
 /// Decides for each location whether it is a prefix that must be an expression.

@@ -5,7 +5,8 @@ use super::scope::BlockScope;
 use super::syntax::Directive;
 use super::variables::{self, ValuePart};
 use crate::draft::TargetDraft;
-use crate::route::{CookieFlags, LocationBase, TextRewrite};
+use crate::path::Case;
+use crate::route::{CookieFlags, LocationBase, Replacement, TextRewrite};
 use crate::values::{TomlEntries, inline_table, quote, quote_list};
 
 type ReadRule = fn(&str, &str) -> Result<TextRewrite, String>;
@@ -55,6 +56,30 @@ pub(super) fn read_rewrites(
     });
     add_table(&mut fields, "cookie_flags", flags.collect());
     fields
+}
+
+/// Adds what `rewrite ^/api/(.*)$ /v1/$1 break` does, in a location with this path.
+pub(super) fn add_new_beginning(
+    entries: &mut TomlEntries,
+    path: &str,
+    beginning: &str,
+) -> Result<(), String> {
+    let path = path.trim_end_matches('/');
+    let (from, to) = (
+        format!("{path}/"),
+        format!("{}/", beginning.trim_end_matches('/')),
+    );
+    if to == "/" {
+        entries.add("strip_prefix", quote(path));
+        return Ok(());
+    }
+    Replacement::new(&from, &to, Case::Sensitive).map_err(str::to_owned)?;
+    let fields = [
+        format!("from = {}", quote(&from)),
+        format!("to = {}", quote(&to)),
+    ];
+    entries.add_table("replace_prefix", &fields);
+    Ok(())
 }
 
 /// Adds what nginx writes before the paths that it makes or rewrites itself.

@@ -137,14 +137,25 @@ impl<'d> BlockScope<'d> {
         Some(one.arg(1))
     }
 
+    /// Returns the expression of the innermost location, if it has one.
+    pub(super) fn location_regex(&self) -> Option<&'d str> {
+        let one = self.levels.iter().find(|level| level.name == "location")?;
+        let is_regex = one.args.len() == 2 && one.arg(0).starts_with('~');
+        is_regex.then(|| one.arg(1))
+    }
+
     /// Returns the variable for a group of a regular expression: one of the location's, by name or
     /// number, or a named one of the server's names.
     pub(super) fn group(&self, name: &str) -> Option<String> {
-        let location = self.levels.iter().find(|level| level.name == "location");
-        let is_regex = |one: &&&Directive| one.args.len() == 2 && one.arg(0).starts_with('~');
-        if let Some(one) = location.filter(is_regex)
-            && patterns::has_group(one.arg(1), name)
-        {
+        let is_number = name.parse::<usize>().is_ok();
+        let has_regex = |level: &&Directive| level.args.iter().any(|arg| arg.contains('~'));
+        let mut conditions = self.levels.iter().filter(|level| level.name == "if");
+        // The numbers are those of the expression that was found last.
+        if is_number && conditions.any(|level| has_regex(level)) {
+            return None;
+        }
+        let regex = self.location_regex();
+        if regex.is_some_and(|regex| patterns::has_group(regex, name)) {
             return Some(format!("{{path:{name}}}"));
         }
         let names = self.inherited("server_name");
@@ -153,7 +164,6 @@ impl<'d> BlockScope<'d> {
             let regex = host.strip_prefix('~');
             regex.is_some_and(|regex| patterns::has_group(regex, name))
         };
-        let is_number = name.parse::<usize>().is_ok();
         (!is_number && names.any(has_group)).then(|| format!("{{host:{name}}}"))
     }
 
@@ -228,6 +238,6 @@ pub(super) struct LocationPath<'p> {
     /// The path that requests have, or begin with; `None` for regular expressions.
     pub(super) path: Option<&'p str>,
     pub(super) is_exact: bool,
-    /// A `rewrite` removes the path.
-    pub(super) is_stripped: bool,
+    /// What a `rewrite` puts in place of the path.
+    pub(super) new_beginning: Option<&'p str>,
 }

@@ -353,3 +353,138 @@ fn settings_of_single_locations_are_said() {
         "{page:?}"
     );
 }
+
+#[test]
+fn rewrites_of_a_server_redirect_with_their_groups() {
+    let imported = import_http(
+        "server { listen 80; rewrite ^/old/(.*)$ /new/$1 permanent;\n\
+         rewrite ^/show/(?<id>\\d+)$ https://b.test/item?id=$id redirect;\n\
+         rewrite ^/bare/(.*)$ /b/$1? redirect;\n\
+         rewrite ^/in/(.*)$ /out/$1; rewrite ^/to/(.*)$ https://$1.test/ redirect;\n\
+         location / { proxy_pass http://10.0.0.1; } }",
+    );
+    for (path, target) in [
+        (
+            "/old/(.*)$",
+            "{ to = \"/new/{path:1}?{query}\", status = 301 }",
+        ),
+        (
+            "/show/(?<id>\\\\d+)$",
+            "{ to = \"https://b.test/item?id={path:id}&{query}\", status = 302 }",
+        ),
+        ("/bare/(.*)$", "{ to = \"/b/{path:1}\", status = 302 }"),
+        // The path of a request, and a host that a client could choose.
+        ("/in/(.*)$", "{ status = 501, body = \"not imported\\n\" }"),
+        ("/to/(.*)$", "{ status = 501, body = \"not imported\\n\" }"),
+    ] {
+        let mut routes = imported.text.split("[[route]]");
+        let route = routes.find(|route| route.contains(&format!("\"regex:^{path}\"")));
+        let route = route.unwrap_or_else(|| panic!("{path} {}", imported.text));
+        assert!(route.contains(&format!("= {target}\n")), "{route}");
+    }
+}
+
+#[test]
+fn no_redirect_of_an_expression_leads_to_itself() {
+    for (text, is_kept) in [
+        ("rewrite ^/(.*)/$ /$1 permanent;", false),
+        ("rewrite ^/(.*[^/])$ /$1/ permanent;", false),
+        ("rewrite ^/a/ /a permanent;", false),
+        ("rewrite ^/a/(.*)$ https://a.test/$1 permanent;", false),
+        ("rewrite ^/a/(.*)$ https://b.test/$1 permanent;", true),
+        ("rewrite ^/a/(.*)$ /b/$1 permanent;", true),
+        ("location ~ ^/(.*[^/])$ { return 301 /$1/; }", false),
+        ("location ~ ^/a/(.*)$ { return 301 /b/$1; }", true),
+    ] {
+        let imported = import_http(&format!(
+            "server {{ listen 80; server_name a.test; {text}\n\
+             location / {{ proxy_pass http://10.0.0.1; }} }}"
+        ));
+        let has_redirect = imported.text.contains("status = 301 }");
+        assert_eq!(has_redirect, is_kept, "{text} {}", imported.text);
+    }
+}
+
+#[test]
+fn a_location_redirects_with_groups_of_its_expression() {
+    let imported = import_http(
+        "server { listen 80; location ~ ^/a/(.*)$ { return 301 /b/$1; }\n\
+         location ~ ^/c/(?<id>[0-9]+)$ { return 302 https://b.test/$id; }\n\
+         location ~ ^/d/(.*)$ { add_header X-Rest $1 always; proxy_pass http://10.0.0.1; }\n\
+         location ~ ^/e/(.*)$ { if ($http_x_a ~ (f)) { return 301 /f/$1; } return 403; } }",
+    );
+    for text in [
+        "= \"regex:^/a/(.*)$\"\n",
+        "{ to = \"/b/{path:1}\", status = 301 }",
+        "{ to = \"https://b.test/{path:id}\", status = 302 }",
+        "headers_down = { \"+x-rest\" = \"{path:1}\" }",
+    ] {
+        imported.assert_has(text);
+    }
+    // These are groups of the condition.
+    imported.assert_note(Grade::Lost, "there is no $1 here");
+}
+
+#[test]
+fn a_rewrite_gives_a_path_another_beginning() {
+    for (path, rewrite, expected) in [
+        ("/a/", "^/a/(.*)$ /b/$1", "{ from = \"/a/\", to = \"/b/\" }"),
+        ("/a/", "^/a(/.*)$ /b$1", "{ from = \"/a/\", to = \"/b/\" }"),
+        (
+            "/a",
+            "^/a/?(.*)$ /b/c/$1",
+            "{ from = \"/a/\", to = \"/b/c/\" }",
+        ),
+        ("/a/", "^/a/(.*)$ /$1", "\"/a\""),
+    ] {
+        let imported = import_http(&format!(
+            "server {{ listen 80; location {path} {{ rewrite {rewrite} break;\n\
+             proxy_pass http://10.0.0.1/ignored/; }} }}"
+        ));
+        imported.assert_has(&format!(" = {expected}\n"));
+    }
+    for rewrite in ["^/a/(.*)$ /b$1", "^/a/(.*)$ /b/$1?x=1", "^/c/(.*)$ /b/$1"] {
+        let imported = import_http(&format!(
+            "server {{ listen 80; location /a/ {{ rewrite {rewrite} break;\n\
+             proxy_pass http://10.0.0.1; }} }}"
+        ));
+        imported.assert_note(Grade::Lost, "no route can say this rewrite");
+    }
+}
+
+#[test]
+fn a_range_of_ports_is_each_port() {
+    let server = |listen: &str| {
+        import_http(&format!(
+            "server {{ listen {listen}; location / {{ proxy_pass http://10.0.0.1; }} }}"
+        ))
+    };
+    for (listen, expected) in [
+        ("8080-8082", "[\":8080\", \":8081\", \":8082\"]"),
+        ("[::1]:81-82", "[\"[::1]:81\", \"[::1]:82\"]"),
+    ] {
+        server(listen).assert_has(&format!("listen = {expected}\n"));
+    }
+    for listen in ["8082-8080", "1-65535"] {
+        server(listen).assert_note(Grade::Lost, "no address to listen on");
+    }
+}
+
+#[test]
+fn a_page_that_is_an_error_has_its_own_status() {
+    for (page, expected) in [
+        ("return 405;", Some("405")),
+        ("return 405 text;", None),
+        ("return 200;", None),
+    ] {
+        let imported = import_http(&format!(
+            "server {{ listen 80; location / {{ error_page 404 /page; return 404; }}\n\
+             location /page {{ {page} }} }}"
+        ));
+        let answer = imported.text.lines().find_map(|line| {
+            let (key, value) = line.split_once('=')?;
+            (key.trim() == "answer").then(|| value.trim())
+        });
+        assert_eq!(answer, expected, "{page} {}", imported.text);
+    }
+}

@@ -154,12 +154,14 @@ impl<'p> ProxyPass<'p> {
         location: &LocationPath<'_>,
     ) -> Result<TomlEntries, String> {
         let mut entries = TomlEntries::default();
-        let is_new = |path: &&str| location.is_stripped || location.path != Some(path);
+        // After a `rewrite`, nginx does not look at the path of the URL.
+        let is_new = |path: &&str| location.new_beginning.is_none() && location.path != Some(path);
         let Some(new_path) = url.path.filter(is_new) else {
-            if let Some(path) = location.path.filter(|_| location.is_stripped) {
-                entries.add("strip_prefix", quote(path.trim_end_matches('/')));
+            if let Some((path, beginning)) = location.path.zip(location.new_beginning) {
+                rewrites::add_new_beginning(&mut entries, path, beginning)?;
             }
-            let default = self.default_redirect(url);
+            let to = url.path.and(location.path).unwrap_or("/");
+            let default = self.default_redirect(url, to);
             let rules = rewrites::read_rewrites(self.scope, default.as_deref(), |_| false);
             entries.add_table("rewrite_down", &rules);
             return Ok(entries);
@@ -167,7 +169,7 @@ impl<'p> ProxyPass<'p> {
         let path = location
             .path
             .ok_or("the path of a regular expression cannot be replaced")?;
-        if location.is_stripped || Replacement::new(path, new_path, Case::Sensitive).is_err() {
+        if Replacement::new(path, new_path, Case::Sensitive).is_err() {
             return Err(format!("`{path}` cannot be replaced by `{new_path}`"));
         }
         if !location.is_exact && !path.ends_with('/') && new_path.ends_with('/') {
@@ -195,15 +197,15 @@ impl<'p> ProxyPass<'p> {
         Ok(entries)
     }
 
-    /// Returns the rule of `proxy_redirect default` if paths stay as they are.
-    fn default_redirect(&self, url: &PassUrl<'_>) -> Option<String> {
+    /// Returns the rule of `proxy_redirect default` if `proxy_pass` leaves paths as they are.
+    fn default_redirect(&self, url: &PassUrl<'_>, to: &str) -> Option<String> {
         // An upstream that gets the client's host names no other host.
         self.sent_host(url, false)?;
         let is_named = self.prefix == "proxy"
             && variables::is_constant(self.one.arg(0))
             && !url.host.starts_with("unix:");
         let from = format!("{}{}", self.url, url.path.map_or("/", |_| ""));
-        is_named.then(|| format!("{} = {}", quote(&from), quote(url.path.unwrap_or("/"))))
+        is_named.then(|| format!("{} = {}", quote(&from), quote(to)))
     }
 
     /// The `upstream` that a URL names.

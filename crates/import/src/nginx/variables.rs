@@ -4,6 +4,7 @@ use ipnet::IpNet;
 
 use super::scope::BlockScope;
 use super::syntax::Directive;
+use crate::patterns;
 use crate::values::KeyDraft;
 
 /// Maps of maps, at most.
@@ -93,6 +94,19 @@ pub(super) fn translate_value(text: &str, scope: &BlockScope<'_>) -> Result<Stri
     })
 }
 
+/// Translates the place that a `rewrite` with this expression leads to.
+pub(super) fn translate_place(
+    text: &str,
+    regex: &str,
+    scope: &BlockScope<'_>,
+) -> Result<String, String> {
+    let text = expand_constants(text, scope);
+    translate_parts(&text, |name| match patterns::has_group(regex, name) {
+        true => Some(format!("{{path:{name}}}")),
+        false => translate_scoped(name, scope),
+    })
+}
+
 /// Translates a variable whose meaning depends on directives of its scope.
 fn translate_scoped(name: &str, scope: &BlockScope<'_>) -> Option<String> {
     // nginx takes the client from a PROXY header only where it is told to.
@@ -172,6 +186,7 @@ fn translate_variable(name: &str) -> Option<String> {
         "proxy_protocol_server_port" => "{proxy_header_server_port}",
         "connection_requests" => "{connection_requests}",
         "connection_time" => "{connection_age}",
+        "remote_user" => "{basic_user}",
         "content_type" => "{header:content-type}",
         "content_length" => "{header:content-length}",
         "server_port" => "{port}",
@@ -186,7 +201,6 @@ fn translate_variable(name: &str) -> Option<String> {
         "ssl_client_i_dn" => "{tls_issuer}",
         "ssl_client_serial" => "{tls_serial}",
         "ssl_client_cert" | "ssl_client_escaped_cert" => "{tls_cert}",
-        "remote_user" => "{basic_user}",
         "limit_req_status" | "limit_conn_status" => "{limit_status}",
         "upstream_addr" => "{upstream_addr}",
         "upstream_status" => "{upstream_status}",
