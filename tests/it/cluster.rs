@@ -54,6 +54,39 @@ fn slot_of(item: &LimitCheck) -> usize {
 }
 
 #[test]
+fn the_last_handle_of_a_store_sends_what_it_has_left() {
+    let cluster = RedisCluster::start(false, &[]);
+    let rule = Rule {
+        algorithm: Algorithm::Slots,
+        window_us: 30_000_000,
+        ..log_rule(1, MINUTE)
+    };
+    let (held, spent) = (limit("held", rule), limit("spent", log_rule(1, MINUTE)));
+    let charges = [&held, &spent].map(|limit| one(limit, 1, 1));
+    on_a_worker(async {
+        for round in 0..5 {
+            let store = open(&cluster, 10 * SECOND).await;
+            let generation = store.hash_key().generation;
+            for (charge, limit) in charges.iter().zip([&held, &spent]) {
+                let begun = Instant::now();
+                // A look, since a denial would be known for a while.
+                while ask(&store, &one(limit, 1, 0)).await.unwrap().verdicts[0].used > 0 {
+                    assert!(
+                        begun.elapsed() < 5 * SECOND,
+                        "round {round}: it was not sent"
+                    );
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                let decision = ask(&store, charge).await.unwrap();
+                assert!(decision.allowed);
+                store.give_back(charge, &decision, generation);
+            }
+            store.release(&charges[0]);
+        }
+    });
+}
+
+#[test]
 fn requests_of_one_slot_hold_their_limits_wherever_they_lie() {
     let cluster = RedisCluster::start(false, &[]);
     on_a_worker(async {

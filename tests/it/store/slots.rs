@@ -72,6 +72,27 @@ fn a_slot_is_held_until_it_is_let_go_of() {
 }
 
 #[test]
+fn the_last_handle_of_a_store_leaves_no_slot_behind() {
+    let server = RedisServer::start();
+    let limit = slots("left", 1, LEASE);
+    let charge = one(&limit, 1, 1);
+    on_a_worker(async {
+        // Which of two events the connection sees first is chance.
+        for round in 0..20 {
+            let store = open(&patient(server.settings())).await;
+            is_granted(&store, &charge).await;
+            store.release(&charge);
+            drop(store);
+            let begun = std::time::Instant::now();
+            while server.run("KEYS *left*") != redis::Value::Array(Vec::new()) {
+                assert!(begun.elapsed() < LEASE / 3, "round {round}: still held");
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }
+    });
+}
+
+#[test]
 fn a_denial_by_another_limit_holds_no_slot() {
     with_each_store(async |fixture: Fixture| {
         let (held, spent) = (slots("held", 5, LEASE), limit("spent", log_rule(2, LEASE)));

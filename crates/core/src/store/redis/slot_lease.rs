@@ -70,6 +70,10 @@ impl SlotLease {
         self.reports().next_due(now)
     }
 
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.next_due(now).is_some_and(|due| due <= now)
+    }
+
     pub(super) async fn woken(&self) {
         self.0.is_due.notified().await;
     }

@@ -238,8 +238,10 @@ impl ServerTask {
                     .reset(due.min(self.maintenance_at).into());
                 tokio::select! {
                     request = self.queue.recv() => match request {
-                        None => return ControlFlow::Break(()),
                         Some(request) => self.waiting.push_back(request),
+                        // The last handle may have freed slots that Redis does not know of yet.
+                        None if self.slots.is_due(self.shared.clock.now()) => {}
+                        None => return ControlFlow::Break(()),
                     },
                     () = &mut self.sleep => {}
                     () = self.slots.woken() => {}

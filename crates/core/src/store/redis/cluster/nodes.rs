@@ -223,7 +223,7 @@ impl ClusterTask {
                 ));
             }
         }
-        if self.slots.next_due(now).is_some_and(|due| due <= now) {
+        if self.slots.is_due(now) {
             let generation = self.shared.keys.generation();
             for report in self.slots.due_reports(now, generation) {
                 self.enqueue(report);

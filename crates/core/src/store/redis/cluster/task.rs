@@ -165,18 +165,27 @@ impl ClusterTask {
     }
 
     async fn serve(&mut self, gives_up: Instant) {
+        // Set when the last handle is gone: until then, what it has left is sent.
+        let mut ends_at: Option<Instant> = None;
         loop {
             let now = clock::now();
             self.tick(now);
             self.dispatch(now);
+            if ends_at.is_some_and(|at| now >= at || self.queues.is_empty()) {
+                return;
+            }
             if now >= gives_up && !*self.ready.borrow() {
                 self.ready.send_replace(true);
             }
             let wake_at = self.wake_at(gives_up);
+            let wake_at = ends_at.map_or(wake_at, |at| at.min(wake_at));
             self.sleep.as_mut().reset(wake_at.into());
             tokio::select! {
-                request = self.queue.recv(), if self.waiting < QUEUE => {
-                    let Some(request) = request else { return };
+                request = self.queue.recv(), if self.waiting < QUEUE && ends_at.is_none() => {
+                    let Some(request) = request else {
+                        ends_at = Some(clock::now() + self.shared.timeout);
+                        continue;
+                    };
                     self.enqueue(request);
                     while self.waiting < QUEUE && let Ok(request) = self.queue.try_recv() {
                         self.enqueue(request);
