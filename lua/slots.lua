@@ -15,9 +15,9 @@ local function new_slots(holder, granted)
   local key, others, held, last, now, till
 
   -- Reads a key: what live holders have, this one's own being `mine`. Writes nothing. Returns the
-  -- units held; false; and what stood there that is not ours.
+  -- units held; whether the clock has stepped back; and what stood there that is not ours.
   local function look(of, rule, at, mine)
-    local value, used = redis_pcall('GET', of), 0
+    local value, used, stepped = redis_pcall('GET', of), 0, false
     key, now, till, others, last = of, at, at + rule.window, {}, 0
     held = mine + (granted[of] or 0)
     local is_ours = type(value) == 'string' and #value % SIZE == 0
@@ -25,12 +25,12 @@ local function new_slots(holder, granted)
       local name, has, lasts = unpack(ENTRY, value, place)
       if name ~= holder and lasts > now then
         -- No lease is longer than the window, also where the clock has stepped back since.
-        lasts = math.min(lasts, till)
+        if lasts > till then lasts, stepped = till, true end
         others[#others + 1] = pack(ENTRY, name, has, lasts)
         used, last = used + has, math.max(last, lasts)
       end
     end
-    return held + used, false, not is_ours and value
+    return held + used, stepped, not is_ours and value
   end
 
   -- Takes units (0: says what is held) and renews the lease. Returns the server's error, if any.
@@ -52,10 +52,12 @@ local function new_slots(holder, granted)
   -- No one can say when a slot is let go of.
   local function ends() return 0, 0, 0 end
 
-  -- What is given back is told by the next call, and ages are none.
+  -- What is given back is told by the next call.
   local function nothing() end
+  -- Leases that were cut short must end also where all others are denied.
+  local function keep_ages() charge(0) end
   local function seldom()
-    return { give_back = nothing, give_back_oldest = nothing, keep_ages = nothing }
+    return { give_back = nothing, give_back_oldest = nothing, keep_ages = keep_ages }
   end
 
   return { look = look, charge = charge, ends = ends, seldom = seldom }

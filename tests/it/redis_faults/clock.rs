@@ -4,10 +4,15 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
+
+use tidegate::config::StoreSettings;
+use tidegate::limit::{Algorithm, Rule};
+use tidegate::store::{Backing, Store};
 
 use crate::house::Answer;
 use crate::probe::eventually;
-use crate::support::RedisServer;
+use crate::support::{RedisServer, limit, log_rule, on_a_worker, one};
 use crate::weather::{Watched, Weather};
 
 const HOUR: i64 = 3_600;
@@ -64,6 +69,40 @@ fn step(weather: &mut Weather, offset: i64) {
             assert_eq!(answer.status, 200, "{answer:?}");
         }
     }
+}
+
+#[test]
+fn slots_of_a_killed_proxy_are_free_after_their_lease_by_a_clock_that_stepped_back() {
+    let (server, lease) = (redis(), Duration::from_secs(2));
+    let rule = Rule {
+        algorithm: Algorithm::Slots,
+        ..log_rule(1, lease)
+    };
+    let charge = one(&limit("left", rule), 1, 1);
+    on_a_worker(async {
+        let open = async || {
+            let settings = StoreSettings {
+                timeout: Duration::from_secs(10),
+                ..server.settings()
+            };
+            let store = Backing::new(&settings, None).unwrap().open();
+            store.ready().await;
+            store
+        };
+        let is_allowed = async |store: &Store| {
+            let generation = store.hash_key().generation;
+            let decision = store.charge(&charge, generation, tidegate::clock::now());
+            decision.await.unwrap().allowed
+        };
+        // It holds the slot, and never says so again.
+        assert!(is_allowed(&open().await).await);
+        set(&server, -HOUR);
+        let (other, begun) = (open().await, std::time::Instant::now());
+        while !is_allowed(&other).await {
+            assert!(begun.elapsed() < 5 * lease, "it is held on");
+            tokio::time::sleep(lease / 20).await;
+        }
+    });
 }
 
 /// Passes of so many requests; a denial's wait must be one that the limit can cause.
