@@ -17,7 +17,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local stamp = string.format('%.0f', now)
 local began = redis.pcall('GET', KEYS[3])
-if type(began) ~= 'string' or not string.find(began, '^%d+$') then
+if type(began) ~= 'string' or not string.find(began, '^%d+$') or #began > 16 then
   began = stamp
   redis.call('SET', KEYS[3], began)
 end

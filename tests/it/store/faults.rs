@@ -589,3 +589,22 @@ fn an_address_without_a_server_is_known_to_be_away_at_once() {
         );
     });
 }
+
+#[test]
+fn foreign_values_where_versions_are_take_no_decision() {
+    let server = RedisServer::start();
+    let settings = StoreSettings {
+        timeout: Duration::from_secs(2),
+        known_keys: true,
+        ..server.settings()
+    };
+    let prefix = &settings.prefix;
+    for value in ["words", "-5", "99999999999999999999999"] {
+        server.run(&format!("SET {prefix}{{overrides}}version {value}"));
+        server.run(&format!("SET {prefix}keys.version{{{prefix}keys}} {value}"));
+        on_a_worker(async {
+            let trial = Trial::with(settings.clone()).await;
+            assert!(trial.ask().await.is_ok(), "{value}");
+        });
+    }
+}

@@ -13,9 +13,9 @@ use redis::RedisError;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::watch;
 
-use super::RedisShared;
 use super::cluster::slot_of_tag;
 use super::override_client::{OverrideClient, OverrideClientError};
+use super::{RedisShared, link};
 use crate::limit::key::KeyDigest;
 use crate::store::StoreError;
 use crate::store::known_keys::{
@@ -118,7 +118,7 @@ pub(super) async fn refresh(
     let mut connection = connection.clone();
     let version = match read_version(&mut connection, shared).await {
         Ok(version) => version,
-        Err(error) if error.code().is_some_and(|code| code != "LOADING") => {
+        Err(error) if link::is_refusal(&error) => {
             warn_refused(shared, &error);
             return Ok(());
         }
@@ -171,10 +171,7 @@ async fn read_version(
     connection: &mut MultiplexedConnection,
     shared: &RedisShared,
 ) -> Result<u64, RedisError> {
-    let mut command = redis::cmd("GET");
-    command.arg(KeyNames::new(&shared.prefix).version);
-    let version: Option<u64> = command.query_async(connection).await?;
-    Ok(version.unwrap_or(0))
+    link::read_version(connection, KeyNames::new(&shared.prefix).version).await
 }
 
 /// The keys of one version.

@@ -232,6 +232,30 @@ impl From<&RedisError> for StoreError {
     }
 }
 
+/// The version of what all proxies of the store share; 0 if nothing is at `key`.
+pub(super) async fn read_version(
+    connection: &mut MultiplexedConnection,
+    key: String,
+) -> Result<u64, RedisError> {
+    let mut command = redis::cmd("GET");
+    let version: Option<Vec<u8>> = command.arg(key).query_async(connection).await?;
+    let Some(version) = version else {
+        return Ok(0);
+    };
+    let number = std::str::from_utf8(&version).ok();
+    let no_number = (ErrorKind::UnexpectedReturnType, "the version is no number");
+    let number = number.and_then(|text| text.parse().ok());
+    number.ok_or_else(|| no_number.into())
+}
+
+/// Whether the server answers, but not with a version: decisions go on.
+pub(super) fn is_refusal(error: &RedisError) -> bool {
+    match error.code() {
+        Some(code) => code != "LOADING",
+        None => error.kind() == ErrorKind::UnexpectedReturnType,
+    }
+}
+
 /// The TLS trouble behind an error, where a server refuses us after the handshake.
 fn tls_trouble(error: &RedisError) -> Option<TlsTrouble> {
     let source = error.source()?;

@@ -19,7 +19,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError};
 use tokio::sync::watch;
 
-use super::RedisShared;
+use super::{RedisShared, link};
 use crate::clock::MonotonicClock;
 use crate::limit::{KeyHash, Window};
 use crate::store::StoreError;
@@ -136,7 +136,7 @@ pub(super) async fn refresh(
     overrides.bans.set_link(connection);
     let version = match read_version(&mut connection.clone(), shared).await {
         Ok(version) => version,
-        Err(error) if error.code().is_some_and(|code| code != "LOADING") => {
+        Err(error) if link::is_refusal(&error) => {
             warn_refused(shared, &error);
             return Ok(());
         }
@@ -230,9 +230,7 @@ async fn read_version(
     shared: &RedisShared,
 ) -> Result<u64, RedisError> {
     let key = OverrideKeys::new(&shared.prefix).version;
-    let mut command = redis::cmd("GET");
-    let version: Option<u64> = command.arg(key).query_async(connection).await?;
-    Ok(version.unwrap_or(0))
+    link::read_version(connection, key).await
 }
 
 /// A field of the hash: its name and its text.
