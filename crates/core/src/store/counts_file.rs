@@ -84,7 +84,8 @@ impl OpenedCounts {
     /// It cannot be written, another process serves with it, or it is another kind of file.
     pub(super) fn open(path: &Path, predecessor: Option<u32>) -> io::Result<OpenedCounts> {
         let new_key = random().map_err(io::Error::other)?;
-        let opened = UseLock::take(path, predecessor)
+        let opened = disk::refuse_device(path)
+            .and_then(|()| UseLock::take(path, predecessor))
             .and_then(|lock| CountsLog::open(path, new_key).map(|log| OpenedCounts { log, lock }));
         opened.map_err(|error| SettingError::file("store.file", "use", path, &error))
     }

@@ -69,6 +69,17 @@ impl NewFile<'_> {
     }
 }
 
+/// Refuses a device or a pipe at `path`: an empty one would look like a damaged file, and a file
+/// would take its place.
+pub(super) fn refuse_device(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() && !found.is_dir() => {
+            Err(io::Error::other("it is a device or a pipe. Name a file"))
+        }
+        _ => Ok(()),
+    }
+}
+
 pub(super) fn create(path: &Path, head: &[u8]) -> io::Result<()> {
     NewFile::create(path, head)?.put_in_place()?;
     Ok(())

@@ -22,6 +22,24 @@ const NOVEMBER_US: u64 = 1_700_000_000_000_000;
 const DECEMBER_US: u64 = 1_701_388_800_000_000;
 const NEW_KEY: [u8; 32] = [9; 32];
 
+#[test]
+fn a_device_is_no_file_of_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    // By a link: what takes the place of the device here is not the device itself.
+    let path = directory.path().join("counts");
+    std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+    let error = OpenedCounts::open(&path, None).unwrap_err().to_string();
+    assert!(
+        error.ends_with("it is a device or a pipe. Name a file"),
+        "{error}"
+    );
+    assert_eq!(
+        fs::read_dir(directory.path()).unwrap().count(),
+        1,
+        "nothing was written"
+    );
+}
+
 /// One process: its store, and its file.
 struct Process {
     memory: Memory,
