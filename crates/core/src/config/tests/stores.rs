@@ -261,6 +261,10 @@ fn a_file_of_counts_is_for_the_embedded_store() {
     assert_eq!(codes(&text.replace("\"counts\"", "\"\"")).len(), 1);
     let without = text.replace("file = \"counts\"\n", "");
     assert_eq!(codes(&without), ["T231"], "a restart forgets the month");
+    let sliding = text.replace("9/month", "9/day");
+    assert_eq!(codes(&sliding), ["T242"], "it slides, and nothing is kept");
+    let day = sliding.replace("/day\"", "/day\"\ncalendar = { zone = \"UTC\" }");
+    assert!(fine(&day).store.file.is_some());
 }
 
 #[test]

@@ -8,10 +8,25 @@ use crate::limit::{CalendarUnit, Rule};
 
 const DAY_US: u64 = 86_400_000_000;
 
-/// Reports windows of weeks, months or years whose counts end with the process.
+/// Reports windows of weeks, months or years whose counts end with the process, and a file of
+/// counts without a window to keep.
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     let store = &compiled.config.store;
-    if store.kind != StoreKind::Memory || store.file.is_some() {
+    if store.kind != StoreKind::Memory {
+        return;
+    }
+    if store.file.is_some() {
+        let limits = &compiled.definitions.limits;
+        if !limits.is_empty() && !limits.iter().any(has_window_to_keep) {
+            let message = "`store.file` keeps calendar windows, and no limit has one";
+            Diagnostic::new(Code::UnusedCountsFile, message)
+                .help(
+                    "write `calendar = { zone = \"UTC\" }` in a limit by `day`, or a rate by \
+                     `month`; or leave `file` out",
+                )
+                .note("windows that slide start anew with the process")
+                .report_to(reader);
+        }
         return;
     }
     for defined in &compiled.definitions.limits {
@@ -85,6 +100,12 @@ pub(super) fn common_return(compiled: &Compiled<'_>) -> Option<Diagnostic> {
         .at(&rule.span, label)
         .help("write `jitter = \"5min\"` in `[deny]`: `Retry-After` is then up to so much later");
     Some(note)
+}
+
+/// Overrides of a limit with `calendar` may have days of it too.
+fn has_window_to_keep(defined: &DefinedLimit) -> bool {
+    let mut rules = defined.rules.iter().chain(&defined.candidate);
+    defined.has_calendar || rules.any(|rule| rule.value.calendar_unit().is_some())
 }
 
 fn is_month(rule: &Rule) -> bool {
