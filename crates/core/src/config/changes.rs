@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::Config;
 use super::reference::document_as_json;
 use super::routes::unique_name;
 use super::secrets::{HIDDEN, for_each_secret};
+use super::{Config, StoreKind, StoreSettings};
 use crate::limit::{Limit, Window};
 
 /// Lines about one reload, at most. The last line counts the rest.
@@ -108,7 +108,7 @@ pub fn restarts(old: &Config, new: &Config) -> Vec<String> {
             "Adding the first `admin` needs a restart",
         ),
         (
-            old.store.file != new.store.file,
+            uses_other_file(&old.store, &new.store),
             "Changing `file` of `[store]` needs a restart",
         ),
         (
@@ -123,6 +123,15 @@ pub fn restarts(old: &Config, new: &Config) -> Vec<String> {
     let changed = others.iter().filter(|(is_changed, _)| *is_changed);
     lines.extend(changed.map(|(_, line)| (*line).to_owned()));
     lines
+}
+
+/// Whether the file of counts is another, or is not in use because the counts were in Redis.
+fn uses_other_file(old: &StoreSettings, new: &StoreSettings) -> bool {
+    let file = |store: &StoreSettings| match &store.kind {
+        StoreKind::Memory => store.file.clone(),
+        StoreKind::Redis(_) => None,
+    };
+    file(new) != file(old)
 }
 
 impl Config {

@@ -300,4 +300,12 @@ fn a_file_of_counts_stays_until_a_restart() {
     );
     new.keep_until_restart(&old);
     assert_eq!(new.store.file, old.store.file);
+    let mut redis = with("url = \"redis://127.0.0.1\"");
+    redis.keep_until_restart(&old);
+    assert_eq!(
+        restarts(&redis, &with("file = \"one\"")),
+        ["Changing `file` of `[store]` needs a restart"],
+        "the counts were in Redis"
+    );
+    assert_eq!(restarts(&redis, &redis), [""; 0]);
 }
