@@ -103,7 +103,7 @@ impl fmt::Display for StoreError {
         match self {
             #[cfg(feature = "redis")]
             StoreError::Tls(trouble) => trouble.fmt(f),
-            StoreError::Server(trouble) => f.write_str(trouble.label()),
+            StoreError::Server(trouble) => write!(f, "{}{}", trouble.label(), trouble.hint()),
             _ => Ok(()),
         }
     }
@@ -135,11 +135,15 @@ pub enum ServerTrouble {
     Misconfigured,
     Busy,
     MaxClients,
+    /// It has no database of the configured number.
+    NoDatabase,
+    /// It is no node of a cluster, and the configuration says that it is one.
+    NoCluster,
     Other,
 }
 
 /// The troubles, their labels, and the codes that servers' error texts begin with.
-const TROUBLES: [(ServerTrouble, &str, &[&str]); 12] = [
+const TROUBLES: [(ServerTrouble, &str, &[&str]); 14] = [
     (ServerTrouble::Auth, "noauth", &["NOAUTH", "WRONGPASS"]),
     (ServerTrouble::Permission, "noperm", &["NOPERM"]),
     (ServerTrouble::Loading, "loading", &["LOADING"]),
@@ -155,6 +159,8 @@ const TROUBLES: [(ServerTrouble, &str, &[&str]); 12] = [
     (ServerTrouble::Misconfigured, "misconf", &["MISCONF"]),
     (ServerTrouble::Busy, "busy", &["BUSY"]),
     (ServerTrouble::MaxClients, "maxclients", &[]),
+    (ServerTrouble::NoDatabase, "no_database", &[]),
+    (ServerTrouble::NoCluster, "no_cluster", &[]),
     (ServerTrouble::Other, "server_error", &[]),
 ];
 
@@ -167,7 +173,24 @@ impl ServerTrouble {
         match known {
             Some((trouble, ..)) => *trouble,
             None if text.contains("max number of clients") => ServerTrouble::MaxClients,
+            None if text.contains("DB index") => ServerTrouble::NoDatabase,
+            None if text.contains("cluster support disabled") => ServerTrouble::NoCluster,
             None => ServerTrouble::Other,
+        }
+    }
+
+    /// What an operator may do about it, where the label does not say so.
+    const fn hint(self) -> &'static str {
+        match self {
+            ServerTrouble::Auth => ": the password is missing or wrong",
+            ServerTrouble::Permission => ": its user may not run a command that tidegate needs",
+            ServerTrouble::Cluster => {
+                ": a cluster that does not serve the slot, or a node of one where `store.url` has \
+                 no `+cluster`"
+            }
+            ServerTrouble::NoDatabase => ": it has no database of the number in `store.url`",
+            ServerTrouble::NoCluster => ": it is no node of a cluster; write `redis://` in its URL",
+            _ => "",
         }
     }
 

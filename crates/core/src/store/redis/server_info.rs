@@ -8,7 +8,7 @@ use super::access::Access;
 use super::link::within;
 use crate::clock;
 use crate::config::RedisSettings;
-use crate::store::StoreError;
+use crate::store::{ServerTrouble, StoreError};
 
 /// See the file's head. A field is `None` if the server does not show it to this user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,16 +73,34 @@ pub async fn server_info(
         let info = redis::cmd("INFO")
             .query_async::<String>(link.connection())
             .await;
+        let info = info.unwrap_or_default();
+        check_kind(&info, access.is_cluster())?;
         Ok(ServerInfo {
             round_trip: Some(round_trip),
             clock_ahead_us: time.ok().map(|(seconds, us)| {
                 let shown_us = seconds.saturating_mul(1_000_000).saturating_add(us);
                 ahead_us(before_us, shown_us, after_us)
             }),
-            ..parse(&info.unwrap_or_default())
+            ..parse(&info)
         })
     };
     within(patience, asking).await
+}
+
+/// A server that answers is of no use if it is a node of a cluster and none is configured, or the
+/// reverse. An ACL may hide which it is.
+fn check_kind(info: &str, is_cluster: bool) -> Result<(), StoreError> {
+    let trouble = match (value_of(info, "cluster_enabled"), is_cluster) {
+        (Some("0"), true) => ServerTrouble::NoCluster,
+        (Some("1"), false) => ServerTrouble::Cluster,
+        _ => return Ok(()),
+    };
+    Err(StoreError::Server(trouble))
+}
+
+fn value_of<'i>(info: &'i str, name: &str) -> Option<&'i str> {
+    let mut lines = info.lines().filter_map(|line| line.trim().split_once(':'));
+    lines.find_map(|(known, value)| (known == name).then_some(value))
 }
 
 /// By how much a clock is ahead, at least, that showed `shown_us` at some time between two.
@@ -92,11 +110,7 @@ fn ahead_us(before_us: u64, shown_us: u64, after_us: u64) -> i64 {
 }
 
 fn parse(info: &str) -> ServerInfo {
-    let value_of = |name: &str| {
-        let mut lines = info.lines().filter_map(|line| line.trim().split_once(':'));
-        let found = lines.find(|(known, _)| *known == name);
-        found.map(|(_, value)| value.to_owned())
-    };
+    let value_of = |name| value_of(info, name).map(str::to_owned);
     let valkey = value_of("valkey_version").map(|version| format!("valkey {version}"));
     ServerInfo {
         version: valkey
@@ -127,6 +141,38 @@ mod tests {
         ] {
             let why = said(policy).expect(policy);
             assert!(why.contains(policy) && why.ends_with("Set `noeviction`"));
+        }
+    }
+
+    #[test]
+    fn a_server_of_another_kind_than_configured_is_told() {
+        let said = |info: &str, is_cluster| check_kind(info, is_cluster).err();
+        let (lone, node) = (
+            "# Cluster\r\ncluster_enabled:0\r\n",
+            "cluster_enabled:1\r\n",
+        );
+        let trouble = |kind| Some(StoreError::Server(kind));
+        assert_eq!(said(lone, true), trouble(ServerTrouble::NoCluster));
+        assert_eq!(said(node, false), trouble(ServerTrouble::Cluster));
+        for (info, is_cluster) in [(lone, false), (node, true), ("", false), ("", true)] {
+            assert_eq!(said(info, is_cluster), None, "{info} {is_cluster}");
+        }
+        for (text, kind, hint) in [
+            (
+                "ERR DB index is out of range",
+                "no_database",
+                "number in `store.url`",
+            ),
+            (
+                "ERR This instance has cluster support disabled",
+                "no_cluster",
+                "`redis://`",
+            ),
+            ("MOVED 7 10.0.0.1:6379", "cluster", "has no `+cluster`"),
+        ] {
+            let error = StoreError::Server(ServerTrouble::parse(text));
+            assert_eq!(error.label(), kind);
+            assert!(error.to_string().contains(hint), "{error}");
         }
     }
 
