@@ -7,7 +7,7 @@
 mod ask;
 pub mod body;
 mod body_pace;
-mod decide;
+pub(crate) mod decide;
 pub mod dry_run;
 mod encoding;
 mod error_page;

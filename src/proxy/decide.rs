@@ -21,6 +21,7 @@ mod rate_limit_service;
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::header::CONNECTION;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use tokio::sync::watch;
@@ -32,7 +33,21 @@ use crate::clock;
 use crate::config::DecideSettings;
 use crate::request_head::HeadError;
 use crate::telemetry::metrics::{DecideCode, Door};
+use forward_auth::UnreadableQuestion;
 use grpc::{CallCode, RpcError};
+
+const UNREADABLE_HEAD: &str = "the head of the question cannot be read";
+
+/// The bytes of the answer to a question whose head cannot be parsed. Clients can cause that, so it
+/// is a denial. nginx takes every status but 403 for a failure, and may let the request pass.
+pub(crate) fn unreadable_head() -> Bytes {
+    let length = UNREADABLE_HEAD.len() + 1;
+    let answer = format!(
+        "HTTP/1.1 403 Forbidden\r\nx-decision: deny\r\nconnection: close\r\n\
+         content-length: {length}\r\n\r\n{UNREADABLE_HEAD}\n"
+    );
+    answer.into()
+}
 
 /// A proxy that asks, and one question of it.
 struct Caller<'c> {
@@ -107,10 +122,6 @@ impl Proxy {
             self.meter().decide().refused_callers.add(1);
             return forbid(response, is_grpc);
         };
-        if head_error.is_some() {
-            let text = "the head of the question cannot be read\n";
-            return refuse(response, StatusCode::BAD_REQUEST, text);
-        }
         let caller = Caller {
             settings,
             peer,
@@ -118,9 +129,29 @@ impl Proxy {
             timeout: grpc::timeout(asked.headers()),
             draining,
         };
+        if head_error.is_some() {
+            return self.refuse_head(asked, response, &caller);
+        }
         match is_grpc {
             true => self.answer_grpc(asked, response, &caller).await,
             false => self.answer_http(asked, response, &caller).await,
+        }
+    }
+
+    /// Answers a question whose head has an error.
+    fn refuse_head(
+        &self,
+        asked: &Request<RequestBody>,
+        response: &mut Response<Body>,
+        caller: &Caller<'_>,
+    ) {
+        let unreadable = UnreadableQuestion {
+            status: StatusCode::BAD_REQUEST,
+            why: UNREADABLE_HEAD,
+        };
+        match forward_auth::door_at(asked.uri().path()) {
+            Some(door) => self.deny_unreadable(door, &unreadable, response, caller),
+            None => unreadable.refuse(response),
         }
     }
 

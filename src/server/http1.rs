@@ -23,6 +23,7 @@ use crate::body::RequestBody;
 use crate::http1::head::{self, RequestFraming, Unreadable};
 use crate::http1::write::{self, AnswerFraming, AnswerTerms};
 use crate::proxy::body::Body;
+use crate::proxy::decide;
 use crate::proxy::headers::{RequestFault, check_coding};
 use crate::proxy::local_reply;
 use crate::proxy::upgrade::Tunnel;
@@ -357,7 +358,10 @@ impl Http1Server<'_> {
             Unreadable::TooLarge => (431, false),
             Unreadable::TargetTooLong => (414, false),
         };
-        let answer = local_reply::unreadable_head(status, has_unknown_coding);
+        let answer = match self.client.asks {
+            true => decide::unreadable_head(),
+            false => local_reply::unreadable_head(status, has_unknown_coding),
+        };
         self.client.worker.count_unreadable();
         let socket = &mut self.intake.socket;
         socket.refused = true;

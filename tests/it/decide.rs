@@ -144,6 +144,27 @@ fn each_proxy_gets_the_status_that_it_understands() {
 }
 
 #[test]
+fn a_head_that_cannot_be_read_is_denied() {
+    let decider = Decider::start(LIMITS);
+    let described = described("POST /login", "192.0.2.1");
+    let many: String = (0..120).map(|n| format!("X-{n}: 1\r\n")).collect();
+    let long = format!("X-Long: {}\r\n", "x".repeat(40 << 10));
+    let endless = format!("X-Long: {}\r\n", "x".repeat(90 << 10));
+    for (headers, expected) in [
+        ("X-Control: a\u{1}b\r\n", "403 deny"),
+        (&*many, "403 deny"),
+        (&*long, "400 deny"),
+        (&*endless, "403 deny"),
+    ] {
+        let headers = format!("{described}{headers}");
+        // nginx takes other statuses for a failure, and may then let the request pass.
+        let nginx = decider.ask("/auth/nginx", &headers);
+        assert_eq!(decision(&nginx), "403 deny");
+        assert_eq!(decision(&decider.ask("/auth", &headers)), expected);
+    }
+}
+
+#[test]
 fn what_a_client_forges_changes_nothing() {
     let decider = Decider::start(LIMITS);
     let twice = "X-Forwarded-Uri: /user\r\n";

@@ -95,20 +95,26 @@ impl Proxy {
         response: &mut Response<Body>,
         caller: &Caller<'_>,
     ) {
-        let decision = match AuthQuestion::read(door, asked) {
-            Ok(question) => self.decide_question(door, question, response, caller).await,
-            Err(unreadable) => {
-                unreadable.refuse(response);
-                *response.status_mut() = refusal(door, unreadable.status);
-                self.count_question(door, DecideCode::Error, caller);
-                AuthDecision::Deny
-            }
+        let question = match AuthQuestion::read(door, asked) {
+            Ok(question) => question,
+            Err(unreadable) => return self.deny_unreadable(door, &unreadable, response, caller),
         };
-        let word = match decision {
-            AuthDecision::Allow => HeaderValue::from_static("allow"),
-            AuthDecision::Deny => HeaderValue::from_static("deny"),
-        };
-        response.headers_mut().insert(DECISION, word);
+        let decision = self.decide_question(door, question, response, caller).await;
+        note_decision(response, decision);
+    }
+
+    /// Denies a question that cannot be read.
+    pub(super) fn deny_unreadable(
+        &self,
+        door: Door,
+        unreadable: &UnreadableQuestion,
+        response: &mut Response<Body>,
+        caller: &Caller<'_>,
+    ) {
+        unreadable.refuse(response);
+        *response.status_mut() = refusal(door, unreadable.status);
+        note_decision(response, AuthDecision::Deny);
+        self.count_question(door, DecideCode::Error, caller);
     }
 
     /// Decides a described request, and writes the response to its client.
@@ -175,6 +181,14 @@ impl Proxy {
         self.stages.replies.mark(&x.admission, x.response);
         Ok(())
     }
+}
+
+fn note_decision(response: &mut Response<Body>, decision: AuthDecision) {
+    let word = match decision {
+        AuthDecision::Allow => HeaderValue::from_static("allow"),
+        AuthDecision::Deny => HeaderValue::from_static("deny"),
+    };
+    response.headers_mut().insert(DECISION, word);
 }
 
 /// Writes the response of a route that forwards no request: a redirect, or a status from 300 on.
