@@ -1,5 +1,7 @@
 //! Forward-auth: another proxy asks, and tidegate decides as if the request had come to it.
 
+mod calls;
+
 use std::net::SocketAddr;
 
 use crate::house::{Answer, Client, Tidegate, Upstream};

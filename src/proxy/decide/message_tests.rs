@@ -136,7 +136,12 @@ fn check_request(bytes: &[u8]) {
     assert_eq!(count_fields(bytes, &[2]), Some(descriptors), "{bytes:?}");
     assert_eq!(count_fields(bytes, &[2, 1]), Some(entries), "{bytes:?}");
     let fits = descriptors <= MOST && entries <= MOST * MAX_ENTRIES;
-    assert_eq!(read.ok(), fits.then(|| message.clone()), "{bytes:?}");
+    let expected = fits.then(|| {
+        let mut expected = message.clone();
+        expected.replace_odd_values();
+        expected
+    });
+    assert_eq!(read.ok(), expected, "{bytes:?}");
     check_meaning(&message);
 }
 

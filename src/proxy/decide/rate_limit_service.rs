@@ -1,5 +1,6 @@
 //! Envoy's rate limit service: a call as a message, and its answer as a message.
 
+use std::borrow::Cow;
 use std::str;
 use std::time::Duration;
 
@@ -27,7 +28,8 @@ use tidegate_core::exchange::rate_limit_call::{
 };
 
 impl Proxy {
-    /// Answers a call over gRPC.
+    /// Answers a call over gRPC. A message that is too long is a denial: Envoy may let a request
+    /// pass whose call has an error, and a client can make a message long.
     pub(super) async fn answer_rls(
         &self,
         asked: &mut Request<RequestBody>,
@@ -39,6 +41,10 @@ impl Proxy {
                 Ok(message) => self.answer_call(Door::Rls, &message, asked, caller).await,
                 Err(error) => Err(error),
             },
+            Err(error) if error.code == CallCode::ResourceExhausted => {
+                self.count_question(Door::Rls, DecideCode::Error, caller);
+                return Ok(grpc::answer(&RateLimitResponse::refusal()));
+            }
             Err(error) => Err(error),
         };
         if answered.is_err() {
@@ -97,7 +103,20 @@ impl RateLimitRequest {
         if count(&[2, 1])? > max_descriptors * MAX_ENTRIES {
             return Err(too_many_entries());
         }
-        grpc::decode(bytes)
+        let mut request: RateLimitRequest = grpc::decode(bytes)?;
+        request.replace_odd_values();
+        Ok(request)
+    }
+
+    /// Replaces what is not UTF-8 in the values of entries. Clients choose them, and must not make
+    /// the call an error.
+    pub(super) fn replace_odd_values(&mut self) {
+        let descriptors = self.descriptors.iter_mut();
+        for entry in descriptors.flat_map(|one| &mut one.entries) {
+            if let Cow::Owned(text) = String::from_utf8_lossy(&entry.value) {
+                entry.value = text.into();
+            }
+        }
     }
 
     /// Checks the message, and describes the call.
@@ -187,6 +206,14 @@ impl LimitOverride {
 impl RateLimitResponse {
     pub(super) fn is_over(&self) -> bool {
         self.overall_code() == OverallCode::OverLimit
+    }
+
+    /// The answer to a call that is denied without a decision.
+    fn refusal() -> RateLimitResponse {
+        RateLimitResponse {
+            overall_code: code(true),
+            ..RateLimitResponse::default()
+        }
     }
 
     /// The answer to a call of this domain.
