@@ -3,9 +3,15 @@
 mod calls;
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use crate::house::{Answer, Client, Tidegate, Upstream};
 use crate::support::{RedisServer, free_port};
+
+/// `{"alg":"RS256","kid":"k"}`
+const HEAD_OF_TOKEN: &str = "eyJhbGciOiJSUzI1NiIsImtpZCI6ImsifQ";
+/// `{"sub":"x","exp":4102444800}`
+const CLAIMS_OF_TOKEN: &str = "eyJzdWIiOiJ4IiwiZXhwIjo0MTAyNDQ0ODAwfQ";
 
 struct Decider {
     tidegate: Tidegate,
@@ -164,6 +170,25 @@ fn a_head_that_cannot_be_read_is_denied() {
         assert_eq!(decision(&nginx), "403 deny");
         assert_eq!(decision(&decider.ask("/auth", &headers)), expected);
     }
+}
+
+#[test]
+fn a_made_up_token_makes_no_proxy_wait_too_long() {
+    // It never answers.
+    let keys = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = keys.local_addr().unwrap();
+    let decider = Decider::start(&format!(
+        "[auth.jwt]\njwks_url = \"http://{url}/keys\"\n\
+         [limit.user]\nrate = \"9/min\"\nkey = \"jwt:sub or ip\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"user\"]\n"
+    ));
+    let signature = "A".repeat(342);
+    let token = format!("{HEAD_OF_TOKEN}.{CLAIMS_OF_TOKEN}.{signature}");
+    let described = described("GET /", "192.0.2.1");
+    let headers = format!("{described}Authorization: Bearer {token}\r\n");
+    let begin = Instant::now();
+    assert_eq!(decision(&decider.ask("/auth", &headers)), "200 allow");
+    assert!(begin.elapsed() < Duration::from_millis(900));
 }
 
 #[test]

@@ -12,6 +12,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::str;
+use std::time::Duration;
 
 use http::header::{
     CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, TE, TRAILER,
@@ -30,7 +31,6 @@ use crate::route::{Respond, Target};
 use crate::telemetry::metrics::{DecideCode, Door};
 use tidegate_core::exchange::changes::own_response;
 use tidegate_core::exchange::downstream::Secured;
-use tidegate_core::exchange::key_wait::wait_for_keys;
 use tidegate_core::exchange::rejection::Rejection;
 
 const FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
@@ -40,6 +40,10 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const DECISION: HeaderName = HeaderName::from_static("x-decision");
 const ENVOY: &str = "/auth/envoy";
+
+/// How long a question waits for the keys of tokens. The proxies that ask wait half a second or a
+/// second for their answer, and take a later one for a failure.
+const KEY_WAIT: Duration = Duration::from_millis(400);
 
 /// Headers of the question that are no headers of the client's request.
 const OF_THE_QUESTION: [HeaderName; 12] = [
@@ -164,7 +168,8 @@ impl Proxy {
     ) -> Result<(), Rejection> {
         self.stages.check(x, None)?;
         if let Some(wait) = self.stages.key_wait(x) {
-            Box::pin(wait_for_keys(wait)).await;
+            // After that its token is not believed.
+            let _ = tokio::time::timeout(KEY_WAIT, Box::pin(wait)).await;
         }
         if let Some(questions) = self.stages.key_questions(x) {
             questions.ask().await;
