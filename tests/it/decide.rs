@@ -210,6 +210,9 @@ fn what_a_client_forges_changes_nothing() {
             "{headers}"
         );
     }
+    // Traefik writes this for WebSockets.
+    let websocket = described("POST /login", "192.0.2.4").replace("https", "wss");
+    assert_eq!(decision(&decider.ask("/auth", &websocket)), "200 allow");
     // The address that the asking proxy saw is the last one.
     let ask = |client| decision(&decider.ask_for("/auth", "POST /login", client));
     assert_eq!(ask("198.51.100.1, 192.0.2.1"), "200 allow");

@@ -122,8 +122,11 @@ fn behind_a_proxy_that_spoke_tls_nobody_is_sent_in_circles() {
         upstream.url()
     );
     let proxy = crate::house::Tidegate::start_in(directory, &config, &[]);
-    let answer = proxy.get_with("/", "X-Forwarded-Proto: https\r\n");
-    assert_eq!(answer.status, 200);
+    // Traefik writes `wss` for WebSockets.
+    for proto in ["https", "wss"] {
+        let answer = proxy.get_with("/", &format!("X-Forwarded-Proto: {proto}\r\n"));
+        assert_eq!(answer.status, 200);
+    }
     let answer = proxy.get_with("/", "X-Forwarded-Proto: http\r\n");
     assert_eq!(answer.status, 308);
     assert_eq!(answer.header("location").as_deref(), Some("https://test/"));

@@ -31,6 +31,7 @@ use crate::route::{Respond, Target};
 use crate::telemetry::metrics::{DecideCode, Door};
 use tidegate_core::exchange::changes::own_response;
 use tidegate_core::exchange::downstream::Secured;
+use tidegate_core::exchange::headers::named_scheme;
 use tidegate_core::exchange::rejection::Rejection;
 
 const FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
@@ -388,11 +389,10 @@ fn arrival(asked: &HeaderMap, headers: &mut HeaderMap) -> Result<Arrival, Unread
     if let Some(Ok(before)) = before.map(|before| HeaderValue::from_str(before.trim())) {
         headers.insert(FORWARDED_FOR, before);
     }
+    let unknown = unreadable("X-Forwarded-Proto is neither http nor https");
     let scheme = match single(asked, &FORWARDED_PROTO)? {
         None => Scheme::Http,
-        Some(proto) if proto.as_bytes().eq_ignore_ascii_case(b"http") => Scheme::Http,
-        Some(proto) if proto.as_bytes().eq_ignore_ascii_case(b"https") => Scheme::Https,
-        Some(_) => return Err(unreadable("X-Forwarded-Proto is neither http nor https")),
+        Some(proto) => named_scheme(proto).ok_or(unknown)?,
     };
     Ok(Arrival {
         tls: (scheme == Scheme::Https).then(Secured::default),

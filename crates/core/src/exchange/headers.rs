@@ -19,7 +19,7 @@ use memchr::memmem;
 pub use crate::request_head::Scheme;
 pub(crate) use check::remove_odd_names;
 pub use check::{RequestFault, check_coding, check_framing, prefer_target};
-pub use forwarded::{Peer, PrerenderedHeaders, put_line, scheme};
+pub use forwarded::{Peer, PrerenderedHeaders, named_scheme, put_line, scheme};
 use forwarded::{append, name_client};
 pub(super) use hop::are_twins;
 pub use hop::keep_forwarding;

@@ -4,10 +4,10 @@ use http::header::{HeaderName, HeaderValue, STRICT_TRANSPORT_SECURITY};
 use http::{HeaderMap, Request, Response};
 
 use super::downstream::Downstream;
-use super::headers::{RequestFault, check_framing};
+use super::headers::{RequestFault, check_framing, named_scheme};
 use super::rejection::Rejection;
 use crate::config::{ServerSettings, TlsSettings};
-use crate::request_head::HeadError;
+use crate::request_head::{HeadError, Scheme};
 
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
@@ -72,10 +72,10 @@ impl Secure {
 
 /// Whether a trusted proxy in front has already spoken TLS with the client. A redirect would loop.
 fn came_over_tls(headers: &HeaderMap, downstream: &Downstream) -> bool {
-    downstream.trusted
-        && headers
-            .get(X_FORWARDED_PROTO)
-            .is_some_and(|proto| proto.as_bytes().eq_ignore_ascii_case(b"https"))
+    let proto = headers
+        .get(X_FORWARDED_PROTO)
+        .filter(|_| downstream.trusted);
+    proto.and_then(named_scheme) == Some(Scheme::Https)
 }
 
 /// A redirect to the same resource at `https`.

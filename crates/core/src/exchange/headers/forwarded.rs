@@ -124,11 +124,16 @@ fn value(text: String) -> HeaderValue {
 /// The scheme of the client's own request. A trusted proxy names it.
 pub fn scheme(headers: &HeaderMap, peer: &Peer) -> &'static str {
     let proto = headers.get(X_FORWARDED_PROTO).filter(|_| peer.trusted);
-    match proto.map(|proto| proto.as_bytes().to_ascii_lowercase()) {
-        Some(proto) if proto == b"https" => Scheme::Https.as_str(),
-        Some(proto) if proto == b"http" => Scheme::Http.as_str(),
-        _ => peer.scheme.as_str(),
-    }
+    proto.and_then(named_scheme).unwrap_or(peer.scheme).as_str()
+}
+
+/// The scheme that `X-Forwarded-Proto` names. Traefik writes `ws` and `wss` for WebSockets.
+pub fn named_scheme(proto: &HeaderValue) -> Option<Scheme> {
+    Some(match proto.as_bytes().to_ascii_lowercase().as_slice() {
+        b"https" | b"wss" => Scheme::Https,
+        b"http" | b"ws" => Scheme::Http,
+        _ => return None,
+    })
 }
 
 /// Names the client. It replaces the values of an untrusted peer, and appends to those of a trusted
