@@ -45,6 +45,7 @@ const STORE_FILE: &str = FINDINGS[13];
 const JWKS_STALE: &str = FINDINGS[14];
 const KNOWN_KEYS: &str = FINDINGS[15];
 const KEY_CALLBACK: &str = FINDINGS[16];
+const WITHOUT_HEADERS: &str = FINDINGS[17];
 
 /// How long a finding about a counter holds after the counter last grew, seconds.
 const RECENT: u64 = 600;
@@ -234,6 +235,12 @@ impl Findings {
                 sum.refused_callers,
                 "an address outside `[decide] from` asks for decisions and is refused. If it is \
                  your proxy, name its network there",
+            ),
+            (
+                WITHOUT_HEADERS,
+                sum.without_headers,
+                "a proxy asks without a header that describes the client's request, and each such \
+                 request is denied. Have it set X-Forwarded-Method, -Uri, -Host and -For",
             ),
         ];
         let silent = &snapshot.config.log.silence;

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::house::{Answer, Client, Tidegate, Upstream};
+use crate::probe::eventually;
 use crate::support::{RedisServer, free_port};
 
 /// `{"alg":"RS256","kid":"k"}`
@@ -278,6 +279,10 @@ fn questions_are_counted_by_their_door() {
         let line = format!("tidegate_decide_requests_total{sample}");
         assert!(text.contains(&line), "{line}\n{text}");
     }
+    eventually("the missing headers are found", || {
+        let text = Client::to(admin).ask(head).text();
+        text.contains("tidegate_findings{id=\"decide-headers\"} 1")
+    });
 }
 
 #[test]

@@ -77,6 +77,7 @@ pub(super) struct UnreadableQuestion {
 }
 
 const BAD_PATH: UnreadableQuestion = unreadable("the path of the request cannot be read");
+const NO_HEADER: UnreadableQuestion = unreadable("a header that describes the request is missing");
 
 const fn unreadable(why: &'static str) -> UnreadableQuestion {
     UnreadableQuestion {
@@ -116,6 +117,9 @@ impl Proxy {
         response: &mut Response<Body>,
         caller: &Caller<'_>,
     ) {
+        if *unreadable == NO_HEADER {
+            self.meter().decide().without_headers.add(1);
+        }
         unreadable.refuse(response);
         *response.status_mut() = refusal(door, unreadable.status);
         note_decision(response, AuthDecision::Deny);
@@ -415,6 +419,5 @@ fn single<'h>(
 }
 
 fn required(headers: &HeaderMap, name: &HeaderName) -> Result<HeaderValue, UnreadableQuestion> {
-    let missing = unreadable("a header that describes the request is missing");
-    single(headers, name)?.cloned().ok_or(missing)
+    single(headers, name)?.cloned().ok_or(NO_HEADER)
 }

@@ -87,7 +87,7 @@ pub struct LogSettings {
 }
 
 /// The ids of findings about a running proxy.
-pub const FINDINGS: [&str; 17] = [
+pub const FINDINGS: [&str; 18] = [
     "untrusted-forwarded",
     "one-client",
     "store-clock",
@@ -105,6 +105,7 @@ pub const FINDINGS: [&str; 17] = [
     "jwks-stale",
     "known-keys",
     "key-callback",
+    "decide-headers",
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,6 +27,8 @@ pub struct DecideCells {
     pub lost_reports: WorkerCounter,
     /// Questions from addresses that may not ask.
     pub refused_callers: WorkerCounter,
+    /// Questions that lack a header with the client's request.
+    pub without_headers: WorkerCounter,
 }
 
 /// The sum over workers.
@@ -38,6 +40,7 @@ pub struct DecideSum {
     pub ignored_limits: u64,
     pub lost_reports: u64,
     pub refused_callers: u64,
+    pub without_headers: u64,
 }
 
 impl DecideCells {
@@ -78,5 +81,6 @@ impl DecideCells {
         sum.ignored_limits += self.ignored_limits.get();
         sum.lost_reports += self.lost_reports.get();
         sum.refused_callers += self.refused_callers.get();
+        sum.without_headers += self.without_headers.get();
     }
 }
