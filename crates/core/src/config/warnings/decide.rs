@@ -5,6 +5,7 @@ use ipnet::IpNet;
 use crate::config::compile::Compiled;
 use crate::config::*;
 use crate::limit::Algorithm;
+use crate::limit::key::Part;
 
 /// Reports all warnings about `[decide]`.
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
@@ -61,7 +62,8 @@ fn is_this_machine(network: &IpNet) -> bool {
     network.network().is_loopback() && network.broadcast().is_loopback()
 }
 
-/// Reports settings that need the response of a request, in a file whose requests are only decided.
+/// Reports settings that need the response of a request or its body, in a file whose requests are
+/// only decided.
 fn check_unseen_responses(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     let definitions = &compiled.definitions;
     if !definitions.only_decides {
@@ -74,6 +76,14 @@ fn check_unseen_responses(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
         let mut rules = limit.rules.iter();
         if let Some(rule) = rules.find(|rule| rule.value.algorithm == Algorithm::Slots) {
             report_unseen(reader, "concurrent", &rule.span);
+        }
+        let key = &limit.key;
+        if let Some(part) = key.value.all().find(|part| matches!(part, Part::Body(_))) {
+            let message = format!("no request that is only decided has `{part}`");
+            Diagnostic::new(Code::UnseenResponse, message)
+                .at(&key.span, "`[decide]` sees no body")
+                .help("count by another key, or let tidegate forward these requests")
+                .report_to(reader);
         }
     }
 }
