@@ -384,6 +384,20 @@ fn a_call_whose_deadline_has_passed_is_not_charged() {
 }
 
 #[test]
+fn the_decision_log_has_the_trace_of_a_call() {
+    let decider = Decider::start(&format!(
+        "[tracing]\nendpoint = \"http://127.0.0.1:9\"\n\
+         [log]\ndecisions = \"decisions.jsonl\"\n{RULES}"
+    ));
+    decider.call("", &message(&[descriptor("user=ann", "")]));
+    let path = decider.tidegate.directory.path().join("decisions.jsonl");
+    eventually("the decision is logged", || {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        text.contains("\"trace_id\"")
+    });
+}
+
+#[test]
 fn limits_of_callers_count_only_where_they_are_believed() {
     let brought = ", \"limit\": {\"requestsPerUnit\": 100, \"unit\": \"HOUR\"}";
     let call = message(&[descriptor("user=ann", brought)]);

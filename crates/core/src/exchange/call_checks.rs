@@ -17,6 +17,7 @@ use crate::limit::key::{DescriptorEntry, DescriptorFacts, Key, Part};
 use crate::limit::{Algorithm, Asker, Charge, KeyHash, Limit, Rate, Rule, Window};
 use crate::store::overrides::{KeyBlock, OverrideSnapshot};
 use crate::telemetry::metrics::decide::OTHER_DOMAIN;
+use crate::trace::TraceId;
 
 /// One descriptor of a call, and the checks that its rule asks for.
 pub(super) struct CallPart<'r> {
@@ -53,6 +54,8 @@ struct DescriptorQuery<'c, 'm> {
     /// The client's address, not grouped.
     client: Option<IpAddr>,
     cost: u64,
+    /// The trace of the call for the decision log.
+    trace: Option<TraceId>,
 }
 
 impl Stages {
@@ -85,6 +88,7 @@ impl Stages {
                 },
                 client,
                 cost: descriptor.hits.charged(),
+                trace: self.logged_trace(&x.record),
             };
             let mut part = match rule.filter(|rule| !is_replaced(rule)) {
                 None if rule.is_none() => self.unmatched(call.domain, &described),
@@ -158,7 +162,7 @@ impl Stages {
                 self.limiter.count_bypassed(std::slice::from_ref(limit));
                 continue;
             }
-            let asker = self.descriptor_asker(limit, &described.facts);
+            let asker = self.descriptor_asker(limit, described);
             part.add(limit, &windows, tag, described.cost, asker);
         }
         part
@@ -214,14 +218,20 @@ impl Stages {
         }
     }
 
-    fn descriptor_asker(&self, limit: &Limit, facts: &DescriptorFacts<'_>) -> Option<Arc<Asker>> {
+    fn descriptor_asker(
+        &self,
+        limit: &Limit,
+        described: &DescriptorQuery<'_, '_>,
+    ) -> Option<Arc<Asker>> {
         let is_plain = self.log_keys == LogKeys::Plain;
-        let spelled = is_plain
-            .then(|| limit.key.spell_descriptor(facts))
-            .flatten()?;
+        if !is_plain && described.trace.is_none() {
+            return None;
+        }
+        let spelled = is_plain.then(|| limit.key.spell_descriptor(&described.facts));
         Some(Arc::new(Asker {
-            key: Some(spelled.into()),
-            ..Asker::default()
+            key: spelled.flatten().map(Arc::from),
+            trace: described.trace,
+            tokens: None,
         }))
     }
 }

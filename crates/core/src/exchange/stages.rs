@@ -259,8 +259,7 @@ impl Stages {
         x.route = Some(found.route);
         note_route(&mut x.record, found.route, &head, request, downstream);
         Router::check_client(found.route, &head)?;
-        let trace = x.record.trace.as_deref().filter(|_| self.logs_traces);
-        let trace = trace.map(Trace::id);
+        let trace = self.logged_trace(&x.record);
         let admission = &mut x.admission;
         let body = x.body.as_deref();
         let settings = found.route.usage_of(request.method(), request.headers());
@@ -285,6 +284,12 @@ impl Stages {
         });
         x.admission.reserve = reserve.map(Box::new);
         Ok(checked)
+    }
+
+    /// The trace of a request for the decision log.
+    pub(super) fn logged_trace(&self, record: &AccessRecord) -> Option<TraceId> {
+        let trace = record.trace.as_deref().filter(|_| self.logs_traces);
+        trace.map(Trace::id)
     }
 
     /// Refuses a request of a route that reads bodies, if the body cannot change that.
