@@ -27,8 +27,9 @@ fn orders_reach_a_client(store: &str) {
     let order = |what: &str, order: &Value| looked.post(&path(what), order);
     let done = order("reset", &json!({ "id": id }));
     assert_eq!(done.status, 200, "{}", done.text());
+    looked.tidegate.wait_for_line("overrides: reset");
     looked.wait_until("it begins anew", |looked| status(looked) == 200);
-    // Another rate, for an hour, and then its own again.
+    // Another rate, for an hour, and then its own again. The log says who did it.
     let more = json!({ "id": id, "rate": "1000/h", "for_seconds": 3600, "reason": "a good one" });
     assert_eq!(order("override", &more).status, 200);
     looked.wait_until("it has more", |looked| {
@@ -37,6 +38,14 @@ fn orders_reach_a_client(store: &str) {
     let listed = looked.json("/api/v1/overrides");
     assert_eq!(listed["overrides"][0]["rates"], "1000/h");
     assert_eq!(listed["overrides"][0]["reason"], "a good one");
+    let line = looked.tidegate.wait_for_line("overrides: override");
+    for part in [
+        "\"limit\":\"login\"",
+        "\"rate\":\"1000/h\"",
+        "\"by\":\"admin\"",
+    ] {
+        assert!(line.contains(part), "{part} is missing from {line}");
+    }
     assert_eq!(
         order("override", &json!({ "id": id, "remove": true })).status,
         200

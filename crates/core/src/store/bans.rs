@@ -83,7 +83,7 @@ impl BanRecords {
     pub(super) fn note_begun(&self, limit: &Limit, tag: KeyHash, ban: BeginningBan) {
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         *begun.entry(Arc::clone(&limit.name)).or_default() += 1;
-        let key: String = tag.to_string().chars().take(SHORT_HASH).collect();
+        let key = abbreviate(tag);
         let seconds = ban.length_us.div_ceil(1_000_000);
         let (limit, number) = (&*limit.name, ban.level);
         tracing::info!(limit, key, seconds, number, "bans: a ban begins");
@@ -99,6 +99,11 @@ impl BanRecords {
         let locked = self.generations.lock();
         locked.unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A hash as logs show it.
+pub(super) fn abbreviate(tag: KeyHash) -> String {
+    tag.to_string().chars().take(SHORT_HASH).collect()
 }
 
 #[cfg(test)]

@@ -392,7 +392,6 @@ impl MemoryOverrides {
         &self.bans
     }
 
-    /// How many keys are banned now.
     pub fn count_banned(&self) -> usize {
         self.table.count_banned()
     }
@@ -401,8 +400,7 @@ impl MemoryOverrides {
     /// request on.
     pub(super) fn count_denial(&self, limit: &Limit, tag: KeyHash) {
         let now_us = self.table.clock.now_us();
-        let is_blocked = self.table.load().block_of(tag, now_us).is_some();
-        if is_blocked {
+        if self.table.load().block_of(tag, now_us).is_some() {
             return;
         }
         let Some(begun) = self.bans.add(limit, tag, 1, now_us) else {
@@ -449,21 +447,21 @@ impl MemoryOverrides {
     /// Makes a change, which holds from the next request on. A reset is only noted.
     pub fn change(&self, change: OverrideChange) -> ChangeOutcome {
         let now_us = self.table.clock.now_us();
-        let mut terms = change.terms;
-        terms.at_us = now_us;
-        terms.until_us = match change.lasts_us {
+        let mut record = Record {
+            subject: change.subject,
+            terms: change.terms,
+        };
+        record.terms.at_us = now_us;
+        record.terms.until_us = match change.lasts_us {
             0 => 0,
             lasts => now_us.saturating_add(lasts),
-        };
-        let record = Record {
-            subject: change.subject,
-            terms,
         };
         let outcome = match record.subject {
             Subject::Reset(..) => ChangeOutcome::Made(0),
             _ => self.apply(&record, now_us),
         };
         if let ChangeOutcome::Made(_) = outcome {
+            record.log_change();
             let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
             if changes.len() == MAX_CHANGES {
                 changes.pop_front();

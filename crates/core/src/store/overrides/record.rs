@@ -3,13 +3,14 @@
 //! A record is words in lines: operators can read them with `redis-cli`, and later versions can add
 //! lines. `lua/overrides.lua` is the only writer.
 //!
-//! Pure: text in, records out. A record is refused if the script cannot decide by its rule.
+//! Text in, records out. A record is refused if the script cannot decide by its rule.
 
 use std::fmt;
 
 use crate::limit::calendar::MAX_COUNT as MAX_CALENDAR_UNITS;
 use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US, RateText};
 use crate::limit::{Algorithm, KeyHash, Limit, Rate, Rule};
+use crate::store::bans::abbreviate;
 use crate::telemetry::stamp;
 
 /// The script that makes a change.
@@ -142,6 +143,20 @@ impl Record {
             (Subject::Block(_), ChangeKind::Remove) => "block removed",
             (Subject::Reset(..), _) => "reset",
         }
+    }
+
+    pub(in crate::store) fn log_change(&self) {
+        let terms = &self.terms;
+        tracing::info!(
+            limit = self.subject.limit(),
+            key = abbreviate(self.subject.tag()),
+            rate = terms.rates(),
+            until = terms.until(),
+            by = terms.by,
+            note = (!terms.note.is_empty()).then_some(&terms.note),
+            "overrides: {}",
+            self.what()
+        );
     }
 
     /// The limit whose ban this block is; `None` if an operator made it.
@@ -447,23 +462,6 @@ mod tests {
         };
         let text = format!("field r:login:{TAG}\n{}", terms.lines());
         assert_eq!(Record::of_change(&text).unwrap().terms, terms);
-    }
-
-    #[test]
-    fn a_day_is_what_it_is_in_the_limit() {
-        use crate::limit::{CalendarUnit, DayWord, Key};
-        let month = rule_of_rate("9/month", &Limit::new("login", &[], Key::ip())).unwrap();
-        for (day, expected) in [
-            (DayWord::Calendar, Some(CalendarUnit::Day)),
-            (DayWord::Sliding, None),
-        ] {
-            let limit = Limit {
-                day,
-                ..Limit::new("login", &[month], Key::ip())
-            };
-            let rules = rules("5/day", &limit).unwrap();
-            assert_eq!(rules[0].calendar_unit(), expected);
-        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::limit::calendar::{CalendarSettings, CalendarUnit, Zone};
-use crate::limit::{Algorithm, Key, Rule};
+use crate::limit::{Algorithm, DayWord, Key, Rule};
 
 fn limit(name: &str) -> Limit {
     Limit::new(name, &[], Key::all_of([]))
@@ -197,4 +197,20 @@ fn calendar_windows_of_an_override_are_made_once_for_each_calendar() {
     assert_eq!(zone(&windows.of(&nepal)), "+05:45");
     let plain = OverrideWindows::new("plan", &[]);
     assert!(matches!(plain.of(&india), Cow::Borrowed([])));
+}
+
+#[test]
+fn a_day_is_what_it_is_in_the_limit() {
+    let month = rules("9/month", &Limit::new("login", &[], Key::ip())).unwrap()[0];
+    for (day, expected) in [
+        (DayWord::Calendar, Some(CalendarUnit::Day)),
+        (DayWord::Sliding, None),
+    ] {
+        let limit = Limit {
+            day,
+            ..Limit::new("login", &[month], Key::ip())
+        };
+        let rules = rules("5/day", &limit).unwrap();
+        assert_eq!(rules[0].calendar_unit(), expected);
+    }
 }

@@ -23,6 +23,7 @@ use super::{RedisShared, link};
 use crate::clock::MonotonicClock;
 use crate::limit::{KeyHash, Window};
 use crate::store::StoreError;
+use crate::store::bans::abbreviate;
 use crate::store::overrides::{
     ChangeKind, ClockPair, MAX_CHANGES, MAX_RECORDS, OverrideSnapshot, OverrideTable, Overrides,
     Record, Subject,
@@ -441,21 +442,8 @@ fn log_changes(new: &[Record], in_force: usize) {
     if unlogged > 0 {
         tracing::info!(in_force, "{unlogged} older changes of overrides and blocks");
     }
-    for change in new.iter().take(MAX_LOGGED).rev() {
-        let terms = &change.terms;
-        tracing::info!(
-            limit = change.subject.limit(),
-            key = abbreviate(change.subject.tag()),
-            rate = terms.rates(),
-            until = terms.until(),
-            by = terms.by,
-            note = (!terms.note.is_empty()).then_some(&terms.note),
-            "overrides: {}",
-            change.what()
-        );
-    }
-}
-
-fn abbreviate(tag: KeyHash) -> String {
-    tag.to_string().chars().take(8).collect()
+    new.iter()
+        .take(MAX_LOGGED)
+        .rev()
+        .for_each(Record::log_change);
 }
