@@ -362,7 +362,8 @@ impl Upstream {
             attempts.end(Err(error.label()));
         }
         let server = &permit.server;
-        server.count_failure(&self.cells);
+        let is_to_blame = !matches!(error, UpstreamError::Request(_));
+        server.count_unanswered(&self.cells, is_to_blame);
         let (end, kind) = classify(&error, was_pooled);
         if let Some(kind) = kind {
             server.health.note_failure();
@@ -488,7 +489,7 @@ impl Drop for EndedByTimeout<'_> {
             return;
         }
         let server = &self.permit.server;
-        server.count_failure(self.whole.cells);
+        server.count_unanswered(self.whole.cells, true);
         let _ = self.whole.ended.set(server.place.to_string());
         if self.is_to_blame {
             server.health.note_failure();

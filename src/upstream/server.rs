@@ -147,11 +147,14 @@ impl Server {
         let _ = self.successor.set(Arc::clone(successor));
     }
 
-    /// Counts an attempt without a usable response.
-    pub(super) fn count_failure(&self, upstream: &UpstreamCells) {
+    /// Counts an attempt without a usable response. The server is not to blame if the client broke
+    /// off its request.
+    pub(super) fn count_unanswered(&self, upstream: &UpstreamCells, is_to_blame: bool) {
         upstream.failures.add(1);
         self.cells.requests.add(1);
-        self.cells.failures.add(1);
+        if is_to_blame {
+            self.cells.failures.add(1);
+        }
     }
 
     pub(super) fn load(&self) -> Load {

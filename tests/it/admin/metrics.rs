@@ -83,6 +83,20 @@ fn who_decided_is_told() {
 }
 
 #[test]
+fn an_upload_that_its_client_breaks_off_is_no_failure_of_the_server() {
+    // It never answers.
+    let backend = Upstream::start(|_, _| {
+        std::thread::park_timeout(crate::house::PATIENCE);
+        false
+    });
+    let looked = Looked::start(&limited(&backend));
+    let upload = "POST /login HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n";
+    assert_eq!(looked.tidegate.connect().ask(upload).status, 400);
+    let server = &looked.json("/api/v1/upstreams")["upstreams"][0]["servers"][0];
+    assert_eq!(server["failures"], 0, "{server}");
+}
+
+#[test]
 fn requests_without_an_answer_are_counted() {
     // It never answers.
     let backend = Upstream::start(|_, _| {
