@@ -200,15 +200,26 @@ impl Charging<'_> {
         let tiers = config.tier.as_ref();
         let tier = tiers.and_then(|tiers| tiers.tier_of(&facts, client.is_trusted));
         facts.tier = tier.as_deref();
-        let is_free = route.limits.is_empty() || route.is_preflight(&method, headers);
-        let mut bypass = config.bypass.iter();
-        let is_bypassed = bypass.any(|rule| rule.covers(&facts, client.address, route.case));
+        self.charge_client(route, &facts, client, now_us)
+    }
+
+    /// The bypass rules and the bans, and then the limits of the route.
+    fn charge_client(
+        &mut self,
+        route: &Route,
+        facts: &Facts<'_>,
+        client: RequestClient,
+        now_us: u64,
+    ) -> Result<(), Outside> {
+        let is_free = route.limits.is_empty() || route.is_preflight(facts.method, facts.headers);
+        let mut bypass = self.config.bypass.iter();
+        let is_bypassed = bypass.any(|rule| rule.covers(facts, client.address, route.case));
         if is_bypassed {
             let reasons = [Outside::Bypassed, Outside::Unlimited];
             return Err(reasons[usize::from(is_free)]);
         }
-        let banned = self.counts.bans.find_everywhere(&facts, now_us);
-        let banned = banned.filter(|ban| !self.is_spared(ban, &facts, client));
+        let banned = self.counts.bans.find_everywhere(facts, now_us);
+        let banned = banned.filter(|ban| !self.is_spared(ban, facts, client));
         match banned {
             Some(ban) if is_free => {
                 self.counts.bans.count_denied(ban);
@@ -216,7 +227,7 @@ impl Charging<'_> {
                 Ok(())
             }
             None if is_free => Err(Outside::Unlimited),
-            banned => self.charge_limits(route, &facts, client, banned),
+            banned => self.charge_limits(route, facts, client, banned),
         }
     }
 

@@ -151,7 +151,7 @@ impl<'d> BlockScope<'d> {
         let has_regex = |level: &&Directive| level.args.iter().any(|arg| arg.contains('~'));
         let mut conditions = self.levels.iter().filter(|level| level.name == "if");
         // The numbers are those of the expression that was found last.
-        if is_number && conditions.any(|level| has_regex(level)) {
+        if is_number && conditions.any(has_regex) {
             return None;
         }
         let regex = self.location_regex();

@@ -62,10 +62,9 @@ fn read(text: &str) -> (Config, DeclaredSettings) {
     };
     let (outcome, asked) = read_text("proxy.reference.toml", text, &around);
     let (config, mut warnings) = outcome.unwrap_or_else(|found| panic!("{found}"));
-    // The reference counts in memory, and shows a ledger all the same.
-    warnings
-        .list
-        .retain(|one| one.code != Code::ForgottenLedger);
+    // The reference counts in memory, and shows a ledger and a file of counts all the same.
+    let shown = [Code::ForgottenLedger, Code::UnusedCountsFile];
+    warnings.list.retain(|one| !shown.contains(&one.code));
     assert!(warnings.is_empty(), "{warnings}");
     (config, asked)
 }
