@@ -119,6 +119,7 @@ impl ClientChange {
                 "type": ["string", "null"], "minLength": 1, "maxLength": MAX_TEXT,
                 "description": "Who makes the change.",
             },
+            "reason": { "type": ["string", "null"], "maxLength": MAX_TEXT },
         });
         if self == ClientChange::Override {
             properties["rate"] = word;
@@ -126,13 +127,12 @@ impl ClientChange {
         if self != ClientChange::Reset {
             properties["for_seconds"] =
                 json!({ "type": ["integer", "null"], "minimum": 1, "maximum": LONGEST });
-            properties["reason"] = json!({ "type": ["string", "null"], "maxLength": MAX_TEXT });
             properties["remove"] = json!({ "type": "boolean" });
         }
         json!({
             "type": "object",
             "properties": properties,
-            "additionalProperties": true,
+            "additionalProperties": false,
             "oneOf": [{ "required": ["id"] }, { "required": ["key"] }],
         })
     }
@@ -361,6 +361,8 @@ pub(super) async fn change(
     kind: ClientChange,
 ) -> Result<ChangeDone, ApiError> {
     let lookup = ClientLookup::new(&request)?;
+    // A misspelt `for_seconds` would be a change without an end.
+    request.check_fields(&kind.schema()["properties"])?;
     let lasts = request.field("for_seconds", "a number from 1 to ten years", |lasts| {
         lasts.as_u64().filter(|lasts| (1..=LONGEST).contains(lasts))
     })?;

@@ -104,6 +104,19 @@ impl ApiRequest {
         self.body.get(name)
     }
 
+    /// Refuses a field of the body that is not in `properties`, an object of a schema.
+    pub(super) fn check_fields(&self, properties: &Value) -> Result<(), ApiError> {
+        let known = |name: &String| properties.get(name).is_some();
+        let Some(unknown) = self.body.keys().find(|name| !known(name)) else {
+            return Ok(());
+        };
+        let names = properties.as_object().into_iter().flat_map(Map::keys);
+        let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+        let names = names.join(", ");
+        let detail = format!("`{unknown}` is no field of this request: it takes {names}");
+        Err(ApiError::bad_request(detail))
+    }
+
     /// A field of the body that may be absent or `null`. `read` returns `None` for a wrong value;
     /// the error says that the field is `expected`.
     pub(super) fn field<'v, T>(

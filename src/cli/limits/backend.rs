@@ -254,9 +254,11 @@ impl CountsBackend for ProxyProcess<'_> {
         let mut body = json!({
             "by": terms.by,
             "reason": terms.note,
-            "remove": removes,
             "key": words,
         });
+        if removes {
+            body["remove"] = true.into();
+        }
         if let Some(rates) = terms.rates() {
             body["rate"] = rates.into();
         }

@@ -80,6 +80,7 @@ fn orders_reach_a_client(store: &str) {
         json!({ "id": id, "rate": "5" }),
         json!({ "id": id, "rate": "5/min", "for_seconds": -1 }),
         json!({ "id": id, "rate": "5/min", "reason": 5 }),
+        json!({ "id": id, "rate": "5/min", "for_second": 60 }),
     ] {
         assert_eq!(order("override", &nonsense).status, 400, "{nonsense}");
     }
