@@ -87,15 +87,13 @@ pub async fn server_info(
     within(patience, asking).await
 }
 
-/// A server that answers is of no use if it is a node of a cluster and none is configured, or the
-/// reverse. An ACL may hide which it is.
+/// A server that answers is of no use as a cluster if it is none. An ACL may hide that. A cluster
+/// of one node also works as a server.
 fn check_kind(info: &str, is_cluster: bool) -> Result<(), StoreError> {
-    let trouble = match (value_of(info, "cluster_enabled"), is_cluster) {
-        (Some("0"), true) => ServerTrouble::NoCluster,
-        (Some("1"), false) => ServerTrouble::Cluster,
-        _ => return Ok(()),
-    };
-    Err(StoreError::Server(trouble))
+    match is_cluster && value_of(info, "cluster_enabled") == Some("0") {
+        true => Err(StoreError::Server(ServerTrouble::NoCluster)),
+        false => Ok(()),
+    }
 }
 
 fn value_of<'i>(info: &'i str, name: &str) -> Option<&'i str> {
@@ -151,10 +149,10 @@ mod tests {
             "# Cluster\r\ncluster_enabled:0\r\n",
             "cluster_enabled:1\r\n",
         );
-        let trouble = |kind| Some(StoreError::Server(kind));
-        assert_eq!(said(lone, true), trouble(ServerTrouble::NoCluster));
-        assert_eq!(said(node, false), trouble(ServerTrouble::Cluster));
-        for (info, is_cluster) in [(lone, false), (node, true), ("", false), ("", true)] {
+        let trouble = StoreError::Server(ServerTrouble::NoCluster);
+        assert_eq!(said(lone, true), Some(trouble));
+        let accepted = [(lone, false), (node, true), (node, false), ("", true)];
+        for (info, is_cluster) in accepted {
             assert_eq!(said(info, is_cluster), None, "{info} {is_cluster}");
         }
         for (text, kind, hint) in [
