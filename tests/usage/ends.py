@@ -125,6 +125,8 @@ MISSING = [
     ("half of a gzip", lambda: encoded(gzip.compress(SAYS)[:-20], "gzip"), "encoded", None),
     ("no deflate", lambda: encoded(b"\xff" + SAYS, "deflate"), "encoded", None),
 ]
+# Input and output that a document has reported before it broke off: it costs at least as much.
+SO_FAR = {"no end": (11, 22), "too short": (11, 0)}
 # Answers that say it in odd ways.
 EXACT = [
     ("cut behind the usage", lambda: sse(EVENT, LAST, 0.02, is_cut=True)),
@@ -177,8 +179,11 @@ def says_nothing(keys):
     server, seen = keys.server, {}
     for route in ("estimate", "prompt", "observed"):
         for what, plan, outcome, length in MISSING:
-            units = {"estimate": INPUT + OUTPUT, "prompt": INPUT,
-                     "observed": INPUT + (OUTPUT if length is None else -(-length // 3))}[route]
+            output = {"estimate": OUTPUT, "prompt": 0,
+                      "observed": OUTPUT if length is None else -(-length // 3)}[route]
+            least = SO_FAR.get(what, (0, 0))
+            # No more than what was reserved, unless more was reported.
+            units = min(max(INPUT, least[0]) + max(output, least[1]), INPUT + OUTPUT)
             key = keys.whole(f"/{route}/v1", plan())
             keys.charged(f"{route}: {what}", units, key)
             seen.setdefault(route, []).append(outcome)
