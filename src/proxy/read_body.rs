@@ -66,8 +66,8 @@ impl Proxy {
         if !x.request.body().is_end_stream() {
             self.stages.deny_before_body(x)?;
         }
-        // Whatever `Content-Encoding` says, many servers read the bytes as they are. Bytes that are
-        // compressed are no JSON, and have no members.
+        // Many servers ignore `Content-Encoding` of a request, so it hides no member here. Bytes
+        // that are compressed are no JSON, and have no members.
         let most = route.body_read;
         let announced = x.request.body().size_hint().exact();
         let held = match announced.map(|length| usize::try_from(length).unwrap_or(usize::MAX)) {

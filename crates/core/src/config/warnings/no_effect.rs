@@ -169,7 +169,7 @@ pub(super) fn shadow(compiled: &Compiled<'_>) -> Option<Diagnostic> {
     limits.find_map(|defined| {
         let limit = defined.limit.as_ref().filter(|limit| limit.shadow)?;
         let (span, label) = match (&defined.ban_span, limit.delay) {
-            (Some(span), _) => (span, "bans nobody"),
+            (Some(span), _) => (span, "bans no client"),
             (None, Some(_)) => (&defined.delay_span, "holds no request"),
             (None, None) => return None,
         };

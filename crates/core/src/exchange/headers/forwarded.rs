@@ -129,11 +129,14 @@ pub fn scheme(headers: &HeaderMap, peer: &Peer) -> &'static str {
 
 /// The scheme that `X-Forwarded-Proto` names. Traefik writes `ws` and `wss` for WebSockets.
 pub fn named_scheme(proto: &HeaderValue) -> Option<Scheme> {
-    Some(match proto.as_bytes().to_ascii_lowercase().as_slice() {
-        b"https" | b"wss" => Scheme::Https,
-        b"http" | b"ws" => Scheme::Http,
-        _ => return None,
-    })
+    let is = |word: &[u8]| proto.as_bytes().eq_ignore_ascii_case(word);
+    if is(b"https") || is(b"wss") {
+        Some(Scheme::Https)
+    } else if is(b"http") || is(b"ws") {
+        Some(Scheme::Http)
+    } else {
+        None
+    }
 }
 
 /// Names the client. It replaces the values of an untrusted peer, and appends to those of a trusted
