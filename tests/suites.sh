@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The suites that are not written in Rust, two at a time, since they mostly wait. With three at a time,
 # answers come too late for a test of times. Each suite prints its output when it ends. All run, also
-# after one has failed. The last lines name those that failed. Arguments name the suites to run.
+# after one has failed. The last lines name those that failed. Arguments name the suites to run. Without
+# them all run but the simulation, which runs beside the tests in Rust (tests/cargo.sh).
 set -euo pipefail
 cd "$(dirname "$0")"
-[ $# -gt 0 ] || set -- sim usage clients browser deploy decide admin otlp prometheus editor traefik
+[ $# -gt 0 ] || set -- usage clients browser deploy decide admin otlp prometheus editor traefik
 
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT

@@ -6,7 +6,7 @@
 //!
 //! - `SIM_SEED=17 cargo test -p tidegate-core --lib sim:: -- --nocapture` runs one seed again, and
 //!   prints its events if an invariant does not hold.
-//! - `tests/sim/run.sh` runs five minutes of seeds, from 1 on. It is one of the suites.
+//! - `tests/sim/run.sh` runs five minutes of seeds, from 1 on. `make test` runs it too.
 //! - `SIM_STRICT=1` concedes no known fault (`docs/outages.md` lists them).
 //! - `SIM_SECONDS=300` runs new seeds for so long, but no more than `SIM_SEEDS`, and
 //!   `SIM_FIRST=1000` begins with that seed.
