@@ -99,7 +99,8 @@ pub(super) struct PathRow<R> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NameCase {
     Exact,
-    /// ASCII letters match in either case, as some servers read names.
+    /// ASCII letters match in either case, as some servers read names. `ſ` is `s` and the Kelvin
+    /// sign is `k`, as in Go's `encoding/json`.
     Folded,
 }
 
@@ -243,12 +244,38 @@ impl<R: Copy> PathTable<R> {
         let candidates = u32::MAX.checked_shr(32 - members).unwrap_or(0);
         NameProgress {
             candidates,
-            read: 0,
+            ..NameProgress::default()
         }
+    }
+
+    /// Whether `name` may fit a member only when it is read byte by byte.
+    #[inline]
+    pub(super) fn is_foreign(&self, name: &[u8]) -> bool {
+        self.case == NameCase::Folded && !name.is_ascii()
     }
 
     /// Leaves the members whose names go on with `byte`.
     pub(super) fn advance(&self, node: PathNodeId, progress: &mut NameProgress, byte: u8) {
+        if self.case == NameCase::Exact {
+            return self.leave(node, progress, byte);
+        }
+        let held = std::mem::take(&mut progress.held);
+        match (held, byte) {
+            (Held::Nothing, 0xc5) => progress.held = Held::LongS,
+            (Held::Nothing, 0xe2) => progress.held = Held::KelvinOne,
+            (Held::KelvinOne, 0x84) => progress.held = Held::KelvinTwo,
+            (Held::LongS, 0xbf) => self.leave(node, progress, b's'),
+            (Held::KelvinTwo, 0xaa) => self.leave(node, progress, b'k'),
+            _ => {
+                for held in held.bytes() {
+                    self.leave(node, progress, *held);
+                }
+                self.leave(node, progress, byte);
+            }
+        }
+    }
+
+    fn leave(&self, node: PathNodeId, progress: &mut NameProgress, byte: u8) {
         let Some(parent) = self.nodes.get(usize::from(node)) else {
             return;
         };
@@ -273,7 +300,9 @@ impl<R: Copy> PathTable<R> {
         let mut members = self.members(parent).iter().enumerate();
         let found = members.find(|(index, known)| {
             let is_candidate = progress.candidates & (1 << index) != 0;
-            is_candidate && known.name.len() == usize::from(progress.read)
+            is_candidate
+                && progress.held == Held::Nothing
+                && known.name.len() == usize::from(progress.read)
         });
         found.map_or(NOWHERE, |(index, _)| nth(parent.first, index))
     }
@@ -314,6 +343,28 @@ pub(super) struct NameProgress {
     /// One bit for each member that it may still be.
     pub(super) candidates: u32,
     read: u8,
+    held: Held,
+}
+
+/// The first bytes of `ſ` or of the Kelvin sign, which are not compared yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Held {
+    #[default]
+    Nothing,
+    LongS,
+    KelvinOne,
+    KelvinTwo,
+}
+
+impl Held {
+    fn bytes(self) -> &'static [u8] {
+        match self {
+            Held::Nothing => &[],
+            Held::LongS => &[0xc5],
+            Held::KelvinOne => &[0xe2],
+            Held::KelvinTwo => &[0xe2, 0x84],
+        }
+    }
 }
 
 fn length_bit(length: usize) -> u64 {

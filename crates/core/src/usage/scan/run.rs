@@ -91,7 +91,7 @@ impl<S: Sink> Scanning<'_, S> {
             return Some(at + string_end(rest)? + 1);
         }
         let length = plain_length(rest);
-        if rest.get(length) != Some(&b'"') {
+        if rest.get(length) != Some(&b'"') || self.table.is_foreign(&rest[..length]) {
             return None;
         }
         place.value = self.table.member(place.container, &rest[..length]);

@@ -259,6 +259,26 @@ fn a_member_with_two_values_is_ambiguous() {
 }
 
 #[test]
+fn a_name_is_read_as_go_folds_it() {
+    for (body, expected) in [
+        ("{\"to\u{212a}en\u{17f}\":\"x\"}", one("x")),
+        (r#"{"to\u212aen\u017F":"x"}"#, one("x")),
+        (
+            "{\"to\u{212a}en\u{17f}\":\"x\",\"tokens\":\"y\"}",
+            BodyValue::Ambiguous,
+        ),
+        ("{\"to\u{212b}en\u{17f}\":\"x\"}", BodyValue::Missing),
+        ("{\"to\u{212a}en\u{16f}\":\"x\"}", BodyValue::Missing),
+        ("{\"token\u{17f}\u{17f}\":\"x\"}", BodyValue::Missing),
+    ] {
+        assert_eq!(value_of(member("tokens"), body), expected, "{body}");
+    }
+    let polish = "{\"zło\u{17f}ć\":\"x\"}";
+    assert_eq!(value_of(member("złosć"), polish), one("x"));
+    assert_eq!(value_of(member("10€"), r#"{"10€":"x"}"#), one("x"));
+}
+
+#[test]
 fn only_a_call_names_a_tool() {
     for (body, expected) in [
         (
