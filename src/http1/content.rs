@@ -11,8 +11,10 @@ use httparse::Status;
 pub(crate) const MAX_TRAILER_BYTES: usize = 64 << 10;
 const MAX_REQUEST_TRAILER_BYTES: usize = 16 << 10;
 pub(crate) const MAX_TRAILER_LINES: usize = 100;
-/// Bytes of extensions in all chunks of one message together. A request's sizes count too.
+/// Bytes of extensions in all chunks of one message together.
 const MAX_EXTENSION_BYTES: u32 = 16 << 10;
+/// Digits in the size of a request's chunk: those of 64 bits. Zeros in front count too.
+const MAX_SIZE_DIGITS: u8 = 16;
 /// The bytes that usually follow the data of the last chunk.
 const USUAL_END: &[u8] = b"\r\n0\r\n\r\n";
 
@@ -51,7 +53,8 @@ struct JoinedChunks {
 #[derive(Clone, Copy, Debug)]
 enum ContentStep {
     Size,
-    MoreSize,
+    /// The rest of the size. Holds how many of its digits were read.
+    MoreSize(u8),
     Blank,
     Extension,
     SizeLf,
@@ -252,21 +255,25 @@ impl Chunks {
     /// Consumes one byte of the framing between the data of chunks.
     fn step(&mut self, byte: u8) -> Result<(), ContentFault> {
         self.next = match (self.next, byte) {
-            (ContentStep::Size | ContentStep::MoreSize, byte) if byte.is_ascii_hexdigit() => {
+            (ContentStep::Size, byte) if byte.is_ascii_hexdigit() => {
                 self.digit(byte)?;
-                if self.is_request {
-                    self.count_extension()?;
-                }
-                ContentStep::MoreSize
+                ContentStep::MoreSize(1)
             }
-            (ContentStep::MoreSize | ContentStep::Blank, b' ' | b'\t') => {
+            (ContentStep::MoreSize(digits), byte) if byte.is_ascii_hexdigit() => {
+                if self.is_request && digits >= MAX_SIZE_DIGITS {
+                    return Err(BAD_CHUNK);
+                }
+                self.digit(byte)?;
+                ContentStep::MoreSize(digits.saturating_add(1))
+            }
+            (ContentStep::MoreSize(_) | ContentStep::Blank, b' ' | b'\t') => {
                 if self.is_request {
                     self.count_extension()?;
                 }
                 ContentStep::Blank
             }
-            (ContentStep::MoreSize | ContentStep::Blank, b';') => ContentStep::Extension,
-            (ContentStep::MoreSize | ContentStep::Extension, b'\r') => ContentStep::SizeLf,
+            (ContentStep::MoreSize(_) | ContentStep::Blank, b';') => ContentStep::Extension,
+            (ContentStep::MoreSize(_) | ContentStep::Extension, b'\r') => ContentStep::SizeLf,
             (ContentStep::Blank, b'\r') if !self.is_request => ContentStep::SizeLf,
             // Some readers end a line at a line feed alone.
             (ContentStep::Extension, byte)
