@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::BytesMut;
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
-use hyper::body::Bytes;
 use tokio::time::timeout;
 
 use super::forward::bound_body;
@@ -128,21 +128,28 @@ async fn read(
     most: usize,
 ) -> Result<BodyStart, UpstreamError> {
     let mut reader = RequestReader::new(table);
-    let mut frames: Vec<Frame<Bytes>> = Vec::new();
+    let (mut start, mut trailers) = (BytesMut::new(), None);
     let mut bytes = 0;
     while bytes < most && (until == ReadUntil::End || !reader.is_done()) {
         let Some(frame) = body.frame().await else {
             break;
         };
-        let frame = frame.map_err(UpstreamError::Request)?;
-        if let Some(data) = frame.data_ref() {
-            reader.read(&data[..data.len().min(most - bytes)]);
-            bytes += data.len();
+        match frame.map_err(UpstreamError::Request)?.into_data() {
+            Ok(data) => {
+                reader.read(&data[..data.len().min(most - bytes)]);
+                bytes += data.len();
+                // One frame for all, since a client may send a byte at a time.
+                match start.is_empty() {
+                    true => start = data.into(),
+                    false => start.extend_from_slice(&data),
+                }
+            }
+            Err(frame) => trailers = Some(frame),
         }
-        frames.push(frame);
     }
     let is_whole = body.is_end_stream();
-    body.put_back(frames.into_iter());
+    let start = (!start.is_empty()).then(|| Frame::data(start.freeze()));
+    body.put_back(start.into_iter().chain(trailers));
     Ok(BodyStart {
         facts: BodyFacts {
             table: Arc::clone(table),

@@ -274,3 +274,50 @@ fn a_tunnel_waits_for_its_reader() {
     let grown = resident_kib(&proxy).saturating_sub(memory);
     assert!(grown < FLAT_KIB, "{grown} KiB more");
 }
+
+/// Takes connections of HTTP/2, reads all that comes, and answers no request.
+fn silent_http2() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("h2c://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            // Empty SETTINGS.
+            stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).unwrap();
+            thread::spawn(move || std::io::copy(&mut stream, &mut std::io::sink()));
+        }
+    });
+    url
+}
+
+/// A decision waits for the body in the first case. In the second, the body is kept for another
+/// attempt.
+#[test]
+fn content_that_comes_byte_by_byte_takes_little_memory() {
+    const CLIENTS: usize = 40;
+    const BYTES: usize = 300;
+    let upstream = Upstream::ok();
+    let by_body = "[limit.default]\nrate = \"9/s\"\nkey = \"body:user\"\nvalues = { \"body:user\" = [\"a\"] }\n";
+    for (upstream, limit) in [(upstream.url(), by_body), (silent_http2(), "")] {
+        let proxy = Tidegate::start(&format!("upstream = \"{upstream}\"\n{limit}"));
+        let connect = |_| {
+            let mut stream = TcpStream::connect(proxy.address).unwrap();
+            stream.set_nodelay(true).unwrap();
+            let head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 600000\r\n\r\n{";
+            stream.write_all(head).unwrap();
+            stream
+        };
+        let mut clients: Vec<TcpStream> = (0..CLIENTS).map(connect).collect();
+        thread::sleep(STILL);
+        let before = resident_kib(&proxy);
+        for _ in 0..BYTES {
+            for client in &mut clients {
+                client.write_all(b" ").unwrap();
+            }
+            // So that the proxy reads each byte by itself.
+            thread::sleep(Duration::from_millis(5));
+        }
+        let grown = resident_kib(&proxy).saturating_sub(before);
+        assert!(grown < 2 * FLAT_KIB, "{grown} KiB for {upstream}");
+    }
+}

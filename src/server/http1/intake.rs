@@ -26,6 +26,8 @@ const MIN_READ_BYTES: usize = 4 << 10;
 const MAX_READ_BYTES: usize = 64 << 10;
 /// A head of at most this size gets a whole answer even if it exceeds the configured size.
 const MIN_HEAD_BYTES: usize = 16 << 10;
+/// A piece of content keeps at most so many times its own bytes.
+const MAX_WASTE: usize = 4;
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 pub(super) enum IntakeEvent {
@@ -324,6 +326,17 @@ impl<'c> Intake<'c> {
         }
     }
 
+    /// Takes what was read. A small part of the buffer is copied, because the piece may be kept for
+    /// long, and would keep the whole buffer.
+    fn take_content(&mut self) -> Bytes {
+        if self.read.len() >= self.read.capacity() / MAX_WASTE {
+            return self.read.split().freeze();
+        }
+        let piece = Bytes::copy_from_slice(&self.read);
+        self.read.clear();
+        piece
+    }
+
     fn poll_read_content(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(upload) = &mut self.upload else {
             return Poll::Ready(());
@@ -340,7 +353,7 @@ impl<'c> Intake<'c> {
         match ready!(reading.poll(context)) {
             Ok(0) => upload.fail(BodyError::Broken),
             Ok(_) => {
-                let more = self.read.split().freeze();
+                let more = self.take_content();
                 self.ahead = match self.ahead.is_empty() {
                     true => more,
                     // Trailers that come in parts.

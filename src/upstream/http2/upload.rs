@@ -19,6 +19,8 @@ use crate::upstream::deadline::{AbortOnDrop, Deadline};
 
 /// The most bytes of a body that are copied.
 const MAX_COPY_BYTES: usize = 64 << 10;
+/// The same in pieces, because a client may send a byte at a time.
+const MAX_COPY_PIECES: usize = 64;
 /// The most bytes that one stream reserves at once, so that it leaves room for the others.
 const MAX_PIECE_BYTES: usize = 64 << 10;
 
@@ -92,8 +94,11 @@ impl Http2UploadState {
             return;
         };
         let before: usize = copy.iter().map(Bytes::len).sum();
+        let has_room = copy.len() < MAX_COPY_PIECES;
         match frame.data_ref() {
-            Some(data) if before + data.len() <= MAX_COPY_BYTES => copy.push(data.clone()),
+            Some(data) if has_room && before + data.len() <= MAX_COPY_BYTES => {
+                copy.push(data.clone());
+            }
             // Requests rarely have trailers, so they are not copied.
             _ => self.copy = None,
         }
