@@ -113,8 +113,19 @@ fn control_directories() -> Vec<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let mut all = vec![PathBuf::from("/run/tidegate")];
     all.extend(of_user);
-    all.push(PathBuf::from(format!("/tmp/tidegate-{user}")));
+    let shared = PathBuf::from(format!("/tmp/tidegate-{user}"));
+    // Another user may have created it, with an admin token of their own in it.
+    if is_private(&shared).unwrap_or(true) {
+        all.push(shared);
+    }
     all
+}
+
+/// Whether only this user can create or replace files in `directory`.
+fn is_private(directory: &Path) -> io::Result<bool> {
+    let found = fs::symlink_metadata(directory)?;
+    let own = found.uid() == rustix::process::geteuid().as_raw();
+    Ok(found.is_dir() && own && found.mode() & 0o022 == 0)
 }
 
 /// Creates a directory in which only this user can create or replace files.
@@ -126,17 +137,16 @@ pub(crate) fn make_private(directory: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    let found = fs::symlink_metadata(directory)?;
-    let own = found.uid() == rustix::process::geteuid().as_raw();
-    if found.is_dir() && own && found.mode() & 0o022 == 0 {
-        return Ok(());
+    match is_private(directory)? {
+        true => Ok(()),
+        false => Err(io::Error::other("a directory that is not this user's own")),
     }
-    Err(io::Error::other("a directory that is not this user's own"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixListener;
 
     #[test]
@@ -152,6 +162,22 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::write(&path, "a file").unwrap();
         assert_eq!(socket_state(&path), SocketState::Served(None));
+    }
+
+    #[test]
+    fn a_private_directory_is_this_user_s_and_no_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let own = directory.path().join("own");
+        assert!(is_private(&own).is_err());
+        make_private(&own).unwrap();
+        assert!(is_private(&own).unwrap());
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        assert!(!is_private(&link).unwrap());
+        fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(!is_private(&own).unwrap());
+        let roots = is_private(Path::new("/")).unwrap();
+        assert_eq!(roots, rustix::process::geteuid().is_root());
     }
 
     #[test]
