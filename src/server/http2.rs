@@ -13,8 +13,8 @@ mod stream;
 use std::error::Error as _;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Poll;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -53,6 +53,10 @@ struct ConnectionFlow {
     /// Requests whose client has left and whose work goes on; at most `max_streams`.
     abandoned: AtomicUsize,
     max_streams: usize,
+    /// The client was asked to end the connection.
+    is_ending: AtomicBool,
+    /// A write waits until the client reads.
+    is_stalled: AtomicBool,
     /// The deadline of a connection without streams.
     idle: Arc<Alarm>,
     idle_timeout: Duration,
@@ -63,6 +67,37 @@ struct ConnectionFlow {
 impl ConnectionFlow {
     fn spend(&self, cost: i64) -> bool {
         self.allowance.spend(cost, self.sweep.ticks())
+    }
+
+    /// Starts the deadline of a connection without streams. A client that has vanished answers
+    /// nothing, also when it is asked to end the connection.
+    fn begin_idle(&self) {
+        self.idle.arm(match self.is_ending.load(Ordering::Relaxed) {
+            true => GRACEFUL_END,
+            false => self.idle_timeout,
+        });
+    }
+
+    /// Ready if the connection had no stream for too long.
+    fn poll_idle(&self, context: &mut Context<'_>) -> Poll<()> {
+        ready!(self.idle.poll(context));
+        if self.open.load(Ordering::Relaxed) > 0 {
+            return Poll::Pending;
+        }
+        if self.is_stalled.load(Ordering::Relaxed) {
+            // The client still reads its last response, which has a deadline of its own.
+            self.begin_idle();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    }
+
+    /// Notes that the client is asked to end the connection.
+    fn begin_end(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+        if self.open.load(Ordering::Relaxed) == 0 {
+            self.begin_idle();
+        }
     }
 }
 
@@ -96,6 +131,8 @@ pub(super) fn serve(
         open: AtomicUsize::new(0),
         abandoned: AtomicUsize::new(0),
         max_streams: usize::try_from(settings.max_streams).unwrap_or(usize::MAX),
+        is_ending: AtomicBool::new(false),
+        is_stalled: AtomicBool::new(false),
         idle,
         idle_timeout: settings.idle_timeout,
         body_timeout: settings.body_timeout,
@@ -121,33 +158,28 @@ pub(super) fn serve(
         })
     });
     let mut serving = Box::pin(http.serve_connection(TokioIo::new(socket), service));
-    let mut is_ending = false;
     async move {
         let ended = poll_fn(|context| {
             if worker.drain.is_cut() {
                 return Poll::Ready(Ok(()));
             }
-            let is_timed_out =
-                flow.idle.poll(context).is_ready() && flow.open.load(Ordering::Relaxed) == 0;
+            let is_timed_out = flow.poll_idle(context).is_ready();
+            let is_ending = flow.is_ending.load(Ordering::Relaxed);
             if is_timed_out && is_ending {
                 return Poll::Ready(Ok(()));
             }
-            if !is_ending && is_timed_out {
-                is_ending = true;
-                flow.idle.arm(GRACEFUL_END);
-                serving.as_mut().graceful_shutdown();
-            }
-            let mut polled = serving.as_mut().poll(context);
+            let mut polled = match is_timed_out {
+                true => Poll::Pending,
+                false => serving.as_mut().poll(context),
+            };
             // Its last request may have come with this poll.
-            if polled.is_pending() && !is_ending && used.is_over() {
-                is_ending = true;
-                if flow.open.load(Ordering::Relaxed) == 0 {
-                    // A client that has vanished answers nothing.
-                    flow.idle.arm(GRACEFUL_END);
-                }
+            if polled.is_pending() && !is_ending && (is_timed_out || used.is_over()) {
+                flow.begin_end();
                 serving.as_mut().graceful_shutdown();
                 polled = serving.as_mut().poll(context);
             }
+            // Registers this task, because an alarm that has rung has forgotten it.
+            let _ = flow.idle.poll(context);
             polled
         })
         .await;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::house::{Tidegate, Upstream};
-use crate::probe::Probe;
+use crate::probe::{Probe, eventually};
 use client::{Http2, get};
 use raw::{DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, REQUEST, Raw, block, frame};
 
@@ -189,6 +189,26 @@ fn a_draining_proxy_says_goodbye_and_finishes_what_has_begun() {
     assert!(proxy.wait().success());
     let seen = upstream.seen();
     assert_eq!(seen[1].body, b"late");
+}
+
+#[test]
+fn a_client_that_vanishes_in_a_request_does_not_hold_up_the_end() {
+    let upstream = Upstream::start(|_, stream| {
+        std::thread::sleep(Duration::from_secs(1));
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+        std::io::Write::write_all(stream, answer).is_ok()
+    });
+    let mut proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[server]\ndrain_idle = \"100ms\"\ndrain_timeout = \"60s\"\n",
+        upstream.url()
+    ));
+    let mut raw = Raw::to(proxy.address, &[]);
+    raw.ask(1, &REQUEST);
+    eventually("the request is under way", || !upstream.seen().is_empty());
+    let began = Instant::now();
+    proxy.signal("TERM");
+    assert!(proxy.wait().success());
+    assert!(began.elapsed() < Duration::from_secs(30));
 }
 
 #[test]

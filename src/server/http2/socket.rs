@@ -7,6 +7,7 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -46,7 +47,6 @@ pub(super) struct Http2Socket {
     /// The deadline of a frame or a write that has begun.
     alarm: Arc<Alarm>,
     limits: SocketLimits,
-    stalled: bool,
     cut: bool,
     /// Bytes that are still read and discarded from a client that does not speak HTTP/2.
     linger_left: Option<usize>,
@@ -67,7 +67,6 @@ impl Http2Socket {
             frames: FrameInspector::new(limits.max_head_bytes),
             alarm,
             limits,
-            stalled: false,
             cut: false,
             linger_left: None,
         }
@@ -96,7 +95,8 @@ impl Http2Socket {
     fn inspect(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> io::Result<usize> {
         let was_unfinished = self.frames.is_unfinished();
         let passed = self.frames.inspect(bytes);
-        if !self.stalled && was_unfinished != self.frames.is_unfinished() {
+        let is_stalled = self.flow.is_stalled.load(Ordering::Relaxed);
+        if !is_stalled && was_unfinished != self.frames.is_unfinished() {
             self.restart_head_deadline();
         }
         if self.flow.spend(passed.cost) {
@@ -130,17 +130,15 @@ impl Http2Socket {
         read
     }
 
-    fn note_write(&mut self, length: usize, written: usize) {
-        self.cut = written < length;
-        if std::mem::take(&mut self.stalled) {
+    fn end_stall(&self) {
+        if self.flow.is_stalled.swap(false, Ordering::Relaxed) {
             self.restart_head_deadline();
         }
     }
 
     /// Applies the deadline of a write: as long as a body may make no progress.
     fn poll_write_alarm(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        if !self.stalled {
-            self.stalled = true;
+        if !self.flow.is_stalled.swap(true, Ordering::Relaxed) {
             self.alarm.arm(self.limits.body_timeout);
         }
         ready!(self.alarm.poll(cx));
@@ -209,7 +207,8 @@ impl AsyncWrite for Http2Socket {
             Poll::Pending => this.poll_write_alarm(cx),
             Poll::Ready(written) => {
                 let written = written?;
-                this.note_write(length, written);
+                this.cut = written < length;
+                this.end_stall();
                 Poll::Ready(Ok(written))
             }
         }
@@ -220,7 +219,13 @@ impl AsyncWrite for Http2Socket {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        let this = self.get_mut();
+        // TLS records may wait for room in the socket.
+        if Pin::new(&mut this.stream).poll_flush(cx)?.is_pending() {
+            return this.poll_write_alarm(cx).map_ok(drop);
+        }
+        this.end_stall();
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

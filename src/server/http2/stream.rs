@@ -59,7 +59,7 @@ impl Drop for OpenStream {
     fn drop(&mut self) {
         let flow = &self.flow;
         if flow.open.fetch_sub(1, Ordering::Relaxed) == 1 {
-            flow.idle.arm(flow.idle_timeout);
+            flow.begin_idle();
         }
     }
 }

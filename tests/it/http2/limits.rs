@@ -79,6 +79,22 @@ fn a_connection_without_requests_is_told_to_go() {
 }
 
 #[test]
+fn a_client_that_ignores_goaway_is_disconnected() {
+    let upstream = Upstream::ok();
+    let proxy = proxy(&upstream, SHORT);
+    for requests in [0, 1] {
+        // It answers no ping either.
+        let mut raw = Raw::to(proxy.address, &[]);
+        if requests > 0 {
+            raw.ask(1, &REQUEST);
+        }
+        let mut said = Vec::new();
+        let ended = raw.stream.read_to_end(&mut said);
+        assert!(ended.is_ok(), "{requests}: {ended:?}");
+    }
+}
+
+#[test]
 fn a_body_that_stands_still_ends_its_stream_alone() {
     let upstream = Upstream::ok();
     let proxy = proxy(&upstream, "body_timeout = \"500ms\"");
