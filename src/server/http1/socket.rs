@@ -37,7 +37,7 @@ const SHORT_WAIT: Duration = Duration::from_millis(500);
 /// How long, and how many bytes, the socket reads after the last answer.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 16 << 20;
-/// Bytes of the next request that are read during the current one, at most.
+/// As soon as so many bytes of next requests were read during the current one, no more are read.
 const AHEAD_BYTES: usize = 4096;
 
 #[derive(Debug)]
@@ -102,16 +102,16 @@ impl Http1Socket {
     }
 
     /// Whether the client has ended its side. Bytes of a next request would hide the end, so some
-    /// of them are read into `ahead` once.
+    /// of them are read into `ahead`.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        if self.ahead.is_empty() && !self.phase.has_content() {
+        while self.ahead.len() < AHEAD_BYTES && !self.phase.has_content() {
             let mut scratch = [MaybeUninit::uninit(); AHEAD_BYTES];
             let mut buf = ReadBuf::uninit(&mut scratch);
             ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf))?;
             if buf.filled().is_empty() {
                 return Poll::Ready(Ok(true));
             }
-            self.ahead = Bytes::copy_from_slice(buf.filled());
+            self.ahead = [&*self.ahead, buf.filled()].concat().into();
         }
         self.stream.poll_ended(cx)
     }

@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustls::version::TLS13;
@@ -181,4 +183,25 @@ fn an_end_without_goodbye_ends_the_connection() {
         // No close_notify: the socket is dropped as it is.
         drop(client.sock);
     }
+}
+
+/// The bytes of a next request hide the end of the connection.
+#[test]
+fn a_client_that_leaves_behind_a_next_request_ends_the_work_upstream() {
+    let left = Arc::new(AtomicBool::new(false));
+    let noted = Arc::clone(&left);
+    let upstream = Upstream::start(move |_, stream| {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let gone = matches!(stream.read(&mut [0; 16]), Ok(0));
+        noted.store(gone, Ordering::SeqCst);
+        false
+    });
+    let stage = Stage::before(upstream, "", WIDE);
+    let mut client = connect(&stage.client(&[&TLS13]), stage.secure, "one.test");
+    let request = b"GET / HTTP/1.1\r\nHost: one.test\r\n\r\n";
+    client.write_all(request).unwrap();
+    eventually("the upstream works", || !stage.upstream.seen().is_empty());
+    client.write_all(request).unwrap();
+    drop(client);
+    eventually("the upstream is let go", || left.load(Ordering::SeqCst));
 }
