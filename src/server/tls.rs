@@ -116,7 +116,10 @@ impl ServerTls {
 
     /// Uses other settings for new connections. On an error nothing changes.
     pub(super) fn renew(&self, settings: &TlsSettings) -> io::Result<()> {
-        let mut state = lock(&self.state);
+        self.renew_in(&mut lock(&self.state), settings)
+    }
+
+    fn renew_in(&self, state: &mut TlsState, settings: &TlsSettings) -> io::Result<()> {
         let used = &state.settings;
         let challenge = |one: &TlsSettings| one.acme.as_ref().map(|acme| acme.challenge);
         let is_same = settings.min_version == used.min_version
@@ -226,7 +229,9 @@ impl ServerTls {
     /// which have the index after the last certificate. Uses them if they are valid and new, and
     /// returns a description then.
     fn read_files(&self, index: usize) -> io::Result<Option<String>> {
-        let mut settings = lock(&self.state).settings.clone();
+        // Held until the files are used, so that a reload meanwhile is not undone.
+        let mut state = lock(&self.state);
+        let mut settings = state.settings.clone();
         let files = match settings.certificates.get_mut(index) {
             Some(files) => vec![&mut files.cert, &mut files.key],
             None => {
@@ -245,7 +250,7 @@ impl ServerTls {
         if !is_new {
             return Ok(None);
         }
-        self.renew(&settings)?;
+        self.renew_in(&mut state, &settings)?;
         let Some(files) = settings.certificates.get(index) else {
             let what = "new authorities or revoked certificates for clients";
             return Ok(Some(what.to_owned()));
