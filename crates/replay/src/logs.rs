@@ -112,8 +112,8 @@ impl Logs {
                 ..LogSummary::default()
             });
             let fail = |error| (path.clone(), error);
-            if path == Path::new("-") {
-                // Standard input cannot be read twice.
+            if !path.is_file() {
+                // Standard input and pipes cannot be read twice.
                 logs.activate(number, path, 0).map_err(fail)?;
                 continue;
             }

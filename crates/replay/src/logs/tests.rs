@@ -323,6 +323,26 @@ fn a_format_can_be_forced() {
     assert_eq!(read_with(&mut reader, line.as_bytes()), "Form");
 }
 
+#[test]
+fn a_pipe_is_read_from_its_beginning() {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+
+    const LINES: u64 = 20_000;
+    let (reader, mut writer) = io::pipe().unwrap();
+    std::thread::spawn(move || {
+        let line = b"192.0.2.7 - - [20/Nov/2026:22:37:06 +0000] \"GET / HTTP/1.1\" 200 1\n";
+        (0..LINES).for_each(|_| writer.write_all(line).unwrap());
+    });
+    // A shell names `<(zcat access.log.gz)` in this way.
+    let path = PathBuf::from(format!("/dev/fd/{}", reader.as_raw_fd()));
+    let mut logs = Logs::open(&[path], &LogOptions::default()).unwrap();
+    drop(reader);
+    let mut lines = 0;
+    logs.each(|_| lines += 1);
+    assert_eq!((lines, logs.summaries[0].lines), (LINES, LINES));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
