@@ -19,6 +19,7 @@ use super::response::seconds;
 use super::state::AdminState;
 use super::status::{servers as upstream_servers, store_kind};
 use crate::config::{FINDINGS, ServerAddress, StoreKind, UpstreamSettings};
+use crate::diagnostics;
 use crate::limit::Limit;
 use crate::proxy::Proxy;
 use crate::route::{Route, Target};
@@ -409,12 +410,20 @@ fn servers(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
 fn server(text: &mut MetricsText, state: &AdminState, snapshot: &Snapshot<'_>) {
     single(text, "tidegate_connections", snapshot.connections);
     single(text, "tidegate_panics", panics());
-    let access = [("access", snapshot.access.dropped())].into_iter();
+    let always = [
+        ("access", snapshot.access.dropped()),
+        ("messages", diagnostics::dropped()),
+    ];
     let decisions = snapshot
         .counts
         .log_dropped()
         .map(|dropped| ("decisions", dropped));
-    labelled(text, "tidegate_log_dropped", "log", access.chain(decisions));
+    labelled(
+        text,
+        "tidegate_log_dropped",
+        "log",
+        always.into_iter().chain(decisions),
+    );
     let spans = snapshot.exports.span_counts();
     let spans = [
         ("exported", spans.exported),

@@ -131,7 +131,7 @@ pub(super) fn serve(
     options: StartOptions,
     started: impl FnOnce(&Started<'_>),
 ) -> Result<u8, CommandError> {
-    diagnostics::init(config::environment("RUST_LOG").as_deref());
+    let _messages = diagnostics::init(config::environment("RUST_LOG").as_deref());
     raise_descriptor_limit(config.server.workers)?;
     let (file, sources) = (options.path.clone(), Arc::clone(&config.sources));
     let served = serve_until_stopped(config, options, started);

@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Interval, interval};
 
 use super::DID_NOT_WORK;
+use crate::diagnostics;
 use crate::server::claim::{Claim, PidFile};
 use crate::server::handover::Predecessor;
 use crate::server::upgrade::{self, ProgramCommand, Successor};
@@ -93,6 +94,12 @@ pub(super) fn spawn(targets: SignalTargets) -> io::Result<()> {
     Ok(())
 }
 
+/// Ends the process at once, after the messages that wait.
+fn exit() -> ! {
+    diagnostics::finish();
+    std::process::exit(i32::from(DID_NOT_WORK));
+}
+
 impl SignalLoop {
     async fn run(mut self, mut signals: [Signal; 4]) {
         // Twice as often as the service manager requires.
@@ -106,7 +113,7 @@ impl SignalLoop {
     fn recover_from_panic(&mut self) {
         if self.serves && !self.announced {
             tracing::error!("startup notification failed: shutting down");
-            std::process::exit(i32::from(DID_NOT_WORK));
+            exit();
         }
         if self.ends && self.is_serving() {
             self.targets.server.listeners.close();
@@ -167,7 +174,7 @@ impl SignalLoop {
         if let Some(file) = &self.targets.pid_file {
             file.remove();
         }
-        std::process::exit(i32::from(DID_NOT_WORK));
+        exit();
     }
 
     /// Tells the predecessor, and then the service manager, that all workers accept.
@@ -177,7 +184,7 @@ impl SignalLoop {
             let pid = predecessor.pid;
             if let Err(error) = predecessor.take_over() {
                 tracing::error!(%error, "upgrade cancelled");
-                std::process::exit(i32::from(DID_NOT_WORK));
+                exit();
             }
             tracing::info!(from = pid, "upgrade: this process now serves");
             let file = self.targets.pid_file.as_deref();

@@ -150,7 +150,7 @@ pub(crate) fn on_a_runtime<T>(body: impl Future<Output = T>) -> T {
 /// of that process. Within the process it returns `None`.
 pub(crate) fn run_alone(name: &str) -> Option<Output> {
     if std::env::var_os(ALONE).is_some() {
-        diagnostics::init(None);
+        drop(diagnostics::init(None));
         return None;
     }
     let output = Command::new(std::env::current_exe().unwrap())

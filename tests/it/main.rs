@@ -96,6 +96,7 @@ mod spread;
 mod status;
 mod store;
 mod streaming;
+mod stuck;
 mod support;
 mod tiers;
 mod tls;

@@ -4,7 +4,7 @@
 pub mod access;
 pub mod decisions;
 pub mod door;
-mod log_writer;
+pub mod log_writer;
 pub mod metrics;
 pub mod panics;
 pub mod spans;

@@ -186,7 +186,7 @@ impl fmt::Debug for DecisionLog {
 
 impl Drop for DecisionLog {
     fn drop(&mut self) {
-        self.writer.finish();
+        self.writer.end();
         let dropped = self.dropped();
         if dropped > 0 {
             tracing::warn!(dropped, "lines missing from the decision log");

@@ -7,12 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::panics::REST;
+use crate::clock;
 
-/// A thread that writes what it is sent. Dropping this waits until all of it is written.
+/// How long the end of a log waits for its output. The reader of a pipe may have stopped reading.
+const LAST_WAIT: Duration = Duration::from_secs(3);
+const CHECK_EVERY: Duration = Duration::from_millis(1);
+
+/// A thread that writes what it is sent. Dropping this waits until all of it is written, for
+/// [`LAST_WAIT`] at most.
 #[derive(Debug)]
-pub(super) struct WriterThread<T> {
+pub struct WriterThread<T> {
     queue: Option<SyncSender<T>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -20,7 +27,7 @@ pub(super) struct WriterThread<T> {
 impl<T: Send + 'static> WriterThread<T> {
     /// Starts a thread that calls `write` until it returns, and again after a panic. `capacity`
     /// bounds the queue.
-    pub(super) fn spawn(
+    pub fn spawn(
         name: &str,
         capacity: usize,
         mut write: impl FnMut(&Receiver<T>) + Send + 'static,
@@ -36,7 +43,7 @@ impl<T: Send + 'static> WriterThread<T> {
     }
 
     /// Queues `item` without waiting. Returns it if that is impossible.
-    pub(super) fn try_send(&self, item: T) -> Result<(), T> {
+    pub fn try_send(&self, item: T) -> Result<(), T> {
         match &self.queue {
             Some(queue) => queue.try_send(item).map_err(|refused| match refused {
                 TrySendError::Full(item) | TrySendError::Disconnected(item) => item,
@@ -47,19 +54,35 @@ impl<T: Send + 'static> WriterThread<T> {
 }
 
 impl<T> WriterThread<T> {
-    /// Waits until everything in the queue is written.
-    pub(super) fn finish(&mut self) {
+    /// Waits until everything in the queue is written. Returns false if the output takes nothing.
+    pub fn finish(&mut self) -> bool {
         drop(self.queue.take());
-        if let Some(thread) = self.thread.take() {
-            // Its panic is already logged, and nothing can be saved.
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else {
+            return true;
+        };
+        let until = clock::now() + LAST_WAIT;
+        while !thread.is_finished() {
+            if clock::now() >= until {
+                return false;
+            }
+            std::thread::sleep(CHECK_EVERY);
+        }
+        // Its panic is already logged, and nothing can be saved.
+        let _ = thread.join();
+        true
+    }
+
+    /// The same, and says if lines are lost.
+    pub(super) fn end(&mut self) {
+        if !self.finish() {
+            tracing::warn!("the last lines of a log are lost: its output takes nothing");
         }
     }
 }
 
 impl<T> Drop for WriterThread<T> {
     fn drop(&mut self) {
-        self.finish();
+        self.end();
     }
 }
 
