@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::{HeaderMap, Method, Request, StatusCode};
+use http::{HeaderMap, Method, Request, StatusCode, Version};
 
 use super::response::ApiError;
 use crate::config::{AdminSettings, Control};
@@ -65,7 +65,10 @@ impl AccessPolicy {
         action: AdminAction,
     ) -> Result<(), ApiError> {
         let headers = request.headers();
-        if !self.knows_host(headers) {
+        // Health checks of HTTP/1.0 may have no `Host`. Browsers always send it.
+        let is_old_probe = action == AdminAction::Probe && request.version() == Version::HTTP_10;
+        let is_hostless = is_old_probe && !headers.contains_key(HOST);
+        if !(is_hostless || self.knows_host(headers)) {
             let detail = "ask by address, by `localhost`, or by a name in `admin_hosts`";
             return Err(ApiError::new(StatusCode::MISDIRECTED_REQUEST, detail));
         }
@@ -221,6 +224,7 @@ fn read_token(path: &Path) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::config::Secret;
+    use http::HeaderValue;
 
     fn policy(address: &str) -> AccessPolicy {
         let settings = AdminSettings {
@@ -276,6 +280,14 @@ mod tests {
             assert_eq!(status_of(host), 421, "{host}");
         }
         assert_eq!(status(&policy, &[], AdminAction::Probe), 421);
+        let mut old = request(&[], Method::GET);
+        *old.version_mut() = Version::HTTP_10;
+        assert!(policy.authorize(&old, AdminAction::Probe).is_ok());
+        let refused = policy.authorize(&old, AdminAction::Read).unwrap_err();
+        assert_eq!(refused.status, 421);
+        old.headers_mut()
+            .append("host", HeaderValue::from_static("evil.example"));
+        assert!(policy.authorize(&old, AdminAction::Probe).is_err());
         let twice = [("host", "localhost"), ("host", "evil.example")];
         assert_eq!(status(&policy, &twice, AdminAction::Probe), 421);
     }

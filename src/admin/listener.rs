@@ -5,7 +5,9 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::{Request, Response};
@@ -14,8 +16,10 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::{Sleep, sleep};
 
 use super::answer::answer;
 use super::state::{AdminState, check_store};
@@ -28,6 +32,8 @@ use tidegate_core::failpoint;
 const MAX_CONNECTIONS: u32 = 64;
 /// How long a head may take to arrive, and how long a connection may be idle.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a client may read nothing of an answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// The largest head of a request, bytes.
 const MAX_HEAD: usize = 16 << 10;
 /// How long open connections may last at the end of a process that another one replaces.
@@ -192,6 +198,7 @@ where
     B: Body + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
+    let stream = AdminStream::new(stream, WRITE_TIMEOUT);
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head_timeout)
@@ -201,6 +208,69 @@ where
         .serve_connection(TokioIo::new(stream), service);
     // Clients may leave at any time.
     let _ = serving.await;
+}
+
+/// The socket of a connection. It fails if the client takes nothing of an answer for a while.
+/// Otherwise clients that stopped reading would hold their places for ever.
+struct AdminStream {
+    stream: TcpStream,
+    write_timeout: Duration,
+    /// Runs while a write waits.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl AdminStream {
+    fn new(stream: TcpStream, write_timeout: Duration) -> AdminStream {
+        AdminStream {
+            stream,
+            write_timeout,
+            stalled: None,
+        }
+    }
+
+    fn bound(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let timeout = self.write_timeout;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        ready!(stalled.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for AdminStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for AdminStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.bound(cx, written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 #[cfg(test)]
@@ -274,5 +344,30 @@ mod tests {
         let error = bind(address, false).unwrap_err().to_string();
         assert!(error.contains(&address.to_string()), "{error}");
         bind(address, true).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_client_that_stops_reading_is_left() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut stream = AdminStream::new(stream, Duration::from_millis(300));
+        let text = vec![0; 1 << 20];
+        let writing = tokio::spawn(async move {
+            loop {
+                if let Err(error) = stream.write_all(&text).await {
+                    return error.kind();
+                }
+            }
+        });
+        // A slow client is served for as long as it reads.
+        let mut room = vec![0; 1 << 20];
+        for _ in 0..10 {
+            sleep(Duration::from_millis(100)).await;
+            client.read_exact(&mut room).await.unwrap();
+        }
+        let ended = tokio::time::timeout(PATIENCE, writing).await;
+        assert_eq!(ended.unwrap().unwrap(), io::ErrorKind::TimedOut);
     }
 }
