@@ -242,7 +242,7 @@ async fn read_response(
 ) -> Result<u64, ExportError> {
     let (head, body) = response.into_parts();
     let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
-    if head.status != StatusCode::OK {
+    if !head.status.is_success() {
         let is_temporary = TEMPORARY.contains(&head.status);
         let reason = format!("it answers {}", head.status);
         return Err(ExportError {
@@ -278,4 +278,42 @@ fn grpc_status(headers: &HeaderMap) -> Option<u16> {
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?;
     text.parse().ok().map(Duration::from_secs)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::config;
+
+    /// What an export says of this status.
+    async fn sent(status: &'static str) -> Result<u64, ExportError> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 1024]).await;
+            let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n");
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        });
+        let file = format!(
+            "upstream = \"http://127.0.0.1:9\"\n[tracing]\nendpoint = \"http://{address}\"\n"
+        );
+        let (config, _) = config::parse("proxy.toml", &file, &|_| None).unwrap();
+        let mut collector = Collector::new(config.tracing.unwrap());
+        collector.send(b"").await
+    }
+
+    #[tokio::test]
+    async fn each_status_of_success_is_one() {
+        for status in ["200 OK", "202 Accepted"] {
+            assert!(matches!(sent(status).await, Ok(0)), "{status}");
+        }
+        for (status, is_temporary) in [("400 Bad Request", false), ("503 Away", true)] {
+            let error = sent(status).await.unwrap_err();
+            assert_eq!(error.is_temporary, is_temporary, "{status}");
+        }
+    }
 }
