@@ -12,7 +12,7 @@
 -- A counter looks at one key, then at another, like a log.
 local function new_counter()
   local MAGIC, FORMAT = 0x4354, '<I2I7I4I4'
-  local key, window, past, start, fresh, previous, current, used
+  local key, window, units, past, start, fresh, previous, current, used
 
   local function divide_up(number, by)
     local rest = number % by
@@ -23,7 +23,7 @@ local function new_counter()
   -- estimate counts; whether the clock has stepped back; and what stood there that is not ours.
   local function look(of, rule, now)
     local value, magic, begun = redis_pcall('GET', of), nil, nil
-    key, window = of, rule.window
+    key, window, units = of, rule.window, rule.units
     if type(value) == 'string' and #value == 17 then
       magic, begun, previous, current = unpack(FORMAT, value)
     end
@@ -70,7 +70,9 @@ local function new_counter()
 
   -- Microseconds until all is free, until something is, and what names the last admission.
   local function ends()
-    return wait(0), used > 0 and wait(used - 1) or 0, start / window
+    -- Of what is counted above the limit nothing becomes free.
+    local next = used > 0 and wait(math.max(math.min(used, units) - 1, 0)) or 0
+    return wait(0), next, start / window
   end
 
   local function seldom()

@@ -357,7 +357,8 @@ local function new_log()
 
   -- Microseconds until all is free, until something is, and what names the last admission.
   local function ends()
-    return wait(0), used > 0 and wait(used - 1) or 0, newest
+    -- Of what is counted above the limit nothing becomes free.
+    return wait(0), used > 0 and wait(math.max(math.min(used, rule.units) - 1, 0)) or 0, newest
   end
 
   -- The units that are held: their stamps are after that of a unit admitted now.

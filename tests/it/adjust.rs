@@ -210,6 +210,25 @@ fn a_settlement_beyond_the_limit_denies_with_an_honest_retry() {
 }
 
 #[test]
+fn units_above_the_limit_free_nothing_when_they_expire() {
+    with_each_store(|redis| {
+        for algorithm in ["log", "counter"] {
+            let costly = Costly::start();
+            let limit = format!("rate = \"5/4s\"\nalgorithm = \"{algorithm}\"");
+            let proxy = costly.proxy(&limit, SETTLE, redis);
+            assert_eq!(proxy.get("/200/2").status, 200);
+            std::thread::sleep(Duration::from_secs(2));
+            assert_eq!(proxy.get("/200/11").status, 200);
+            let denied = proxy.get("/200/1");
+            assert_eq!(denied.status, 429);
+            let wait = denied.header("retry-after").unwrap();
+            let told = denied.header("ratelimit").unwrap();
+            assert_eq!(told, format!("\"l\";r=0;t={wait}"), "{algorithm}");
+        }
+    });
+}
+
+#[test]
 fn a_proxy_that_dies_between_charge_and_settlement_has_charged_once() {
     let (redis, costly) = (RedisServer::start(), Costly::start());
     let route = &format!("{SETTLE}\nrefund = [\"5xx\"]");

@@ -368,7 +368,7 @@ pub struct Verdict {
     /// calendar window the time until its end, also where nothing is counted.
     pub reset_us: u64,
     /// Time until more units are free than after this decision, microseconds; 0 if none are
-    /// counted.
+    /// counted. Units above the limit free nothing when they expire.
     pub next_us: u64,
     /// Names the charge, so that it can be refunded. Of a calendar window it is the end, modulo
     /// 2^48 microseconds, also of a denial. For other denials it has no meaning. 0 if there is

@@ -404,7 +404,7 @@ impl Models {
                 next_us: if after == 0 {
                     0
                 } else {
-                    model.wait(rule, own_us, after - 1)
+                    model.wait(rule, own_us, after.min(rule.units) - 1)
                 },
                 stamp: model.stamp(rule, own_us),
             });

@@ -175,8 +175,9 @@ impl Count {
             (0, _) => 0,
             (1, _) => reset_us,
             // A full limit that was asked for one more unit waits for just that unit.
-            (used, Retry::After(us)) if used + cost == rule.units + 1 => us,
-            (used, _) => self.wait(aged, rule, used - 1),
+            (used, Retry::After(us)) if cost > 0 && used + cost == rule.units + 1 => us,
+            // Of what is counted above the limit nothing becomes free.
+            (used, _) => self.wait(aged, rule, used.min(rule.units).saturating_sub(1)),
         };
         Verdict {
             used: first.aged.used(),

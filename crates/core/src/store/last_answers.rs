@@ -49,7 +49,7 @@ pub(super) struct LastAnswer {
     own: u64,
     /// The most units that others lately used between two answers.
     gap: u64,
-    /// When the first of the units expires, and when the last one does, by this process's clock.
+    /// When the first unit becomes free, and when the last one expires, by this process's clock.
     next_at_us: u64,
     reset_at_us: u64,
     /// When a calendar window ends, by the store's clock.
@@ -179,8 +179,10 @@ impl LastAnswers {
             return 0;
         }
         let stands = now_us + slack_us(window_us) < seen.next_at_us;
+        // Units above the limit may expire before the first one becomes free.
+        let used = seen.used.min(seen.item.window.rule.units);
         let known = match others && stands {
-            true => seen.used.max(answer.own),
+            true => used.max(answer.own),
             false => answer.own,
         };
         known.saturating_sub(answer.verdict.used)
