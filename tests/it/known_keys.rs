@@ -43,6 +43,22 @@ fn status(proxy: &Tidegate, key: &str) -> u16 {
 }
 
 #[test]
+fn a_key_counts_also_with_underscores_in_the_name_of_its_header() {
+    let upstream = Upstream::ok();
+    let rules = "[api_key]\nknown = \"keys.txt\"\n\
+                 [limit.default]\nrate = \"2/h\"\nkey = \"api_key or ip\"\n";
+    let proxy = knowing(&upstream, "k1 acme\n", rules);
+    let ask = |headers: &str| proxy.get_with("/", headers).status;
+    assert_eq!(ask("X_Api_Key: k1\r\n"), 200);
+    assert_eq!(ask("X-Api-Key: k1\r\nX_API-KEY: k1\r\n"), 200);
+    for other in ["X-Api-Key", "X_Api_Key", "X_Api-Key"] {
+        assert_eq!(ask(&format!("{other}: k1\r\n")), 429, "{other}");
+    }
+    assert_eq!(ask("X-Api-Key: k2\r\nX_Api_Key: k1\r\n"), 400);
+    assert_eq!(ask(""), 200, "nothing has counted by the address");
+}
+
+#[test]
 fn invented_keys_share_the_budget_of_their_address() {
     let upstream = Upstream::ok();
     let untold = guarded(&upstream, LIMIT);

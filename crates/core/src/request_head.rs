@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use http::{Extensions, HeaderMap, Method};
+use http::{Extensions, HeaderMap, HeaderName, Method};
 
 use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
@@ -52,6 +52,16 @@ impl Scheme {
             Scheme::Https => "https",
         }
     }
+}
+
+/// Whether two different names are equal for servers that read `_` as `-`.
+pub fn are_twins(one: &HeaderName, other: &HeaderName) -> bool {
+    let (one, other) = (one.as_str().as_bytes(), other.as_str().as_bytes());
+    let is_dash = |byte: &u8| matches!(byte, b'-' | b'_');
+    let mut pairs = one.iter().zip(other);
+    one.len() == other.len()
+        && one != other
+        && pairs.all(|(one, other)| one == other || is_dash(one) && is_dash(other))
 }
 
 /// A reason to refuse a head that was readable.

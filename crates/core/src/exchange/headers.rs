@@ -17,11 +17,11 @@ use http::{Request, Response, StatusCode, Version};
 use memchr::memmem;
 
 pub use crate::request_head::Scheme;
+pub(super) use crate::request_head::are_twins;
 pub(crate) use check::remove_odd_names;
 pub use check::{RequestFault, check_coding, check_framing, prefer_target};
 pub use forwarded::{Peer, PrerenderedHeaders, named_scheme, put_line, scheme};
 use forwarded::{append, name_client};
-pub(super) use hop::are_twins;
 pub use hop::keep_forwarding;
 use hop::{HopFields, has_option, may_tunnel};
 pub use prefix::{prepend, replace, restore, strip};

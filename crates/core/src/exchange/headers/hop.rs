@@ -180,18 +180,6 @@ fn is_forged(name: &HeaderName) -> bool {
         && (same(b"x-forwarded-") || (name.len() == 9 && same(b"x-real-ip")))
 }
 
-/// Whether two different names are equal for servers that read `_` as `-`.
-pub(in crate::exchange) fn are_twins(one: &HeaderName, other: &HeaderName) -> bool {
-    let folded = |name: &'_ HeaderName| {
-        let bytes = name.as_str().bytes();
-        let folded: SmallVec<[u8; 32]> = bytes
-            .map(|byte| if byte == b'_' { b'-' } else { byte })
-            .collect();
-        folded
-    };
-    one != other && one.as_str().len() == other.as_str().len() && folded(one) == folded(other)
-}
-
 /// Whether `Connection` may remove this header. Headers that frame a message or name a client stay.
 fn is_removable(name: &HeaderName) -> bool {
     use http::header as h;

@@ -9,11 +9,12 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use http::{HeaderMap, HeaderName, Method, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use smallvec::SmallVec;
 
 use super::{ApiKeySource, BodyFacts, Claims, Facts, Key, Part, same_secret};
 use crate::certificate::AltName;
+use crate::request_head::are_twins;
 use crate::usage::request::{BodyMember, BodyValue};
 
 /// One value: a slice of the request, or decoded from it.
@@ -107,9 +108,15 @@ impl Key {
 }
 
 impl Part {
-    /// The value as text; `None` if the request carries several different values.
+    /// The value as text; `None` if the request carries several different values. A header counts
+    /// under its own name alone. A trusted proxy that sets it may pass the client's other spellings
+    /// on.
     pub fn text<'r>(&self, facts: &Facts<'r>) -> Option<Cow<'r, str>> {
-        match self.find(facts) {
+        let carried = match self {
+            Self::Header(name) => trimmed(facts.headers.get_all(name).iter()),
+            _ => self.find(facts),
+        };
+        match carried {
             Carried::One(PartValue::Sent(bytes)) => {
                 std::str::from_utf8(bytes).ok().map(Cow::Borrowed)
             }
@@ -276,9 +283,22 @@ pub(super) fn method(method: &Method) -> PartValue<'_> {
     PartValue::Sent(name)
 }
 
+/// The lines of a header, also under a name with `_` for `-`. Many servers take both names for one
+/// header, so a client could show the proxy one value and the upstream another.
+fn lines<'r>(headers: &'r HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'r HeaderValue> {
+    let twins = headers.iter().filter(|(other, _)| are_twins(name, other));
+    headers
+        .get_all(name)
+        .iter()
+        .chain(twins.map(|(_, line)| line))
+}
+
 /// The trimmed lines of a header. A line is one value, even with commas.
 fn header<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
-    let lines = headers.get_all(name).iter();
+    trimmed(lines(headers, name))
+}
+
+fn trimmed<'r>(lines: impl Iterator<Item = &'r HeaderValue>) -> Carried<'r> {
     Carried::from_copies(lines.map(|line| PartValue::Sent(line.as_bytes().trim_ascii())))
 }
 
@@ -290,8 +310,7 @@ fn listed<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
         Carried::One(key) if !key.as_bytes().contains(&b',') => return Carried::One(key),
         _ => {}
     }
-    let lines = headers.get_all(name).iter();
-    let keys = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    let keys = lines(headers, name).flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
     Carried::from_copies(keys.map(|key| PartValue::Sent(key.trim_ascii())))
 }
 

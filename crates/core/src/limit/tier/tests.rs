@@ -57,6 +57,9 @@ fn a_header_is_believed_from_trusted_peers_only() {
     assert_eq!(tier(&tiers, &[], true).as_deref(), Some("free"));
     let two = [("x-plan", "pro"), ("x-plan", "gold")];
     assert_eq!(tier(&tiers, &two, true).as_deref(), Some("free"));
+    // The proxy overwrites the header, and not what the client makes of its name.
+    let other = [("x-plan", "pro"), ("x_plan", "gold")];
+    assert_eq!(tier(&tiers, &other, true).as_deref(), Some("pro"));
 }
 
 #[test]

@@ -85,6 +85,27 @@ fn header_values_keep_their_case_and_lose_their_spaces() {
 }
 
 #[test]
+fn a_header_is_the_same_with_underscores_in_its_name() {
+    let name = HeaderName::from_static("x-api-key");
+    let value = |lines: &[(&'static str, &'static str)]| {
+        let lines = lines.iter();
+        let headers: HeaderMap = lines
+            .map(|(name, value)| {
+                let value = HeaderValue::from_static(value);
+                (HeaderName::from_static(name), value)
+            })
+            .collect();
+        [header(&headers, &name), listed(&headers, &name)].map(text)
+    };
+    let both = |text: &str| [Some(text.to_owned()), Some(text.to_owned())];
+    assert_eq!(value(&[("x_api_key", "a")]), both("a"));
+    assert_eq!(value(&[("x-api-key", "a"), ("x_api-key", "a")]), both("a"));
+    let two = [("x-api-key", "a"), ("x_api_key", "b")];
+    assert_eq!(value(&two), both("several"));
+    assert_eq!(value(&[("x.api-key", "a"), ("x_api", "a")]), [None, None]);
+}
+
+#[test]
 fn a_list_of_api_keys_is_several_keys() {
     let name = HeaderName::from_static("x-api-key");
     let value = |lines: &[&str]| text(listed(&headers("x-api-key", lines), &name));
