@@ -186,6 +186,18 @@ impl<'a> CanonicalPath<'a> {
         std::iter::once(self.as_str()).chain(self.others())
     }
 
+    /// The longest reading without `..` and escaped separators. Dots and spaces at the end of a
+    /// segment stay in it, and so does the text behind a `%3B`, as most upstreams read them.
+    pub fn fullest(&self) -> &str {
+        let is_resolved = |text: &&str| {
+            let is_up = |segment| segment == "..";
+            !text.contains(MAYBE_SEPARATOR) && !text.split('/').any(is_up)
+        };
+        let resolved = self.readings().filter(is_resolved);
+        let longest = resolved.max_by_key(|text| text.len());
+        longest.unwrap_or(&self.resolved)
+    }
+
     #[inline]
     pub fn is_plain(&self) -> bool {
         match &self.variants {

@@ -42,15 +42,15 @@ impl Replacement {
         self.from.trim_end_matches('/')
     }
 
-    /// The path for the upstream, in canonical spelling. Segments with a `;` keep the client's
-    /// spelling (`sent` is the whole path) if it means the same. `None` if some reading of the path
-    /// does not begin so, or if the new path has several readings.
+    /// The path for the upstream, in its fullest canonical spelling. Segments with a `;` keep the
+    /// client's spelling (`sent` is the whole path) if it means the same. `None` if some reading of
+    /// the path does not begin so, or if the canonical path would have several readings.
     pub fn apply(&self, path: &CanonicalPath<'_>, sent: &str) -> Option<String> {
-        let mut whole = Cow::Borrowed(path.as_str());
-        if sent.ends_with('/') && whole != "/" {
-            whole.to_mut().push('/');
-        }
-        let new = self.replace(&whole)?;
+        let whole = |text: &str| match sent.ends_with('/') && text != "/" {
+            true => self.replace(&format!("{text}/")),
+            false => self.replace(text),
+        };
+        let new = whole(path.as_str())?;
         let others: Option<Vec<String>> = path.others().map(|one| self.replace(one)).collect();
         let others = others?;
         let counted = CanonicalPath::parse(&new)
@@ -59,18 +59,19 @@ impl Replacement {
         if new != counted.as_str() && new.strip_suffix('/') != Some(counted.as_str()) {
             return None;
         }
+        if path.is_plain() && !sent.contains(';') {
+            return Some(new);
+        }
         let kept = self.rest(sent).filter(|_| sent.contains(';'));
         let kept = kept.map(|rest| join(&self.to, rest));
-        let same = |kept: &String| {
-            CanonicalPath::parse(kept).is_ok_and(|kept| {
-                let others = others.iter().map(String::as_str);
-                kept.as_str() == counted.as_str() && kept.others().eq(others)
+        let same = |text: &String| {
+            CanonicalPath::parse(text).is_ok_and(|read| {
+                let is_known = |one: &str| others.iter().any(|other| other == one);
+                read.as_str() == counted.as_str() && read.others().all(is_known)
             })
         };
-        if let Some(kept) = kept.filter(same) {
-            return Some(kept);
-        }
-        Some(new)
+        let mut fuller = [kept, whole(path.fullest())].into_iter().flatten();
+        fuller.find(same).or(Some(new))
     }
 
     /// The client's path for a path of the upstream, which may have a query; `None` for others.
@@ -169,6 +170,9 @@ mod tests {
             ("/a/", "/b/", "/a//x/./%7ey/../z", "/b/x/z"),
             ("/a/", "/b/", "/%61/%2fevil", "/b/evil"),
             ("/a/", "/b/", "/a/x;v=1/y", "/b/x;v=1/y"),
+            ("/a/", "/b/", "/a//J.R./x%3by/", "/b/J.R./x%3By/"),
+            ("/a/", "/b/", "/a/c/../x%20", "/b/x%20"),
+            ("/a/", "/b/", "/a/x.%2fy", "/b/x./y"),
             ("/a", "/", "/a..;/x", "/x"),
         ] {
             let found = sent(from, to, path);

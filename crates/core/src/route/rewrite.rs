@@ -189,8 +189,8 @@ impl Prefix {
     }
 
     /// Strips the prefix from a path. The rest has the client's spelling (`sent` is the whole path)
-    /// if that still means the counted path, else the canonical spelling. `None` if some reading
-    /// of the path does not begin with the prefix.
+    /// if that still means the counted path, else the fullest canonical spelling. `None` if some
+    /// reading of the path does not begin with the prefix.
     pub fn strip<'p>(&self, path: &'p CanonicalPath<'_>, sent: &'p str) -> Option<Cow<'p, str>> {
         let rest = self.rest(path.as_str())?;
         let others: Option<Vec<&str>> = path.others().map(|other| self.rest(other)).collect();
@@ -209,10 +209,11 @@ impl Prefix {
         if let Some(kept) = kept.filter(same) {
             return Some(Cow::Borrowed(kept));
         }
-        if sent.ends_with('/') && rest != "/" {
-            return Some(Cow::Owned(format!("{rest}/")));
+        let full = self.rest(path.fullest())?;
+        if sent.ends_with('/') && full != "/" {
+            return Some(Cow::Owned(format!("{full}/")));
         }
-        Some(Cow::Borrowed(rest))
+        Some(Cow::Borrowed(full))
     }
 
     fn rest<'p>(&self, path: &'p str) -> Option<&'p str> {

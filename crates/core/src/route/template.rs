@@ -297,7 +297,7 @@ impl Variable {
             Self::Host => push(out, facts.host),
             Self::Path => push_path(out, facts),
             Self::Rest => {
-                let rest = facts.route.path.rest_of(facts.path.as_str());
+                let rest = facts.route.path.rest_of(facts.path.fullest());
                 push(out, rest);
                 if !rest.is_empty() && facts.target.path().ends_with('/') {
                     out.push(b'/');
@@ -342,7 +342,7 @@ impl Variable {
             }
             Self::Cookie(name) => out.extend_from_slice(cookie(facts.headers, name)),
             Self::PathParam(name) => {
-                facts.route.path.push_param(name, facts.path.as_str(), out);
+                facts.route.path.push_param(name, facts.path.fullest(), out);
             }
             Self::HostGroup(name) => facts.route.host.push_group(name, facts.host, out),
         }
@@ -393,7 +393,7 @@ fn push_port(out: &mut Vec<u8>, port: u16) {
 }
 
 fn push_path(out: &mut Vec<u8>, facts: &TemplateFacts<'_>) {
-    let path = facts.path.as_str();
+    let path = facts.path.fullest();
     push(out, path);
     if path != "/" && facts.target.path().ends_with('/') {
         out.push(b'/');

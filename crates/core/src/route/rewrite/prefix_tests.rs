@@ -34,6 +34,7 @@ fn where_the_spelling_means_something_else_the_counted_path_is_sent() {
         ("/%61pi/users/", "/users/"),
         ("/api;v=1/users", "/users"),
         ("/./api/users", "/users"),
+        ("//api/J.R./x%3by", "/J.R./x%3By"),
         ("/api//evil.example/x", "/evil.example/x"),
         ("/api/%2fevil.example", "/evil.example"),
         ("/api\\evil.example", "/evil.example"),

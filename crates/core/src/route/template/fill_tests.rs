@@ -126,6 +126,21 @@ fn every_variable_has_its_value() {
 }
 
 #[test]
+fn a_dot_or_a_space_at_the_end_of_a_segment_stays() {
+    for (text, value) in [
+        ("{path}", "/u/J.R./x%20/"),
+        ("{uri}", "/u/J.R./x%20/?q=."),
+        ("{rest}|{path:id}", "x%20/|J.R."),
+    ] {
+        let template = Template::parse(text).unwrap();
+        let filled = facts("/u/{id}/*", "/u/./J.R./x%20/?q=.", &[], |facts| {
+            template.fill(facts).unwrap()
+        });
+        assert_eq!(filled, value.as_bytes(), "{text}");
+    }
+}
+
+#[test]
 fn a_group_of_a_path_is_found_as_routes_find_it() {
     for (path, target, value) in [
         ("regex:^/(?P<x>a b)/", "/a%20b", "a%20b"),
