@@ -1,5 +1,7 @@
 //! `[status]`: clients ask how much of their limits is left.
 
+use std::io::Write as _;
+
 use serde_json::Value;
 
 use crate::house::{Answer, Tidegate, Upstream};
@@ -73,6 +75,38 @@ fn a_look_changes_nothing_and_a_client_that_is_out_may_look() {
                 .starts_with("\"default\";r=0;t=")
         );
         assert!(answer.header("retry-after").is_none());
+    });
+}
+
+#[test]
+fn a_script_of_another_site_may_not_read_what_cookies_tell() {
+    let upstream = Upstream::ok();
+    let limit = "[limit.default]\nrate = \"2/day\"\nkey = \"cookie:sid or ip\"\n";
+    let proxy = proxy(&upstream, &format!("{STATUS}{limit}"));
+    let headers = "Origin: https://other.example\r\nCookie: sid=1\r\n";
+    let answer = proxy.get_with("/rate_limit", headers);
+    assert_eq!(standing(&answer), [0, 2]);
+    let origin = answer.header("access-control-allow-origin");
+    assert_eq!(origin.as_deref(), Some("https://other.example"));
+    assert_eq!(answer.header("access-control-allow-credentials"), None);
+}
+
+#[test]
+fn a_look_at_an_overdrawn_limit_is_told_no_wait_for_the_next_look() {
+    let upstream = Upstream::start(|_, stream| {
+        let answer = "HTTP/1.1 200 OK\r\nX-Cost: 5\r\nContent-Length: 0\r\n\r\n";
+        stream.write_all(answer.as_bytes()).is_ok()
+    });
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n{STATUS}[limit.default]\nrate = \"2/day\"\n\
+         [[route]]\npath = \"/*\"\nsettle = \"response-header:x-cost\"\n",
+        upstream.url()
+    ));
+    assert_eq!(proxy.get("/").status, 200);
+    eventually("the settlement is seen", || {
+        let answer = proxy.get("/rate_limit");
+        assert_eq!(answer.header("retry-after"), None);
+        standing(&answer) == [5, 0]
     });
 }
 

@@ -319,9 +319,11 @@ impl LocalReplies {
         }
     }
 
-    /// Lets a script of another origin read the answer to a request with these headers.
+    /// Lets a script of another origin read the answer to a request with these headers, unless the
+    /// browser has sent cookies or a certificate: then the answer tells of its user.
     pub(super) fn allow_script(&self, headers: &mut HeaderMap, asked: &HeaderMap) {
         self.allow_origin(headers, asked.get(ORIGIN).cloned());
+        headers.remove(ACCESS_CONTROL_ALLOW_CREDENTIALS);
     }
 
     /// Lets a script of another origin read a denial. Without these headers, which an upstream

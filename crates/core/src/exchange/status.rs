@@ -216,7 +216,9 @@ impl Stages {
         map.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         map.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         let settings = self.replies.headers;
-        let status = RateLimitStatus::new(decided, settings.reset, unix_us);
+        let mut status = RateLimitStatus::new(decided, settings.reset, unix_us);
+        // The next look need not wait.
+        status.wait = None;
         headers::write(&mut map, settings, &admission.charge, &status);
         Ok(StatusAnswer {
             headers: map,
