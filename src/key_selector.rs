@@ -201,7 +201,8 @@ impl KeySelector<'_> {
             }
             // A block holds whether the key is known or not.
             [KeyWord::Plain(text)] | [KeyWord::Named(Part::ApiKey, text)] => {
-                not_empty(Given::text(Part::ApiKey, text), &Part::ApiKey)?
+                let key = self.identity(text);
+                not_empty(Given::text(Part::ApiKey, key), &Part::ApiKey)?
             }
             [KeyWord::Named(Part::Ip, value)] => {
                 self.part_value(&Part::Ip, value, Case::Sensitive)?
@@ -280,6 +281,12 @@ impl KeySelector<'_> {
         }
     }
 
+    /// What a request with this API key is counted and blocked by.
+    fn identity<'t>(&self, key: &'t str) -> &'t str {
+        let counted = self.api_key.identity(key.trim().as_bytes());
+        str::from_utf8(counted).unwrap_or(key)
+    }
+
     /// Normalizes a value as the proxies do before they hash it.
     fn part_value(&self, part: &Part, value: &str, case: Case) -> Result<Given, KeySelectionError> {
         if *part == Part::ApiKey && !self.api_key.may_count(value.trim().as_bytes()) {
@@ -289,6 +296,10 @@ impl KeySelector<'_> {
                  the key to the file of `[api_key] known`",
             ));
         }
+        let value = match part {
+            Part::ApiKey => self.identity(value),
+            _ => value,
+        };
         let given = spelled(part, value, self.client_ip);
         let given = given.map_err(|error| wrong_value(part, value, error))?;
         Ok(given.in_case(case))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use super::value::Carried;
+use super::value::{Carried, PartValue};
 use super::{
     ApiKeySource, ApiKeySources, Facts, KeyClient, KeyDigest, KeyNote, KnownKey, KnownKeys,
 };
@@ -119,6 +119,23 @@ impl ApiKeys {
         self.tokens && key.iter().filter(|byte| **byte == b'.').count() == 2
     }
 
+    /// The bytes that a key counts by. A token counts without its signature: from one signature of
+    /// ECDSA everyone can make a second valid one.
+    pub fn identity<'k>(&self, key: &'k [u8]) -> &'k [u8] {
+        let is_token = self.may_be_token(key) && key.starts_with(b"ey") && !self.is_listed(key);
+        let end = key.iter().rposition(|byte| *byte == b'.');
+        &key[..end.filter(|_| is_token).unwrap_or(key.len())]
+    }
+
+    fn counted<'r>(&self, value: PartValue<'r>, known: Option<KnownBy>) -> PartValue<'r> {
+        match value {
+            PartValue::Sent(key) if known == Some(KnownBy::Token) => {
+                PartValue::Sent(self.identity(key))
+            }
+            value => value,
+        }
+    }
+
     /// Whether requests with this key may be counted by it. A token may be: only a request shows
     /// whether it is verified. A key of a registry may be, too.
     pub fn may_count(&self, key: &[u8]) -> bool {
@@ -166,6 +183,7 @@ impl ApiKeys {
                     .or(registered.map(|_| KnownBy::Registry)),
             };
             if known.is_some() || self.unknown == UnknownKey::Trust {
+                let value = self.counted(value, known);
                 return (KeyStanding::Counted { source, known }, Carried::One(value));
             }
             // A later source may carry a known key, which an invented key must not hide.
@@ -250,10 +268,13 @@ impl<'r> Facts<'r> {
             KeyStanding::Several => Carried::Several,
             KeyStanding::Unknown if keys.unknown == UnknownKey::Deny => Carried::Unknown,
             KeyStanding::Unknown => Carried::Nothing,
-            KeyStanding::Counted { source, .. } => match keys.from.0.get(source) {
-                Some(place) => place.find(self),
-                None => Carried::Nothing,
-            },
+            KeyStanding::Counted { source, known } => {
+                let place = keys.from.0.get(source);
+                match place.map_or(Carried::Nothing, |place| place.find(self)) {
+                    Carried::One(value) => Carried::One(keys.counted(value, known)),
+                    other => other,
+                }
+            }
         }
     }
 }

@@ -198,7 +198,8 @@ impl Facts<'_> {
                 Carried::Nothing | Carried::Unknown => {}
                 Carried::Several => return false,
                 Carried::One(value) => {
-                    see(Part::ApiKey.hash_value(value.as_bytes(), hash_key));
+                    let key = self.api_key.identity(value.as_bytes());
+                    see(Part::ApiKey.hash_value(key, hash_key));
                 }
             }
         }

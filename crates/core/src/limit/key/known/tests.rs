@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderValue, Method};
 
 use super::*;
-use crate::limit::key::{Derived, HashSecret, Key, KeyDigest};
+use crate::limit::key::{Claims, Derived, HashSecret, Key, KeyDigest};
 use crate::limit::{AnchorDay, Missing};
 use crate::path::CanonicalPath;
 
@@ -137,5 +137,45 @@ fn a_digest_is_read_in_either_case() {
     assert_eq!(KeyDigest::parse_hex(&upper), Some(KeyDigest::of(b"abc")));
     for wrong in ["", &hex[1..], &format!("{hex}0"), &hex.replace('b', "g")] {
         assert_eq!(KeyDigest::parse_hex(wrong), None, "{wrong}");
+    }
+}
+
+#[test]
+fn a_verified_token_counts_without_its_signature() {
+    let keys = ApiKeys {
+        known: known(&[("eyA.b.c", KnownKey::default())]),
+        tokens: true,
+        ..ApiKeys::default()
+    };
+    let claims = Claims(Default::default());
+    let by = |token: &str| {
+        let headers = [("authorization", format!("Bearer {token}"))];
+        let headers = headers
+            .each_ref()
+            .map(|(name, value)| (*name, value.as_str()));
+        look(&keys, &headers, |facts| {
+            let verified = Facts {
+                claims: Some(&claims),
+                ..*facts
+            };
+            let looked_up = Facts {
+                standing: Some(verified.key_standing()),
+                ..verified
+            };
+            let key = Key::parse(["api_key"]).unwrap();
+            let derived = key.derive(&verified, Missing::Ip, &SECRET);
+            assert_eq!(key.derive(&looked_up, Missing::Ip, &SECRET), derived);
+            let mut blocked = Vec::new();
+            facts.each_api_key(&SECRET, |tag| blocked.push(Derived::Hash(tag)));
+            assert_eq!(blocked, [derived]);
+            derived
+        })
+    };
+    assert_eq!(by("eyJ.p.one"), by("eyJ.p.other"));
+    assert_ne!(by("eyJ.p.one"), by("eyJ.q.one"));
+    assert_eq!(keys.identity(b"eyJ.p.one"), b"eyJ.p");
+    // These are no tokens.
+    for key in ["eyA.b.c", "a.b.c", "eyJ.b", "eyJ.b.c.d"] {
+        assert_eq!(keys.identity(key.as_bytes()), key.as_bytes());
     }
 }
