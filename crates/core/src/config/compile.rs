@@ -122,6 +122,7 @@ fn read_sections(
     places.admin = admin.as_ref().map(|admin| admin.span.clone());
     places.trusted_proxies = top.key_span("trusted_proxies");
     places.tier = top.key_span("tier");
+    places.auth = top.key_span("auth");
     places.unknown_keys.clone_from(&keys.unknown_span);
     let (headers, request_id) = deny::read_headers(top.section("headers"));
     let auth = auth::read(top.section("auth"));

@@ -98,6 +98,7 @@ pub(super) struct Places {
     pub(super) tls_redirect: Option<TextSpan>,
     pub(super) trusted_proxies: TextSpan,
     pub(super) tier: TextSpan,
+    pub(super) auth: TextSpan,
     pub(super) unknown_keys: Option<TextSpan>,
     pub(super) https_port: Option<TextSpan>,
     /// The place of `underscores_in_headers = false`.

@@ -85,6 +85,12 @@ fn mark_refunded(definitions: &mut Definitions<'_>, route: &DefinedRoute, chosen
     if *key == "usage" {
         return;
     }
+    if chosen.is_empty() && *key == "refund" {
+        no_effect("`refund` gives nothing back")
+            .at(span, "the route has no limits")
+            .help("leave it out")
+            .report_to(definitions.reader);
+    }
     let mut limits = chosen.iter().map(|one| &definitions.limits[one.value]);
     if let Some(first) = limits.clone().next().filter(|_| limits.all(is_concurrent)) {
         contradiction(format!("nothing to give back by `{key}`"))

@@ -5,6 +5,7 @@ use super::{check, codes, fine, refuse};
 use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtKeys};
 
 const BASE: &str = "upstream = \"http://10.0.0.1:3000\"\n";
+const BY_TOKEN: &str = "[limit.default]\nrate = \"9/s\"\nkey = \"jwt:sub or ip\"\n";
 const JWKS: &str = "jwks_file = \"src/config/tests/jwks.json\"\n";
 
 fn file(text: &str) -> tempfile::NamedTempFile {
@@ -72,7 +73,7 @@ fn a_wrong_line_of_keys_is_named_and_not_shown() {
 fn tokens_are_believed_by_the_rules_of_the_file() {
     let config = fine(&format!(
         "{BASE}[auth.jwt]\n{JWKS}algorithms = [\"RS256\", \"EdDSA\"]\nissuer = \"us\"\n\
-         audience = [\"a\", \"b\"]\nleeway = \"1min\"\n"
+         audience = [\"a\", \"b\"]\nleeway = \"1min\"\n{BY_TOKEN}"
     ));
     let rules = config.jwt.as_ref().unwrap();
     assert_eq!(rules.algorithms, [JwtAlgorithm::Rs256, JwtAlgorithm::EdDsa]);
@@ -83,14 +84,14 @@ fn tokens_are_believed_by_the_rules_of_the_file() {
     assert_eq!((rules.issuers.len(), rules.audiences.len()), (1, 2));
     let secret = file("0123456789abcdef0123456789abcdef\n");
     let shared = format!("secret_file = \"{}\"\n", secret.path().display());
-    let config = fine(&format!("{BASE}[auth.jwt]\n{shared}"));
+    let config = fine(&format!("{BASE}[auth.jwt]\n{shared}{BY_TOKEN}"));
     assert_eq!(
         config.jwt.as_ref().unwrap().algorithms,
         [JwtAlgorithm::Hs256]
     );
     assert!(!format!("{config:?}").contains("0123456789abcdef"));
 
-    let with = |lines: &str| codes(&format!("{BASE}[auth.jwt]\n{lines}\n"));
+    let with = |lines: &str| codes(&format!("{BASE}[auth.jwt]\n{lines}\n{BY_TOKEN}"));
     assert_eq!(with(""), ["T104"]);
     assert_eq!(with(&format!("{JWKS}{shared}")), ["T124"]);
     const URL: &str = "jwks_url = \"https://login.example/keys\"\n";
@@ -103,7 +104,7 @@ fn tokens_are_believed_by_the_rules_of_the_file() {
     assert_eq!(with(&format!("{URL}refresh = \"10ms\"")), ["T105"]);
     assert_eq!(with("jwks_url = \"http://login.example/keys\""), ["T138"]);
     assert_eq!(with("jwks_url = \"login.example/keys\""), ["T114"]);
-    let config = fine(&format!("{BASE}[auth.jwt]\n{URL}"));
+    let config = fine(&format!("{BASE}[auth.jwt]\n{URL}{BY_TOKEN}"));
     let jwks = config.jwks.unwrap();
     let times = (jwks.refresh.as_secs(), jwks.max_stale.as_secs());
     assert_eq!(times, (600, 86_400));
@@ -158,8 +159,10 @@ help: did you mean `auto`?
 
 #[test]
 fn a_reload_keeps_the_keys_of_the_same_url() {
-    let read =
-        |url: &str, more: &str| fine(&format!("{BASE}[auth.jwt]\njwks_url = \"{url}\"\n{more}"));
+    let read = |url: &str, more: &str| {
+        let jwt = format!("[auth.jwt]\njwks_url = \"{url}\"\n{more}");
+        fine(&format!("{BASE}{jwt}\n{BY_TOKEN}"))
+    };
     let running = read("https://login.example/keys", "");
     let jwks = running.jwks.as_ref().unwrap();
     let keys = JwtKey::set(include_bytes!("jwks.json")).unwrap();

@@ -111,6 +111,18 @@ fn a_setting_that_changes_nothing() {
     let odd = "[server]\nunderscores_in_headers = false\n[api_key]\nfrom = \"header:x_key\"\n";
     assert_eq!(server(odd), ["T245"]);
     assert_eq!(server(&odd.replace("x_key", "x-key")), [""; 0]);
+    let refund = "[[route]]\npath = \"/a\"\nlimits = []\nrefund = [\"5xx\"]\n";
+    assert_eq!(server(refund), ["T245"]);
+    assert_eq!(server(&refund.replace("[]", "[\"9/s\"]")), [""; 0]);
+    let by = |key: &str| format!("[limit.default]\nrate = \"9/s\"\nkey = \"{key}\"\n");
+    let deny = "[api_key]\nunknown = \"deny\"\n";
+    assert_eq!(server(deny), ["T245"]);
+    assert_eq!(server(&format!("{deny}{}", by("ip"))), ["T245"]);
+    assert_eq!(server(&format!("{deny}{}", by("api_key or ip"))), ["T216"]);
+    let jwt = "[auth.jwt]\njwks_url = \"https://a.example/keys\"\n";
+    assert_eq!(server(jwt), ["T245"]);
+    assert_eq!(server(&format!("{jwt}{}", by("jwt:sub or ip"))), [""; 0]);
+    assert_eq!(server(&format!("{jwt}{}", by("api_key or ip"))), [""; 0]);
     assert_eq!(server("[server]\nhttps_port = 443\n"), ["T246"]);
     let trusting = "trusted_proxies = \"10.0.0.1\"\n[server]\nhttps_port = 443\n";
     assert_eq!(server(trusting), [""; 0]);

@@ -4,7 +4,7 @@ use http::HeaderName;
 
 use crate::config::compile::Compiled;
 use crate::config::*;
-use crate::limit::key::{Alternatives, ApiKeySource, Key, Part};
+use crate::limit::key::{Alternatives, ApiKeySource, Key, Part, UnknownKey};
 use crate::route::CostSource;
 
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
@@ -12,6 +12,55 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     check_ports(reader, compiled);
     check_removed_headers(reader, compiled);
     check_cost_headers(reader, compiled);
+    check_unknown_keys(reader, compiled);
+    check_tokens(reader, compiled);
+}
+
+/// Reports `unknown = "deny"` where no limit counts by API keys: then no request is refused.
+fn check_unknown_keys(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let Compiled { config, places, .. } = compiled;
+    let Some(span) = &places.unknown_keys else {
+        return;
+    };
+    let mut limits = config.limits.iter().filter(|limit| !limit.shadow);
+    let denies = config.api_key.unknown == UnknownKey::Deny;
+    if !denies || limits.any(|limit| limit.key.asks_api_key()) {
+        return;
+    }
+    no_effect("no request is refused because its API key is unknown")
+        .at(span, "only limits by `api_key` refuse unknown keys")
+        .help("write `key = \"api_key\"` in a limit, or leave `unknown` out")
+        .report_to(reader);
+}
+
+/// Reports `[auth.jwt]` where nothing depends on tokens: then a request without one passes.
+fn check_tokens(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let Compiled { config, places, .. } = compiled;
+    if config.jwt.is_none() {
+        return;
+    }
+    let tier = config.tier.as_ref();
+    let billed_by = config.ledger.as_ref().map(|ledger| &ledger.by.0);
+    let is_claim = |part: &Part| matches!(part, Part::Jwt(_));
+    let balanced = |upstream: &UpstreamSettings| match &upstream.balance {
+        Balance::Hash(key) => key.all().any(is_claim),
+        _ => false,
+    };
+    // A verified token is a known API key.
+    let mut limits = config.limits.iter();
+    let is_asked = limits.any(|limit| limit.asks_claims() || limit.asks_api_key())
+        || tier.is_some_and(|tier| tier.by_key || tier.asks_claims())
+        || billed_by.is_some_and(|part| is_claim(part) || *part == Part::ApiKey)
+        || config.upstreams.iter().any(balanced);
+    if !is_asked {
+        no_effect("no limit and no tier asks for tokens")
+            .at(
+                &places.auth,
+                "requests pass with any token, and without one",
+            )
+            .help("count by `jwt:CLAIM`, or leave `[auth.jwt]` out")
+            .report_to(reader);
+    }
 }
 
 fn check_https_port(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
