@@ -283,6 +283,8 @@ impl LineReader {
         if line.len() >= MAX_LINE {
             return Err(Fault::Long);
         }
+        // Some programs of Windows write a byte order mark before the first line.
+        let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
         let line = line.trim_ascii_end();
         let (is_object, is_own) = match self.options.format {
             None => (line.first() == Some(&b'{'), text::is_own(line)),

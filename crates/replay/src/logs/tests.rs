@@ -324,6 +324,17 @@ fn a_format_can_be_forced() {
 }
 
 #[test]
+fn a_byte_order_mark_is_skipped() {
+    let line = r#"{"ts":1795214226,"remote_addr":"192.0.2.7","request":"GET / HTTP/1.1"}"#;
+    let read = |line: &str| {
+        let mut reader = LineReader::new(&LogOptions::default());
+        read_with(&mut reader, line.as_bytes())
+    };
+    assert_ne!(read(line), "Form");
+    assert_eq!(read(&format!("\u{feff}{line}")), read(line));
+}
+
+#[test]
 fn a_pipe_is_read_from_its_beginning() {
     use std::io::Write;
     use std::os::fd::AsRawFd;
