@@ -248,13 +248,18 @@ pub enum Settle {
 
 impl CostSource {
     /// The weight of a request, units. A header counts only if the peer is `trusted`; 1 if it is
-    /// missing or not a number. A member of the body is [`CostSource::body_units`].
+    /// missing or not a number. Of several values the greatest counts, because the client may have
+    /// sent the others. A member of the body is [`CostSource::body_units`].
     pub fn units(&self, headers: &HeaderMap, trusted: bool) -> u64 {
         match self {
             Self::Fixed(units) => *units,
             Self::Header(name) if trusted => headers
-                .get(name)
-                .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+                .get_all(name)
+                .iter()
+                .filter_map(|line| line.to_str().ok())
+                .flat_map(|line| line.split(','))
+                .filter_map(|value| value.trim().parse().ok())
+                .max()
                 .unwrap_or(1),
             Self::Header(_) | Self::Body(_) => 1,
         }

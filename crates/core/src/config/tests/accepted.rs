@@ -312,7 +312,18 @@ fn costs_are_numbers_or_headers() {
     assert_eq!(route(&config, "/export").cost, CostSource::Fixed(50));
     assert_eq!(route(&config, "/export").limits[0].cost, 2);
     let header = http::HeaderName::from_static("x-cost");
-    assert_eq!(route(&config, "/batch").cost, CostSource::Header(header));
+    let cost = CostSource::Header(header.clone());
+    assert_eq!(route(&config, "/batch").cost, cost);
+    let units = |lines: &[&'static str], trusted| {
+        let line = |text: &&'static str| (header.clone(), http::HeaderValue::from_static(text));
+        let headers: http::HeaderMap = lines.iter().map(line).collect();
+        cost.units(&headers, trusted)
+    };
+    assert_eq!((units(&["7"], true), units(&["7"], false)), (7, 1));
+    // A client may have sent all but one of these.
+    assert_eq!(units(&["2", "50"], true), 50);
+    assert_eq!(units(&["much", "2, 50 , 3"], true), 50);
+    assert_eq!((units(&["0"], true), units(&["", "x"], true)), (0, 1));
 }
 
 #[test]
