@@ -335,6 +335,11 @@ fn refuse_double_escapes(decoded: &str) -> Result<(), Malformed> {
     Ok(())
 }
 
+/// Whether nothing of a path but its parameters (`;v=1`) could be written in another way.
+pub fn has_one_spelling(path: &str) -> bool {
+    !path.contains(['%', '\\']) && !path.contains("//") && !path.contains("/.")
+}
+
 impl fmt::Display for CanonicalPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

@@ -12,7 +12,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Method, Uri};
 
 use super::{HostPattern, PathPattern, Route};
-use crate::path::CanonicalPath;
+use crate::path::{CanonicalPath, has_one_spelling};
 
 pub use body::BodyTemplate;
 pub use connection::{ConnectionFacts, Ports, Relay, TlsFacts};
@@ -393,6 +393,11 @@ fn push_port(out: &mut Vec<u8>, port: u16) {
 }
 
 fn push_path(out: &mut Vec<u8>, facts: &TemplateFacts<'_>) {
+    let sent = facts.target.path();
+    // The canonical path lacks the parameters of a segment: `/a;v=1`.
+    if sent.contains(';') && has_one_spelling(sent) {
+        return push(out, sent);
+    }
     let path = facts.path.fullest();
     push(out, path);
     if path != "/" && facts.target.path().ends_with('/') {
@@ -457,10 +462,7 @@ fn variable(name: &str, more: &[(&str, Variable)]) -> Result<Variable, TemplateE
     let Some((kind, inner)) = name.split_once(':') else {
         return Err(TemplateError::Unknown(name.to_owned()));
     };
-    let is_token = !inner.is_empty()
-        && inner
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte));
+    let is_token = !inner.is_empty() && inner.bytes().all(is_unreserved);
     let header = || {
         let name = HeaderName::from_bytes(inner.as_bytes());
         name.map_err(|_| TemplateError::Name(inner.to_owned()))

@@ -141,6 +141,22 @@ fn a_dot_or_a_space_at_the_end_of_a_segment_stays() {
 }
 
 #[test]
+fn parameters_of_a_segment_stay_in_a_path() {
+    for (target, value) in [
+        ("/u/9;v=1/x;w/?q", "/u/9;v=1/x;w/?q"),
+        ("/u/9;v=1//x", "/u/9/x"),
+        ("/u/9;v=1/%78", "/u/9/x"),
+        ("/u/9/x;/./", "/u/9/x/"),
+    ] {
+        let template = Template::parse("{uri}").unwrap();
+        let filled = facts("/u/{id}/*", target, &[], |facts| {
+            template.fill(facts).unwrap()
+        });
+        assert_eq!(String::from_utf8(filled).unwrap(), value, "{target}");
+    }
+}
+
+#[test]
 fn a_group_of_a_path_is_found_as_routes_find_it() {
     for (path, target, value) in [
         ("regex:^/(?P<x>a b)/", "/a%20b", "a%20b"),
