@@ -55,13 +55,16 @@ impl Scheme {
 }
 
 /// Whether two different names are equal for servers that read `_` as `-`.
+#[inline]
 pub fn are_twins(one: &HeaderName, other: &HeaderName) -> bool {
-    let (one, other) = (one.as_str().as_bytes(), other.as_str().as_bytes());
-    let is_dash = |byte: &u8| matches!(byte, b'-' | b'_');
-    let mut pairs = one.iter().zip(other);
-    one.len() == other.len()
-        && one != other
-        && pairs.all(|(one, other)| one == other || is_dash(one) && is_dash(other))
+    let (one, other) = (one.as_str(), other.as_str());
+    one.len() == other.len() && one != other && is_equal_with_dashes(one, other)
+}
+
+fn is_equal_with_dashes(one: &str, other: &str) -> bool {
+    let is_dash = |byte| matches!(byte, b'-' | b'_');
+    let mut pairs = one.bytes().zip(other.bytes());
+    pairs.all(|(one, other)| one == other || is_dash(one) && is_dash(other))
 }
 
 /// A reason to refuse a head that was readable.
