@@ -2,7 +2,7 @@
 //!
 //! What decides about a request is in `crates/core`; this crate forwards it, serves it, and has the
 //! commands. The modules are declared in reading order, which is also dependency order: a module
-//! uses only those above it. `tests/tidy.rs` holds that; ARCHITECTURE.md walks through it. (A blank
+//! uses only those above it. `tests/tidy.rs` checks that; ARCHITECTURE.md describes them. (A blank
 //! line between two keeps rustfmt from sorting them.)
 
 pub use tidegate_core::{
@@ -12,7 +12,7 @@ pub use tidegate_core::{
 use tidegate_core::{connection_use, wire};
 pub use {tidegate_import as import, tidegate_replay as replay};
 
-// -- machines: each owns one kind of IO
+// -- with IO: one kind each
 
 pub mod diagnostics;
 
@@ -30,22 +30,22 @@ mod key_callback;
 
 pub mod upstream;
 
-// -- the path
+// -- the path of a request
 
 pub mod proxy;
 
-// -- what is told of requests that nobody sends
+// -- for operators: what would become of a request, and how a client stands
 
 pub mod explain;
 
 pub mod key_selector;
 
-// -- the house
+// -- the servers
 
 pub mod server;
 
 pub mod admin;
 
-// -- the door
+// -- the commands
 
 pub mod cli;

@@ -1,8 +1,7 @@
-//! The path of a request, [`Proxy::handle`]. Only the store's decision and the upstream's answer
-//! wait.
+//! The path of a request, [`Proxy::handle`].
 //!
 //! A request is one [`Exchange`]. The stages are in `exchange::stages` of `crates/core`; `answer`
-//! and `finish` are here.
+//! and `finish` are here. ARCHITECTURE.md lists the stages, and what each may wait for.
 
 mod ask;
 pub mod body;
@@ -63,7 +62,7 @@ type ProxyExchange<'c> = Exchange<'c, RequestBody, Body>;
 pub struct Proxy {
     stages: Stages,
     upstreams: Upstreams,
-    /// `None` if no proxy asks for decisions.
+    /// `None` without `[decide]`.
     decide: Option<Arc<DecideSettings>>,
     body_memory: BodyMemory,
     /// Bytes.
@@ -76,7 +75,7 @@ pub struct Proxy {
     /// For errors of requests without a route.
     error_pages: Vec<Arc<ErrorPage>>,
     /// Whether a server may have to be asked for a page.
-    asks_for_pages: bool,
+    fetches_error_pages: bool,
     status_answers: StatusAnswers,
 }
 
@@ -93,7 +92,7 @@ impl Proxy {
     ) -> Proxy {
         let error_pages = config.error_pages.clone();
         Proxy {
-            asks_for_pages: has_servers(error_pages.iter().map(|page| &**page)),
+            fetches_error_pages: has_servers(error_pages.iter().map(|page| &**page)),
             error_pages,
             decide: config.decide.clone(),
             body_memory: old.map(|old| old.body_memory.clone()).unwrap_or_default(),
@@ -111,12 +110,13 @@ impl Proxy {
         }
     }
 
-    /// Waits until the answers whose clients have left are read: for the worker's end.
+    /// Waits for responses that are read to the end for their usage, although their clients have
+    /// left. A worker ends after that.
     pub async fn finish_drains(&self) {
         self.usage_bounds.finish_drains().await;
     }
 
-    /// Repeats the answers of all workers.
+    /// Shares the answers of `[status]` with the other workers. Each is kept for a second.
     pub fn with_status_answers(mut self, answers: &StatusAnswers) -> Proxy {
         self.status_answers = answers.clone();
         self
@@ -186,7 +186,7 @@ impl Proxy {
     }
 
     /// Answers one request. `response` must be new or empty: writing it in place saves several
-    /// copies of a head. The rest of `request` has no meaning.
+    /// copies of a head. What is left in `request` afterwards is unspecified.
     pub async fn handle(
         &self,
         request: &mut Request<RequestBody>,
@@ -194,9 +194,9 @@ impl Proxy {
         downstream: &Downstream,
         head_error: Option<HeadError>,
     ) {
-        let asked = (self.asks_for_pages).then(|| Box::new(AskedTarget::of(request)));
+        let asked = (self.fetches_error_pages).then(|| Box::new(AskedTarget::of(request)));
         let mut exchange = self.stages.begin(request, response, downstream);
-        let mut unanswered = AbandonedCall {
+        let mut unanswered = DisconnectGuard {
             limiter: &self.stages.limiter,
             has_grpc_status: exchange.record.grpc && !is_in_body(exchange.request.headers()),
             exchange: &mut exchange,
@@ -227,7 +227,7 @@ impl Proxy {
         if let Some(status) = self.stages.status_of(x) {
             return Box::pin(self.stages.tell_status(x, status, &self.status_answers)).await;
         }
-        let _held = self.read_body(x).await?;
+        let _memory = self.read_body(x).await?;
         self.stages.identify(x)?;
         self.stages.rewrite(x)?;
         if self.may_hold {
@@ -235,8 +235,8 @@ impl Proxy {
         }
         self.stages.admit(x).await?;
         if self.may_hold && x.admission.wait_us() > 0 {
-            // Few requests wait: the others need no room for it.
-            Box::pin(self.hold(x)).await?;
+            // Few requests wait: the others need no memory for it.
+            Box::pin(self.delay(x)).await?;
         }
         self.answer(x).await;
         Ok(())
@@ -264,7 +264,7 @@ impl Proxy {
                     if rejection.is_cut_upload() {
                         // A client must not get its units back by leaving.
                         note_unread_usage(&self.stages.limiter, x, UsageOutcome::Aborted);
-                        return hold(x);
+                        return attach_slots(x);
                     }
                 }
             }
@@ -279,7 +279,7 @@ impl Proxy {
         let stages = &self.stages;
         let limiter = &stages.limiter;
         let is_final = limiter.adjust(route, &x.admission, x.response, &mut x.record);
-        hold(x);
+        attach_slots(x);
         stages.replies.mark(&x.admission, x.response);
         if is_final {
             note_unread_usage(limiter, x, UsageOutcome::Refunded);
@@ -342,8 +342,8 @@ impl Proxy {
     }
 }
 
-/// A request without an answer. If it is dropped before there is one, its client has left.
-struct AbandonedCall<'e, 'c> {
+/// Records that a client has left, if a request is dropped before it has a response.
+struct DisconnectGuard<'e, 'c> {
     limiter: &'e Limiter,
     exchange: &'e mut ProxyExchange<'c>,
     /// False for gRPC-Web too, whose status no proxy reads.
@@ -351,7 +351,7 @@ struct AbandonedCall<'e, 'c> {
     is_answered: bool,
 }
 
-impl Drop for AbandonedCall<'_, '_> {
+impl Drop for DisconnectGuard<'_, '_> {
     fn drop(&mut self) {
         let x = &mut *self.exchange;
         if self.is_answered {
@@ -381,7 +381,7 @@ fn note_unread_usage(limiter: &Limiter, x: &mut ProxyExchange<'_>, outcome: Usag
 }
 
 /// Passes the slots to the response or the tunnel, whose end releases them.
-fn hold(x: &mut ProxyExchange<'_>) {
+fn attach_slots(x: &mut ProxyExchange<'_>) {
     let slots = x.admission.slots.take();
     if let Some(tunnel) = x.response.extensions_mut().get_mut::<Tunnel>() {
         tunnel.hold(slots);

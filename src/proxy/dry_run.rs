@@ -230,7 +230,7 @@ impl DryRun {
         let charge = x.admission.charge.clone();
         let shadow = x.admission.shadow.clone();
         // The counts are here.
-        let Some(mut admitted) = self.stages.admit_here(x) else {
+        let Some(mut admitted) = self.stages.begin_admission(x) else {
             return Ok(());
         };
         let mut checks = x.record.shadow.take();

@@ -20,7 +20,7 @@ use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
 
 impl Proxy {
     /// Sends the request to the upstream, and waits for the head of the response. Returns the
-    /// headers as the server sent them, if its usage is read and the route changes them.
+    /// headers before the route changes them, if the rest of the response decides the cost.
     pub(super) async fn forward(
         &self,
         x: &mut ProxyExchange<'_>,
@@ -42,7 +42,7 @@ impl Proxy {
             encoding::accept_readable(request.headers_mut());
         }
         let ready = prepare(request, x.downstream, route, changes)?;
-        if ready.is_forged {
+        if ready.is_forwarding_untrusted {
             self.meter().count_untrusted_forwarding();
         }
         let trace = x.record.trace.as_deref_mut();
@@ -53,7 +53,7 @@ impl Proxy {
         };
         let attempts = x.record.keep_attempts(attempts);
         let changes = x.changes.as_deref();
-        // Only a route that gives paths back needs the host.
+        // Only a route that rewrites `Location` needs the host.
         let client_host = (route.replace_prefix.as_ref())
             .filter(|one| one.location)
             .and_then(|_| Some(request.headers().get(HOST)?.to_str().ok()?.to_owned()));
@@ -101,9 +101,9 @@ impl Proxy {
         changes: Option<&Changes<'_>>,
         response: &mut Response<Body>,
     ) {
-        let mut has_new_place = false;
+        let mut is_location_changed = false;
         if let Some(replacement) = &route.replace_prefix {
-            has_new_place = headers::restore(
+            is_location_changed = headers::restore(
                 response.headers_mut(),
                 replacement,
                 client_host.unwrap_or_default(),
@@ -111,10 +111,10 @@ impl Proxy {
             );
         }
         if let Some(rewrites) = &route.rewrite_down {
-            has_new_place |= rewrites.apply(response.headers_mut());
+            is_location_changed |= rewrites.apply(response.headers_mut());
         }
         if let Some(changes) = changes {
-            if has_new_place {
+            if is_location_changed {
                 changes.complete_location(response.headers_mut());
             }
             changes.apply_to_response(response);

@@ -91,7 +91,7 @@ impl Proxy {
 
     /// Waits until a request that was booked may pass. It is refused if the process holds too many,
     /// or ends before.
-    pub(super) async fn hold(&self, x: &mut ProxyExchange<'_>) -> Result<(), Rejection> {
+    pub(super) async fn delay(&self, x: &mut ProxyExchange<'_>) -> Result<(), Rejection> {
         let wait = Duration::from_micros(x.admission.wait_us());
         let began = clock::now();
         let until = began + wait;

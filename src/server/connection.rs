@@ -125,7 +125,7 @@ async fn open_connection(
     let client = ClientConnection {
         downstream: downstream.on_connection(usage, clock::now()),
         generation: config.generation,
-        asks: kind == ListenerKind::Decide,
+        is_decide_peer: kind == ListenerKind::Decide,
         _open: open,
         worker: Arc::clone(&worker),
     };

@@ -108,14 +108,14 @@ pub(super) async fn serve(
             }
             event
         });
-        let head = match event.await {
-            IntakeEvent::Request(head) => head,
+        let framing = match event.await {
+            IntakeEvent::Request(framing) => framing,
             IntakeEvent::Unreadable(unreadable) => return server.refuse(unreadable).await,
             IntakeEvent::Idle => return Http1End::Idle(server.intake.socket.stream),
             IntakeEvent::End => return server.close().await,
             IntakeEvent::Broken => return Http1End::Closed,
         };
-        match server.serve_request(head).await {
+        match server.serve_request(framing).await {
             Ok(AfterAnswer::NextRequest) => {}
             Ok(AfterAnswer::Close) => return server.close().await,
             Ok(AfterAnswer::Tunnel(tunnel)) => {
@@ -133,17 +133,20 @@ pub(super) async fn serve(
 }
 
 impl Http1Server<'_> {
-    async fn serve_request(&mut self, head: RequestFraming) -> Result<AfterAnswer, ConnectionLost> {
+    async fn serve_request(
+        &mut self,
+        framing: RequestFraming,
+    ) -> Result<AfterAnswer, ConnectionLost> {
         let mut terms = AnswerTerms {
             is_head: self.request.method() == Method::HEAD,
             is_http10: self.request.version() == http::Version::HTTP_10,
-            may_follow: head.may_follow,
+            may_follow: framing.may_follow,
         };
         self.client.downstream.usage.count_request();
         let is_connect = self.request.method() == Method::CONNECT;
-        let takes_trailers = head.takes_trailers;
-        let error = head.error;
-        let body = self.intake.begin_content(head);
+        let takes_trailers = framing.takes_trailers;
+        let error = framing.error;
+        let body = self.intake.begin_content(framing);
         let is_discardable = body.is_discardable();
         *self.request.body_mut() = body;
         self.handle(error).await?;
@@ -321,8 +324,9 @@ impl Http1Server<'_> {
         Ok(Poll::Ready(()))
     }
 
-    /// Ends an answer whose content ended early. The client gets the content so far, then the end
-    /// of the connection. A client that got no byte at all would send its request again.
+    /// Ends an answer whose content ended early. The client gets the head and the content so far,
+    /// then the end of the connection. Without a byte of the answer, it would send its request
+    /// again.
     #[cold]
     fn truncate(&mut self) {
         *self.answer.body_mut() = Body::empty();
@@ -358,7 +362,7 @@ impl Http1Server<'_> {
             Unreadable::TooLarge => (431, false),
             Unreadable::TargetTooLong => (414, false),
         };
-        let answer = match self.client.asks {
+        let answer = match self.client.is_decide_peer {
             true => decide::unreadable_head(),
             false => local_reply::unreadable_head(status, has_unknown_coding),
         };

@@ -77,7 +77,7 @@ pub(super) struct ClientConnection {
     /// The generation of the configuration that made `downstream`.
     pub(super) generation: u64,
     /// Whether its peer is a proxy that asks for decisions.
-    pub(super) asks: bool,
+    pub(super) is_decide_peer: bool,
     pub(super) worker: Arc<Worker>,
     pub(super) _open: OpenConnection,
 }
@@ -117,7 +117,7 @@ impl ClientConnection {
             is_pending: true,
         };
         let handling = async {
-            match self.asks {
+            match self.is_decide_peer {
                 true => {
                     let draining = self.worker.drain.begun();
                     let deciding = proxy.decide(request, response, downstream, error, draining);

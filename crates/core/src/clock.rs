@@ -2,8 +2,8 @@
 //!
 //! A timer for each request costs about 0.3 microseconds. Here a deadline is one relaxed store into
 //! an [`Alarm`] that lives as long as its connection. One sweep per worker checks all alarms every
-//! [`TICK`] and wakes those that are due. So deadlines are coarse: they fire at most one tick late,
-//! and never early.
+//! [`TICK`] and wakes those that are due. So deadlines are coarse: they fire at most two ticks
+//! late, and never early.
 
 #![allow(
     clippy::disallowed_methods,

@@ -4,7 +4,7 @@
 //! The crate is internal to tidegate and promises no semver: depend on `tidegate-limiter`.
 //!
 //! The modules are declared in reading order, which is also dependency order: a module uses only
-//! those above it. `tests/tidy.rs` of the root package holds that. (A blank line between two keeps
+//! those above it. `tests/tidy.rs` of the root package checks that. (A blank line between two keeps
 //! rustfmt from sorting them.)
 
 #![cfg_attr(
@@ -16,12 +16,12 @@
     )
 )]
 
-// -- tests arm these; a release has none
+// -- for tests: a release has none
 
 #[macro_use]
 pub mod failpoint;
 
-// -- words: pure. No IO, no clock, no async, no panic.
+// -- pure: no IO, no clock, no async, no panic
 
 pub mod json;
 
@@ -47,13 +47,13 @@ pub mod descriptor;
 
 pub mod route;
 
-// -- blueprint
+// -- the configuration
 
 pub mod config;
 
 pub mod connection_use;
 
-// -- machines: each owns one kind of IO
+// -- with IO: one kind each
 
 pub mod clock;
 
@@ -71,7 +71,7 @@ pub mod store;
 
 pub mod exchange;
 
-// -- all of it in virtual time
+// -- the simulation, in virtual time
 
 #[cfg(test)]
 #[cfg(feature = "redis")]

@@ -436,8 +436,8 @@ impl Decision {
         }
     }
 
-    /// Makes a request that is allowed wait as long as another decision on it says too.
-    pub fn wait_for(&mut self, other: &Decision) {
+    /// Makes a request that is allowed wait for as long as this or the other decision on it says.
+    pub fn take_longer_wait(&mut self, other: &Decision) {
         for (verdict, other) in self.verdicts.iter_mut().zip(&other.verdicts) {
             match (verdict.retry, other.retry) {
                 (Retry::Booked(own), Retry::Booked(us)) => {

@@ -1,6 +1,8 @@
-//! Where counts live: in this process, or in one Redis that many proxies share. [`Store::charge`]
-//! decides and charges a whole request in one atomic step. If the store has no answer within its
-//! timeout, this room says why. `proxy/admit.rs` has the policy for that.
+//! Where counts live: in this process, or in one Redis that many proxies share.
+//!
+//! [`Store::charge_or_book`] decides and charges a whole request in one atomic step. If the store
+//! has no answer within its timeout, this room says why. `exchange/admit.rs` has the policy for
+//! that.
 
 mod backing;
 pub mod bans;
@@ -105,9 +107,9 @@ impl Store {
         self.charge_or_book(charge, 0, generation, arrived).await
     }
 
-    /// Does the same. A request that is denied is charged and held instead, if every limit that
-    /// denies it has `delay`, and the wait is not above `longest_us`, microseconds. The caller
-    /// forwards it after [`Decision::wait_us`], or gives it back.
+    /// Decides and charges as [`Store::charge`] does. A request that is denied is charged and held
+    /// instead, if every limit that denies it has `delay`, and the wait is not above `longest_us`,
+    /// microseconds. The caller forwards it after [`Decision::wait_us`], or gives it back.
     pub async fn charge_or_book(
         &self,
         charge: &Charge,
@@ -125,8 +127,8 @@ impl Store {
         }
     }
 
-    /// Whether the store made the decision that [`Store::charge`] has just returned, or this worker
-    /// by what it knew of the store. Call it right after `charge`.
+    /// What made the last decision: the store, or this worker by what it knew of the store. It is
+    /// about the charge that has just returned, so call it before the next one.
     pub fn decided_by(&self) -> Source {
         self.redis().map_or(Source::Store, |redis| redis.source())
     }
@@ -146,7 +148,7 @@ impl Store {
         }
     }
 
-    /// Asks for a decision that nothing waits for: that of a limit on trial.
+    /// Asks for a decision that nothing waits for: that of a shadow limit.
     pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
         match self {
             Store::Memory(memory) => Observed::Decided(Some(memory.charge(charge))),
@@ -261,9 +263,9 @@ impl Store {
             .is_none_or(|redis| redis.shared().may_decide_alone())
     }
 
-    /// Whether units that the store has reported can only expire or be lost. In a cluster a request
-    /// may give units back to one node because another node refused it.
-    pub fn tells_of_others(&self) -> bool {
+    /// Whether the store has lost units if it reports fewer than before and none have expired. In a
+    /// cluster a request may give units back to one node because another node refused it.
+    pub fn reports_losses(&self) -> bool {
         self.redis()
             .is_some_and(|redis| !redis.shared().is_cluster())
     }

@@ -121,10 +121,14 @@ impl Admission {
 
     /// The decision that admitted the request; `None` if no limit decided.
     pub fn granted(&self) -> Option<Decided<'_>> {
-        self.decider.as_ref().map(|_| Decided {
+        self.decider.as_ref().map(|_| self.decided())
+    }
+
+    fn decided(&self) -> Decided<'_> {
+        Decided {
             charge: &self.charge,
             decision: &self.decision,
-        })
+        }
     }
 }
 
@@ -185,7 +189,7 @@ impl Limiter {
         since: Instant,
     ) -> Result<(), Rejection> {
         let local = match self.store.is_returning() {
-            true => self.keep_to_share(admission)?,
+            true => Some(self.keep_to_share(admission)?),
             false => None,
         };
         let local = local.map(|decision| UnansweredShare {
@@ -199,7 +203,7 @@ impl Limiter {
         match answered {
             Ok(mut decision) => {
                 if let Some(local) = &mut local {
-                    decision.wait_for(local);
+                    decision.take_longer_wait(local);
                     if decision.allowed {
                         let (charge, wait_us) = (&admission.charge, decision.wait_us());
                         self.local.count_anew(charge, local, since, wait_us);
@@ -250,14 +254,14 @@ impl Limiter {
     /// Charges the local counts, because the store may not know all that was admitted: a request
     /// must also be within this process's share. Returns the local decision.
     #[cold]
-    fn keep_to_share(&self, admission: &mut Admission) -> Result<Option<Decision>, Rejection> {
+    fn keep_to_share(&self, admission: &mut Admission) -> Result<Decision, Rejection> {
         let longest_us = admission.longest_wait_us;
         let local = self.local.book_beside(&admission.charge, longest_us);
         if local.allowed {
-            return Ok(Some(local));
+            return Ok(local);
         }
         admission.decision = local;
-        self.finish(admission, Decider::Local).map(|()| None)
+        Err(self.deny(admission, Source::Local))
     }
 
     /// Applies a decision of the store. `local` is what the local counts have charged already.
@@ -285,8 +289,8 @@ impl Limiter {
         let local = match local {
             Some(local) => local,
             None => {
-                let others = self.store.tells_of_others();
-                let lost = self.local.lost_by(charge, decision, others);
+                let reports_losses = self.store.reports_losses();
+                let lost = self.local.lost_by(charge, decision, reports_losses);
                 if !lost.is_empty() {
                     self.store.suspect(lost);
                     return self.conclude_doubted(admission);
@@ -303,16 +307,14 @@ impl Limiter {
         self.finish(admission, Decider::Store { local })
     }
 
-    /// Keeps to the share, because the store has lost counts, or because shares hold since the
+    /// Keeps to the share, because the store has lost counts, or because it was back only after the
     /// request was sent.
     #[cold]
     fn conclude_doubted(&self, admission: &mut Admission) -> Result<(), Rejection> {
         let mut granted = std::mem::take(&mut admission.decision);
         match self.keep_to_share(admission) {
             Ok(local) => {
-                if let Some(local) = &local {
-                    granted.wait_for(local);
-                }
+                granted.take_longer_wait(&local);
                 let (charge, generation) = (&admission.charge, admission.generation);
                 self.store.owe_if_lost(charge, granted.at_us, generation);
                 admission.decision = granted;
@@ -399,30 +401,31 @@ impl Limiter {
 
     /// Counts the decision and turns a denial into a rejection.
     fn finish(&self, admission: &mut Admission, decider: Decider) -> Result<(), Rejection> {
-        let is_local = matches!(decider, Decider::Local);
-        let source = match is_local {
-            true => Source::Local,
-            false => self.store.decided_by(),
+        let source = match decider {
+            Decider::Local => Source::Local,
+            Decider::Store { .. } => self.store.decided_by(),
         };
-        let decided = Decided {
-            charge: &admission.charge,
-            decision: &admission.decision,
-        };
-        self.count_decision(decided, source);
         if !admission.decision.allowed {
-            self.count_denials(decided, admission.generation);
-            return Err(Rejection::Limited(Box::new(Denial {
-                charge: std::mem::take(&mut admission.charge),
-                decision: std::mem::take(&mut admission.decision),
-                is_local,
-            })));
+            return Err(self.deny(admission, source));
         }
+        self.count_decision(admission.decided(), source);
         if admission.reserve.is_some() {
             admission.reserved = self.reserved_units(&admission.charge);
         }
         admission.decider = Some(decider);
         admission.unix_us = clock::unix_us();
         Ok(())
+    }
+
+    /// Counts a denial, and makes the rejection of it.
+    fn deny(&self, admission: &mut Admission, source: Source) -> Rejection {
+        self.count_decision(admission.decided(), source);
+        self.count_denials(admission.decided(), admission.generation);
+        Rejection::Limited(Box::new(Denial {
+            charge: std::mem::take(&mut admission.charge),
+            decision: std::mem::take(&mut admission.decision),
+            is_local: source == Source::Local,
+        }))
     }
 }
 
@@ -438,7 +441,7 @@ async fn within(
     deadline: Instant,
     answer: impl Future<Output = Result<Decision, StoreError>>,
 ) -> Result<Decision, StoreError> {
-    // Few requests have a deadline: the others need no room for it.
+    // Few requests have a deadline: the others need no memory for it.
     let answer = Box::pin(tokio::time::timeout_at(deadline.into(), answer));
     answer.await.unwrap_or(Err(StoreError::Timeout))
 }

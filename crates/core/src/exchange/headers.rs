@@ -66,7 +66,7 @@ pub struct UpstreamRequest {
     pub asks_upgrade: bool,
     pub has_host: bool,
     /// Whether an untrusted peer had named another client.
-    pub is_forged: bool,
+    pub is_forwarding_untrusted: bool,
     /// The headers that name the client, if they are not in the map.
     pub prerendered: Option<PrerenderedHeaders>,
 }
@@ -110,7 +110,7 @@ pub fn to_upstream<B>(
     Ok(UpstreamRequest {
         asks_upgrade: upgrade,
         has_host: seen.host,
-        is_forged: seen.forged,
+        is_forwarding_untrusted: seen.forged,
         prerendered,
     })
 }

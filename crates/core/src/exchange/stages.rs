@@ -49,7 +49,7 @@ pub struct Stages {
     pub(super) descriptors: DescriptorTable,
     /// Whether limits that callers bring with a descriptor count.
     pub(super) believes_limits: bool,
-    /// For those limits, if no rule takes the descriptor.
+    /// `on_error` of a caller's limit whose descriptor fits no rule.
     pub(super) on_error: OnError,
     pub log: Buffer,
     pub(super) log_keys: LogKeys,
@@ -218,8 +218,8 @@ impl Stages {
         self.identify_with(overrides.as_ref(), x, |_, _, _| ())
     }
 
-    /// Does the same with these overrides. It calls `observe` if a route was found, also if the
-    /// request is refused.
+    /// As [`Stages::identify`], with these overrides. It calls `observe` if a route was found, also
+    /// if the request is refused.
     #[inline]
     pub fn identify_with<'c, B, R>(
         &'c self,
@@ -300,9 +300,9 @@ impl Stages {
     /// Redis at the denials that it knows. A denial is counted, logged and answered like any other.
     /// Its wait is that of the smallest cost.
     ///
-    /// With Redis there is no bound by the counts of this process alone. An operator may reset a
-    /// key, Redis may forget it, and another process may give its units back. Then this process
-    /// would deny what the store allows.
+    /// With Redis, the counts of this process alone cannot show that a request is denied. An
+    /// operator may reset a key, Redis may forget it, and another process may give its units back.
+    /// Then this process would deny what the store allows.
     pub fn deny_before_body<'c, B, R>(
         &'c self,
         x: &mut Exchange<'c, B, R>,
@@ -403,7 +403,7 @@ impl Stages {
         if let (Some(trace), Some(route)) = (&mut x.record.trace, x.route) {
             trace.start_decision(route, &x.admission.charge);
         }
-        let admitted = match self.admit_here(x) {
+        let admitted = match self.begin_admission(x) {
             Some(admitted) => admitted,
             None => {
                 let since = x.record.began;
@@ -421,9 +421,12 @@ impl Stages {
         Ok(())
     }
 
-    /// Starts the shadow checks. Then it decides if that needs no waiting: nothing is checked, or
-    /// the counts are in this process.
-    pub fn admit_here<B, R>(&self, x: &mut Exchange<'_, B, R>) -> Option<Result<(), Rejection>> {
+    /// Starts the shadow checks. Then it decides, unless the store must be asked. That is so if
+    /// something is checked, and the counts are not in this process.
+    pub fn begin_admission<B, R>(
+        &self,
+        x: &mut Exchange<'_, B, R>,
+    ) -> Option<Result<(), Rejection>> {
         let admission = &mut x.admission;
         let shadow = std::mem::take(&mut admission.shadow);
         x.record.shadow = ShadowChecks::start(&self.limiter, shadow, admission.generation);
