@@ -286,11 +286,9 @@ pub(super) fn method(method: &Method) -> PartValue<'_> {
 /// The lines of a header, also under a name with `_` for `-`. Many servers take both names for one
 /// header, so a client could show the proxy one value and the upstream another.
 fn lines<'r>(headers: &'r HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'r HeaderValue> {
-    let twins = headers.iter().filter(|(other, _)| are_twins(name, other));
-    headers
-        .get_all(name)
-        .iter()
-        .chain(twins.map(|(_, line)| line))
+    let twins = headers.keys().filter(move |other| are_twins(name, other));
+    let lines = headers.get_all(name).iter();
+    lines.chain(twins.flat_map(move |twin| headers.get_all(twin)))
 }
 
 /// The trimmed lines of a header. A line is one value, even with commas.
