@@ -281,7 +281,7 @@ impl KeySelector<'_> {
         }
     }
 
-    /// What a request with this API key is counted and blocked by.
+    /// The text by which requests with this API key are counted and blocked.
     fn identity<'t>(&self, key: &'t str) -> &'t str {
         let counted = self.api_key.identity(key.trim().as_bytes());
         str::from_utf8(counted).unwrap_or(key)

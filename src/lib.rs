@@ -1,9 +1,9 @@
 //! tidegate: a reverse proxy with rate limiting built in.
 //!
-//! What decides about a request is in `crates/core`; this crate forwards it, serves it, and has the
-//! commands. The modules are declared in reading order, which is also dependency order: a module
-//! uses only those above it. `tests/tidy.rs` checks that; ARCHITECTURE.md describes them. (A blank
-//! line between two keeps rustfmt from sorting them.)
+//! `crates/core` decides about a request. This crate forwards it, serves it, and has the commands.
+//! The modules are declared in reading order, which is also dependency order: a module uses only
+//! those above it. `tests/tidy.rs` checks that; ARCHITECTURE.md describes them. (A blank line
+//! between two keeps rustfmt from sorting them.)
 
 pub use tidegate_core::{
     certificate, client, clock, config, ledger, limit, path, request_head, route, store, telemetry,

@@ -186,7 +186,7 @@ impl Proxy {
     }
 
     /// Answers one request. `response` must be new or empty: writing it in place saves several
-    /// copies of a head. What is left in `request` afterwards is unspecified.
+    /// copies of a head. Afterwards the content of `request` is unspecified.
     pub async fn handle(
         &self,
         request: &mut Request<RequestBody>,

@@ -288,7 +288,7 @@ mod tests {
     use super::*;
     use crate::config;
 
-    /// What an export says of this status.
+    /// The result of an export that is answered with this status.
     async fn sent(status: &'static str) -> Result<u64, ExportError> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
