@@ -52,7 +52,7 @@ use shard::{CheckOutcome, KEY_BYTES, PendingCheck, Shard};
 use stand_in::DecisionMode;
 
 /// Keys in a shard when the store is full: its index grows at once, and no charge pauses for it.
-const SHARD_KEYS: usize = 1024;
+const SHARD_KEYS: usize = 4096;
 const MIN_SHARDS: usize = 64;
 const MAX_SHARDS: usize = 1 << 18;
 /// Shards that one call of [`Memory::tidy`] looks at, and keys in each of them.
@@ -222,7 +222,7 @@ impl Memory {
     }
 
     /// Clients with a count in one of the windows and a hash that begins with `prefix`. It locks
-    /// one shard at a time, for its thousand keys. For operators, not on the path of a request.
+    /// one shard at a time, for its few thousand keys. For operators, not on the path of a request.
     pub fn find_key_hashes<'w>(
         &self,
         windows: impl Iterator<Item = &'w Window>,

@@ -11,7 +11,7 @@ use crate::clock::Micros;
 use crate::config::{Fleet, StoreKind, StoreSettings};
 use crate::limit::{Algorithm, Charge, Key, KeyHash, Limit, LimitCheck, OnError, Rule};
 
-const KEYS: u64 = 60_000;
+const KEYS: u64 = 240_000;
 const WINDOW_US: u64 = 60_000_000;
 
 struct Bench {
@@ -128,10 +128,10 @@ fn no_charge_indexes_more_keys_than_a_shard_has_and_memory_comes_back() {
 fn shards_are_as_many_as_both_bounds_let_keys_in() {
     let shards = |max_keys| bench(max_keys).memory.shards.len();
     assert_eq!(shards(1), 64);
-    assert_eq!(shards(1_000_000), 1024);
-    assert_eq!(shards(10_000_000), 16_384);
+    assert_eq!(shards(1_000_000), 256);
+    assert_eq!(shards(10_000_000), 4096);
     // 16 GiB hold 133 million at most.
-    assert_eq!(shards(1 << 32), 1 << 17);
+    assert_eq!(shards(1 << 32), 1 << 15);
 }
 
 #[test]
