@@ -43,6 +43,8 @@ pub(super) fn format_words<'w>() -> impl Iterator<Item = &'w str> {
 /// `[usage.NAME]`, or the defaults of a format, and its places in the file.
 pub(super) struct DefinedUsage {
     pub(super) name: String,
+    /// The place of the name, if there is a section.
+    pub(super) name_span: Option<TextSpan>,
     pub(super) settings: Arc<UsageSettings>,
     /// The place of `abort`, or of the name.
     pub(super) abort_span: TextSpan,
@@ -63,7 +65,10 @@ pub(super) fn read_all(top: &mut Section<'_>, prices: &Arc<PriceTable>) -> Vec<D
         let defined = read(&mut section, &name.value, format.flatten(), prices);
         check_format(&section, format);
         section.finish();
-        defined
+        DefinedUsage {
+            name_span: Some(name.span),
+            ..defined
+        }
     });
     let defined: Vec<DefinedUsage> = defined.collect();
     // A file without such a section declares the settings all the same.
@@ -130,6 +135,7 @@ fn read(
     };
     DefinedUsage {
         name: name.to_owned(),
+        name_span: None,
         settings: Arc::new(settings),
         abort_span: section.value_span("abort"),
         output_span: section.value_span("default_output"),

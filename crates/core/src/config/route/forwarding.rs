@@ -271,6 +271,12 @@ pub(super) fn expires(section: &mut Section<'_>) -> Option<Expires> {
     const MOST: Duration = Duration::from_secs(10 * 365 * 86_400);
     let after = section.optional_duration("expires", Duration::ZERO..=MOST);
     let from = section.word("expires_from", STARTS);
+    if from == ExpiryStart::Modified && !section.has("expires") {
+        no_effect("`expires_from` changes nothing without `expires`")
+            .at(&section.key_span("expires_from"), "")
+            .help("say how long responses may be kept, for example `expires = \"1h\"`")
+            .report_to(section.reader);
+    }
     Some(Expires {
         after_s: i64::try_from(after?.as_secs()).ok()?,
         from,

@@ -85,8 +85,8 @@ fn mark_refunded(definitions: &mut Definitions<'_>, route: &DefinedRoute, chosen
     if *key == "usage" {
         return;
     }
-    if chosen.is_empty() && *key == "refund" {
-        no_effect("`refund` gives nothing back")
+    if chosen.is_empty() {
+        no_effect(format!("`{key}` gives nothing back"))
             .at(span, "the route has no limits")
             .help("leave it out")
             .report_to(definitions.reader);

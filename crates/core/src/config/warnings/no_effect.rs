@@ -14,6 +14,53 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     check_cost_headers(reader, compiled);
     check_unknown_keys(reader, compiled);
     check_tokens(reader, compiled);
+    check_costs(reader, compiled);
+    check_usages(reader, compiled);
+    check_bans(reader, compiled);
+}
+
+/// Reports costs of routes without a limit that counts.
+fn check_costs(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let routes = &compiled.config.routes;
+    let routes = routes.iter().zip(&compiled.definitions.route_places);
+    for (route, at) in routes.filter(|(route, _)| route.limits.is_empty()) {
+        if route.usage.is_none() && route.cost != CostSource::Fixed(1) {
+            no_effect("`cost` changes nothing")
+                .at(&at.cost, "the route has no limit that counts")
+                .help("leave it out, or name a limit: `limits = [\"100/min\"]`")
+                .report_to(reader);
+        }
+    }
+}
+
+/// Reports sections `[usage.NAME]` that no route names.
+fn check_usages(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let places = &compiled.definitions.route_places;
+    let used = |number: usize| {
+        let mut named = places.iter().filter_map(|at| at.usage.as_ref());
+        named.any(|usage| usage.value == number)
+    };
+    for (number, usage) in compiled.definitions.usages.iter().enumerate() {
+        if let Some(span) = usage.name_span.as_ref().filter(|_| !used(number)) {
+            no_effect(format!("no route uses `usage.{}`", usage.name))
+                .at(span, "no response is read for its usage")
+                .help(format!("add it to a route: `usage = \"{}\"`", usage.name))
+                .report_to(reader);
+        }
+    }
+}
+
+/// Reports bans by limits that deny no request.
+fn check_bans(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    for defined in &compiled.definitions.limits {
+        if let (None, Some(span)) = (&defined.limit, &defined.ban_span) {
+            no_effect(format!("`limit.{}` bans no client", defined.name.value))
+                .at(span, "")
+                .at(&defined.rate_span, "denies no request")
+                .help("write a rate, or leave `ban` out")
+                .report_to(reader);
+        }
+    }
 }
 
 /// Reports `unknown = "deny"` where no limit counts by API keys: then no request is refused.
