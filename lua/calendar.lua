@@ -25,7 +25,7 @@ local function new_calendar()
 
   -- Reads a key. Writes nothing. Returns the units that count; whether the clock has stepped back by
   -- more than a window; what stood there that is not ours; and whether neither end fits.
-  local function look(of, rule, at, _, _, first, second)
+  local function age(of, rule, at, _, _, first, second)
     local value, longest, magic = redis_pcall('GET', of), rule.window, nil
     key, now = of, at
     if type(value) == 'string' and #value == 30 then
@@ -73,7 +73,7 @@ local function new_calendar()
   local function seldom()
     -- Takes back up to `cost` units of the window whose end is `stamp` (modulo 2^48). Returns the
     -- server's error, if any.
-    local function give_back(cost, stamp)
+    local function refund(cost, stamp)
       if last % 281474976710656 == stamp then
         count = math.max(count - cost, 0)
       elseif before % 281474976710656 == stamp then
@@ -85,16 +85,16 @@ local function new_calendar()
     end
 
     -- Takes back up to `cost` of the units that count. Returns the server's error, if any.
-    local function give_back_oldest(cost)
+    local function refund_oldest(cost)
       if used == 0 or cost == 0 then return end
       count = math.max(count - cost, 0)
       return write('KEEPTTL')
     end
 
-    return { give_back = give_back, give_back_oldest = give_back_oldest, keep_ages = store }
+    return { refund = refund, refund_oldest = refund_oldest, keep_ages = store }
   end
 
   return {
-    look = look, wait = wait, charge = charge, ends = ends, seldom = seldom, most = 281474976710655,
+    age = age, wait = wait, charge = charge, ends = ends, seldom = seldom, most = 281474976710655,
   }
 end

@@ -21,7 +21,7 @@ local function new_counter()
 
   -- Reads a key and moves it to the window of `now`. Writes nothing. Returns the units that the
   -- estimate counts; whether the clock has stepped back; and what stood there that is not ours.
-  local function look(of, rule, now)
+  local function age(of, rule, now)
     local value, magic, begun = redis_pcall('GET', of), nil, nil
     key, window, units = of, rule.window, rule.units
     if type(value) == 'string' and #value == 17 then
@@ -78,11 +78,11 @@ local function new_counter()
   local function seldom()
     -- Takes back up to `cost` units admitted in the window numbered `stamp` (modulo 2^48). Returns
     -- the server's error, if any.
-    local function give_back(cost, stamp)
-      local age = (start / window - stamp) % 281474976710656
-      if age == 0 then
+    local function refund(cost, stamp)
+      local behind = (start / window - stamp) % 281474976710656
+      if behind == 0 then
         current = math.max(current - cost, 0)
-      elseif age == 1 then
+      elseif behind == 1 then
         previous = math.max(previous - cost, 0)
       else
         return
@@ -92,15 +92,15 @@ local function new_counter()
 
     -- Takes back up to `cost` units, those of the previous window first. Returns the server's
     -- error, if any.
-    local function give_back_oldest(cost)
+    local function refund_oldest(cost)
       if used == 0 or cost == 0 then return end
       local taken = math.min(cost, previous)
       previous, current = previous - taken, math.max(current - (cost - taken), 0)
       return store()
     end
 
-    return { give_back = give_back, give_back_oldest = give_back_oldest, keep_ages = store }
+    return { refund = refund, refund_oldest = refund_oldest, keep_ages = store }
   end
 
-  return { look = look, wait = wait, charge = charge, ends = ends, seldom = seldom }
+  return { age = age, wait = wait, charge = charge, ends = ends, seldom = seldom }
 end

@@ -3,12 +3,11 @@
 --
 -- A group is one operation over its items, each a key:
 --   charge (0)     `count` equal requests, all or nothing each: as many as fit are granted, the
---                  first ones; a cost of 0 is a look and writes nothing (but says what slots are
---                  held)
---   give back (1)  takes back what an earlier charge put there: of that entry only, nothing where
+--                  first ones; a cost of 0 writes nothing (but says what slots are held)
+--   refund (1)     takes back what an earlier charge put there: of that entry only, nothing where
 --                  it has expired
 --   settle (2)     charges whatever is counted already: what was granted turned out to cost more
---   give back the oldest (3)
+--   refund the oldest (3)
 --                  takes back up to the cost of what is counted, oldest units first; slots stay
 --   book (4)       charges one request, or holds it: where each item that denies it has a longest
 --                  wait that is not shorter than its own, it is charged all the same. Logs stamp it
@@ -25,7 +24,7 @@
 --          (u48); of a calendar window 2, cost (u56), extra (u48), the end of the window that holds
 --          the clock as the proxy knows it, and of the next one (u56, us since the Unix epoch).
 --          Extra is, to charge, how far ahead to stamp (us; log) or the units held now (slots); to
---          give back, the stamp. The window of a calendar rule is the longest of its kind.
+--          refund, the stamp. The window of a calendar rule is the longest of its kind.
 -- reply    one string: now (u56); how many keys held something not ours and were begun anew (u16);
 --          then for each group 0 denied or partly, 1 allowed, 2 the server refused to write, 4 the
 --          ends that were sent do not fit the clock: ask again (u8)
@@ -190,9 +189,9 @@ local function all_lanes(now, rules, replies)
       if item.refused then
         refused = item.refused
       elseif operation == 1 then
-        refused = item.tally.seldom().give_back(cost, item.extra) or refused
+        refused = item.tally.seldom().refund(cost, item.extra) or refused
       elseif operation == 3 then
-        refused = item.tally.seldom().give_back_oldest(cost) or refused
+        refused = item.tally.seldom().refund_oldest(cost) or refused
       elseif item.rule.kind ~= 'slots' and cost > 0 and room > 0 then
         refused = item.tally.charge(math.min(cost, room), 0) or refused
       end
@@ -237,7 +236,7 @@ local function all_lanes(now, rules, replies)
       item.cost, item.extra = cost, extra
       if operation == 4 then item.longest, item.queue = longest, queue end
       item.used, item.stepped, foreign, unfit =
-        item.tally.look(key, rule, now, extra, read, first, second)
+        item.tally.age(key, rule, now, extra, read, first, second)
       item.refused = foreign and begin_anew(key, foreign)
       read, again = nil, again or unfit
     end

@@ -92,7 +92,7 @@ local function new_log()
   -- Reads a key and ages it. Writes nothing, but deletes a log that was cut. Returns how many units
   -- are live at `at`; whether the clock has stepped back; and what stood there that is not ours.
   -- What was `read` already is not read again.
-  local function look(of, by, at, _, read)
+  local function age(of, by, at, _, read)
     key, rule, asked, now = of, by, by, at
     value = read or redis_pcall('GETRANGE', key, '0', '312')
     local magic, kept
@@ -127,7 +127,7 @@ local function new_log()
         local was, gone = value, redis_pcall('DEL', key)
         count, head = 0, 0
         if type(gone) == 'table' then return 0, stepped, gone end
-        local _, again = look(key, by, now)
+        local _, again = age(key, by, now)
         return 0, again, was
       end
       used = (total - base) % 4294967296
@@ -215,7 +215,7 @@ local function new_log()
     -- Takes back up to `cost` units of the entry stamped `stamp` (modulo 2^48): all totals from it
     -- on sink. Nothing happens where it has expired, or where more than 4096 entries came since.
     -- Returns the server's error, if any.
-    local function give_back(cost, stamp)
+    local function refund(cost, stamp)
       stamp = newest - (newest - stamp) % 281474976710656
       if used == 0 or stamp < first then return end
       local place, found, before = skip, first, base
@@ -266,7 +266,7 @@ local function new_log()
 
     -- Takes back up to `cost` units, oldest first. The head says where the live entries begin and
     -- what came before them, so the entries stay as they are. Returns the server's error, if any.
-    local function give_back_oldest(cost)
+    local function refund_oldest(cost)
       local taken = math.min(cost, used)
       if taken == 0 then return end
       local place, stamp, through = skip, first, first_total
@@ -288,8 +288,8 @@ local function new_log()
     end
 
     return {
-      coarsen = coarsen, rewrite = rewrite, give_back = give_back,
-      give_back_oldest = give_back_oldest, keep_ages = keep_ages,
+      coarsen = coarsen, rewrite = rewrite, refund = refund,
+      refund_oldest = refund_oldest, keep_ages = keep_ages,
     }
   end
 
@@ -371,6 +371,6 @@ local function new_log()
   end
 
   return {
-    look = look, wait = wait, charge = charge, ends = ends, seldom = seldom, held = held,
+    age = age, wait = wait, charge = charge, ends = ends, seldom = seldom, held = held,
   }
 end

@@ -16,7 +16,7 @@ local function new_slots(holder, granted)
 
   -- Reads a key: what live holders have, this one's own being `mine`. Writes nothing. Returns the
   -- units held; whether the clock has stepped back; and what stood there that is not ours.
-  local function look(of, rule, at, mine)
+  local function age(of, rule, at, mine)
     local value, used, stepped = redis_pcall('GET', of), 0, false
     key, now, till, others, last = of, at, at + rule.window, {}, 0
     held = mine + (granted[of] or 0)
@@ -57,8 +57,8 @@ local function new_slots(holder, granted)
   -- Leases that were cut short must end also where all others are denied.
   local function keep_ages() charge(0) end
   local function seldom()
-    return { give_back = nothing, give_back_oldest = nothing, keep_ages = keep_ages }
+    return { refund = nothing, refund_oldest = nothing, keep_ages = keep_ages }
   end
 
-  return { look = look, charge = charge, ends = ends, seldom = seldom }
+  return { age = age, charge = charge, ends = ends, seldom = seldom }
 end

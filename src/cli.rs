@@ -32,7 +32,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use demo::DemoArgs;
-use output::{CommandError, print, say};
+use output::{CommandError, print, print_error};
 use run::RunArgs;
 
 use crate::config::diagnostic::Code;
@@ -134,7 +134,7 @@ pub fn main() -> ExitCode {
         CliCommand::Help(args) => help(&args),
     };
     let code = done.unwrap_or_else(|error| {
-        say(&error.text);
+        print_error(&error.text);
         error.code
     });
     ExitCode::from(code)

@@ -74,7 +74,7 @@ pub(crate) fn ask_now(
     let clients = keys.into_iter().filter_map(|key| {
         let deadline = clock::now() + settings.timeout;
         match runtime.block_on(client.ask_until(&key, deadline)) {
-            KeyAnswer::Known(client) => Some((KeyDigest::of(&key), client)),
+            KeyAnswer::Known(client) => Some((KeyDigest::new(&key), client)),
             KeyAnswer::Unknown | KeyAnswer::Failed(_) => None,
         }
     });
@@ -92,7 +92,7 @@ async fn ask_all(mut client: Arc<CallbackClient>, mut questions: mpsc::Receiver<
         }
         let client = Arc::clone(&client);
         asking.spawn(async move {
-            let answer = client.ask(&question).await;
+            let answer = client.ask_service(&question).await;
             question.answer(answer);
         });
     }

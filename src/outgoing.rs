@@ -121,7 +121,7 @@ impl OutgoingClient {
             let mut request = Request::new(Empty::<Bytes>::new());
             *request.uri_mut() = path.parse().map_err(failed)?;
             request.headers_mut().clone_from(headers);
-            let response = self.ask(request, most_bytes).await?;
+            let response = self.send_once(request, most_bytes).await?;
             match response {
                 Asked::Response(response) => return Ok(response),
                 Asked::Redirect(location) => path = self.path_of(&location)?,
@@ -156,7 +156,7 @@ impl OutgoingClient {
         }
     }
 
-    async fn ask(
+    async fn send_once(
         &self,
         request: Request<Empty<Bytes>>,
         most_bytes: usize,

@@ -194,7 +194,8 @@ impl Proxy {
         downstream: &Downstream,
         head_error: Option<HeadError>,
     ) {
-        let asked = (self.fetches_error_pages).then(|| Box::new(AskedTarget::of(request)));
+        let asked =
+            (self.fetches_error_pages).then(|| Box::new(AskedTarget::from_request(request)));
         let mut exchange = self.stages.begin(request, response, downstream);
         let mut unanswered = DisconnectGuard {
             limiter: &self.stages.limiter,
@@ -222,7 +223,7 @@ impl Proxy {
             Box::pin(wait_for_keys(wait)).await;
         }
         if let Some(questions) = self.stages.key_questions(x) {
-            questions.ask().await;
+            questions.ask_all().await;
         }
         if let Some(status) = self.stages.status_of(x) {
             return Box::pin(self.stages.tell_status(x, status, &self.status_answers)).await;

@@ -402,7 +402,7 @@ async fn serve(mut start: WorkerStart, state: &ServerState) -> io::Result<()> {
 async fn drain(worker: &Worker, state: &ServerState, shutdown: &mut Shutdown) {
     let cut = loop {
         let lifecycle = *shutdown.borrow_and_update();
-        let deadlines = Deadlines::of(lifecycle, &worker.serving.load().settings);
+        let deadlines = Deadlines::new(lifecycle, &worker.serving.load().settings);
         let end = clock::now() + deadlines.all;
         state.held.end_at(end);
         state.exports.note_end(end);

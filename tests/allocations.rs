@@ -51,7 +51,7 @@ impl House {
     fn open(text: &str) -> House {
         let text = format!("listen = \"127.0.0.1:0\"\n{text}\n[server]\nworkers = 1\n");
         let (config, _) = parse("proxy.toml", &text, &|_| None).unwrap();
-        let listeners = Listeners::open(ListenLines::of(&config), 1, &mut Vec::new()).unwrap();
+        let listeners = Listeners::open(ListenLines::new(&config), 1, &mut Vec::new()).unwrap();
         let address = listeners.addresses()[0];
         let (handles, controls) = ServerHandles::new(Arc::new(listeners), 1, None);
         let reloads = Reloads {

@@ -236,9 +236,9 @@ impl UsageQuery {
             month: of(LedgerPeriod::Month),
             client: row.client.as_ref().map(|client| client.text().to_owned()),
             kind: row.client.as_ref().map(|client| client.kind().to_owned()),
-            requests: row.amounts.of(LedgerCount::Requests),
-            tokens: row.amounts.of(LedgerCount::Tokens),
-            money: row.amounts.of(LedgerCount::Money),
+            requests: row.amounts.amount(LedgerCount::Requests),
+            tokens: row.amounts.amount(LedgerCount::Tokens),
+            money: row.amounts.amount(LedgerCount::Money),
         }
     }
 }
@@ -259,7 +259,7 @@ struct LedgerPlace {
 }
 
 impl LedgerPlace {
-    fn of(snapshot: &Snapshot<'_>) -> Option<LedgerPlace> {
+    fn from_snapshot(snapshot: &Snapshot<'_>) -> Option<LedgerPlace> {
         let settings = snapshot.config.ledger.as_ref()?;
         let store = &snapshot.config.store;
         let is_here = store.kind == StoreKind::Memory;
@@ -297,7 +297,7 @@ impl From<UsageFailure> for ApiError {
 
 /// What each client used.
 pub(super) async fn usage(request: ApiRequest) -> Result<BilledUsage, ApiError> {
-    let place = request.state.inspect(LedgerPlace::of)?;
+    let place = request.state.inspect(LedgerPlace::from_snapshot)?;
     let place = place.ok_or_else(|| ApiError::not_found("the configuration has no `[ledger]`"))?;
     let parameter = |name: &str| request.parameter(name).filter(|text| !text.is_empty());
     let (from, to, by) = (parameter("from"), parameter("to"), parameter("by"));

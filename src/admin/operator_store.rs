@@ -149,9 +149,9 @@ impl OperatorStore {
         settings: &StoreSettings,
     ) -> OverrideResult<Option<Arc<RegisteredKeys>>> {
         match self {
-            OperatorStore::Redis(client) if settings.known_keys => {
-                Ok(Some(Arc::new(RegisteredKeys::of(&client.known_keys()?))))
-            }
+            OperatorStore::Redis(client) if settings.known_keys => Ok(Some(Arc::new(
+                RegisteredKeys::from_records(&client.known_keys()?),
+            ))),
             OperatorStore::Redis(_) | OperatorStore::Here(_) => Ok(None),
         }
     }

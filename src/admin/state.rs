@@ -157,7 +157,7 @@ impl AdminState {
                 clients.retain(exists);
             }
             for meter in snapshot.proxies().map(Proxy::meter) {
-                if let Some(trail) = meter.trail() {
+                if let Some(trail) = meter.decision_trail() {
                     trail.drain(|entry| {
                         if let Some(limit) = limits.get(&entry.limit) {
                             crowd.record(limit, &entry, now);

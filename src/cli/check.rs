@@ -360,7 +360,7 @@ fn probe_listeners(config: &Config) -> Vec<Probe> {
             _ => Probe::Fine(format!("listen {listen}")),
         },
     };
-    ListenLines::of(config).all().map(probe).collect()
+    ListenLines::new(config).all().map(probe).collect()
 }
 
 #[cfg(test)]

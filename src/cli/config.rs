@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::admin_client::{AdminArgs, AdminClient};
-use super::output::{CommandError, load, print, say};
+use super::output::{CommandError, load, print, print_error};
 use super::{DID_NOT_WORK, WRONG_USE};
 use crate::config::{self, Control, effective, environment};
 use crate::server::control::VERSION;
@@ -144,7 +144,7 @@ fn print_reload(line: &str, json: bool) -> Result<u8, CommandError> {
     }
     if !ok {
         if !json {
-            say(&format!("{}\ntidegate: nothing was changed", text("error")));
+            print_error(&format!("{}\ntidegate: nothing was changed", text("error")));
         }
         let code = answer["code"].as_u64();
         return Ok(code
@@ -156,10 +156,10 @@ fn print_reload(line: &str, json: bool) -> Result<u8, CommandError> {
     }
     let warnings = text("warnings");
     if !warnings.is_empty() {
-        say(warnings);
+        print_error(warnings);
     }
     for line in texts("restarts").into_iter().chain(texts("problems")) {
-        say(line);
+        print_error(line);
     }
     let mut changes = texts("changes");
     if changes.is_empty() {

@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::display::quoted;
-use super::output::{CommandError, print_warnings, say};
+use super::output::{CommandError, print_error, print_warnings};
 use super::run::{DemoOptions, StartOptions, Started, serve};
 use super::send::{RequestSender, open_http1};
 use crate::config::{self, Config, Listen, LogTarget};
@@ -118,7 +118,7 @@ fn serve_clients(args: &DemoArgs, settings: DemoSettings) -> Result<u8, CommandE
             has_file,
             access_log: access_log.as_deref(),
         };
-        say(&steps.text());
+        print_error(&steps.text());
     })
 }
 
@@ -162,7 +162,7 @@ fn move_to_free_port(config: &mut Config) {
             .is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse);
         let free = SocketAddr::new(address.ip(), 0);
         if let (true, Some(port)) = (is_taken, free_port(free)) {
-            say(&format!(
+            print_error(&format!(
                 "demo       another process listens on port {}: the demo takes port {port}",
                 address.port()
             ));
@@ -192,7 +192,7 @@ fn start_traffic(started: &Started<'_>) {
         Ok(summary) => format!("{summary}; `--no-traffic` leaves it out"),
         Err(error) => format!("none: {error}"),
     };
-    say(&format!("traffic    {summary}"));
+    print_error(&format!("traffic    {summary}"));
 }
 
 /// This program as a shell in this folder calls it.
@@ -358,7 +358,7 @@ async fn run_clients(clients: Vec<TrafficClient>, server: ServerHandles) {
     let mut shutdown = server.shutdown.clone();
     tokio::select! {
         _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => {}
-        () = sleep(MAX_TIME) => say("traffic    ended after an hour: start the demo again"),
+        () = sleep(MAX_TIME) => print_error("traffic    ended after an hour: start the demo again"),
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::WRONG_USE;
 use super::admin_client::{AdminArgs, AdminClient};
 use super::check::store_error;
-use super::output::{CommandError, load, print, say, use_colour};
+use super::output::{CommandError, load, print, print_error, use_colour};
 use crate::admin::explain::{explain_live, with_live};
 use crate::admin::operator_store::OperatorStore;
 use crate::config::{Config, StoreKind};
@@ -181,7 +181,7 @@ fn explain_by_admin<E: DeserializeOwned>(
     };
     let answer = ask().inspect_err(|_| {
         if args.admin.admin.is_none() {
-            say(&format!(
+            print_error(&format!(
                 "tidegate: `--live` asks the proxy of {} through its admin, since counts or keys \
                  are in its own process",
                 args.admin.config.display()

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::Shell;
 
-use super::output::{CommandError, print, say};
+use super::output::{CommandError, print, print_error};
 use super::{BAD_CONFIGURATION, Cli, DID_NOT_WORK, WRONG_USE};
 use crate::config::schema;
 use crate::import::{self, Grade, ImportError, Imported};
@@ -61,7 +61,7 @@ pub(super) fn init(args: &InitArgs) -> Result<u8, CommandError> {
         ErrorKind::AlreadyExists => already_there(&args.file),
         _ => CommandError::signed(format!("cannot write {name}: {error}")),
     })?;
-    say(&format!(
+    print_error(&format!(
         "wrote {name}; find mistakes with `tidegate check -c {name}`, serve with \
          `tidegate run -c {name}`"
     ));
@@ -185,8 +185,8 @@ pub(super) fn import(args: &ImportArgs) -> Result<u8, CommandError> {
 fn report_losses(imported: &Imported) -> usize {
     for note in &imported.notes {
         match note.grade {
-            Grade::Lost => say(&format!("not kept: {note}")),
-            Grade::Differs => say(&format!("differs:  {note}")),
+            Grade::Lost => print_error(&format!("not kept: {note}")),
+            Grade::Differs => print_error(&format!("differs:  {note}")),
             Grade::Needless => {}
         }
     }
@@ -195,7 +195,7 @@ fn report_losses(imported: &Imported) -> usize {
         notes.filter(|note| note.grade == grade).count()
     };
     let lost = count(Grade::Lost);
-    say(&format!(
+    print_error(&format!(
         "{lost} not kept, {} a little different, {} not needed; the whole list is at the head of \
          the file",
         count(Grade::Differs),

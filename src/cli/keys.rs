@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::check::store_error;
 use super::display::{self, StyledSpan, render_lines};
 use super::limits::user;
-use super::output::{self, CommandError, say};
+use super::output::{self, CommandError, print_error};
 use crate::config::{Config, StoreKind};
 use crate::limit::key::{KeyDigest, KeyRegistry};
 use crate::store::known_keys::{KeyRecord, MAX_KNOWN_KEYS};
@@ -113,7 +113,7 @@ pub(super) fn keys(args: &KeysArgs) -> Result<u8, CommandError> {
     let client = OverrideClient::open(&config.store, server);
     let mut client = client.map_err(|error| store_error(&error, &config, &args.config))?;
     if config.api_key.registry != KeyRegistry::Redis {
-        say(&format!(
+        print_error(&format!(
             "warning: the proxies of {} do not use these keys: write `known = \"redis\"` in \
              `[api_key]`",
             args.config.display()
@@ -149,7 +149,7 @@ fn add_key(
         Some(key) => (key.to_owned(), false),
     };
     check_key(&key)?;
-    let digest = KeyDigest::of(key.as_bytes());
+    let digest = KeyDigest::new(key.as_bytes());
     let known = client.known_keys()?;
     let before = known.iter().find(|(known, _)| *known == digest);
     let owner = before.and_then(|(_, record)| record.name.as_deref());
@@ -172,7 +172,7 @@ fn add_key(
         record.name.as_deref() == Some(args.name.as_str()) && *key != digest
     });
     let others = others.count();
-    say(&match before {
+    print_error(&match before {
         Some(_) => format!("{}: the key {id} has this tier and anchor now", args.name),
         None => format!(
             "{}: every proxy knows the key {id} within a second",
@@ -180,13 +180,13 @@ fn add_key(
         ),
     });
     if others > 0 {
-        say(&format!(
+        print_error(&format!(
             "{} has {others} more; remove an old one with `tidegate keys remove {} --id ID`",
             args.name, args.name
         ));
     }
     if is_made {
-        say("this is the only time that the key is shown:");
+        print_error("this is the only time that the key is shown:");
     }
     if json {
         let shown = is_made.then_some(key.as_str());
@@ -203,7 +203,7 @@ fn warn_of_tier(config: &Config, tier: Option<&str>) {
     let Some(tier) = tier else { return };
     let mut tiers = config.limits.iter().flat_map(|limit| &limit.tiers);
     if !tiers.any(|known| *known.name == *tier) {
-        say(&format!(
+        print_error(&format!(
             "warning: no limit has rates for the tier `{tier}`"
         ));
     }
@@ -236,7 +236,9 @@ fn check_key(key: &str) -> Result<(), CommandError> {
         )));
     }
     if key.len() < SHORT_KEY {
-        say("warning: a short key may be guessed, also from its hash; use a long random one");
+        print_error(
+            "warning: a short key may be guessed, also from its hash; use a long random one",
+        );
     }
     Ok(())
 }

@@ -102,19 +102,19 @@ pub(super) fn print_warnings(
     let (config, mut warnings) = loaded?;
     let colour = use_colour(&std::io::stderr());
     if !warnings.is_empty() {
-        say(&render::human(&warnings, colour));
+        print_error(&render::human(&warnings, colour));
     }
     // Only `tidegate check` prints the other notes.
     let notes = &mut warnings.notes;
     notes.retain(|one| one.code == Code::NothingLimited);
     if !notes.is_empty() {
-        say(&render::notes(&warnings, colour));
+        print_error(&render::notes(&warnings, colour));
     }
     Ok(config)
 }
 
 /// Writes a line to standard error. Ignores errors: if it is closed, no reader is left.
-pub(super) fn say(line: &str) {
+pub(super) fn print_error(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 
-use super::output::{CommandError, print, print_warnings, say, use_colour};
+use super::output::{CommandError, print, print_error, print_warnings, use_colour};
 use super::{DID_NOT_WORK, WRONG_USE};
 use crate::clock;
 use crate::config::diagnostic::Diagnostics;
@@ -240,13 +240,13 @@ impl Replayed {
         if args.json {
             print(format!("{}\n", export::json(report)));
         } else if with_patch {
-            say(render_report(report, Paint(use_colour(&std::io::stderr()))).trim_end());
+            print_error(render_report(report, Paint(use_colour(&std::io::stderr()))).trim_end());
         } else {
             print(render_report(report, Paint(use_colour(&std::io::stdout()))));
         }
         let nothing = report.requests == 0;
         if nothing {
-            say(
+            print_error(
                 "tidegate replay: no line could be read; name the format of the lines with \
                  `--format`: common, combined, json or tidegate-text",
             );
@@ -264,16 +264,16 @@ impl Replayed {
         let name = name_in_patch(file);
         let patch = RatePatch::new(&self.engine, &self.report, &name.to_string_lossy());
         for note in &patch.notes {
-            say(&format!("note: {note}"));
+            print_error(&format!("note: {note}"));
         }
         let shown = file.display();
         if patch.diff.is_empty() {
-            say(&format!("tidegate replay: nothing to change in {shown}"));
+            print_error(&format!("tidegate replay: nothing to change in {shown}"));
             return Ok(NOTHING_TO_CHANGE);
         }
         config::load_text(file, &patch.text)?;
         let changed = counted(patch.changed as u64, "rate");
-        say(&format!(
+        print_error(&format!(
             "tidegate replay: the patch changes {changed} of {shown}"
         ));
         print(patch.diff);

@@ -11,7 +11,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::admin_client::local_address;
 use super::check::explain_store_error;
-use super::output::{CommandError, print_warnings, say};
+use super::output::{CommandError, print_error, print_warnings};
 use super::signals::{self, SignalTargets};
 use super::single_instance::{self, ProcessRole};
 use crate::admin::Admin;
@@ -195,7 +195,7 @@ fn serve_until_stopped(
         let is_shown = demo.is_some() && std::io::stderr().is_terminal();
         let token = admin.own_token.as_ref().filter(|_| is_shown);
         let token = token.map(|token| format!("#token={}", String::from_utf8_lossy(token)));
-        say(&format!(
+        print_error(&format!(
             "dashboard  http://{address}/{}",
             token.unwrap_or_default()
         ));
@@ -276,7 +276,7 @@ fn listen(
     role: ProcessRole,
     taken_advice: Option<&str>,
 ) -> std::io::Result<Listeners> {
-    let lines = ListenLines::of(config);
+    let lines = ListenLines::new(config);
     if let Some(advice) = taken_advice {
         listen_alone(lines, advice, sockets)?;
     }
@@ -317,13 +317,13 @@ fn listen_alone(
 /// Prints where the proxy listens, and whether the upstream servers and the store answer.
 fn report_start(config: &Config, server: &ServerHandles, from: Option<u32>) {
     let (listeners, file) = (&server.listeners, server.file.as_deref());
-    say(&format!(
+    print_error(&format!(
         "listening  {}  ({} workers)",
         listeners.places().join(", "),
         config.server.workers
     ));
     if let Some(pid) = from {
-        say(&format!("upgrade    from process {pid}"));
+        print_error(&format!("upgrade    from process {pid}"));
     }
     let probe = |server: &UpstreamServer| {
         let state = match upstream::try_connect(&server.address, PROBE_TIMEOUT) {
@@ -334,14 +334,14 @@ fn report_start(config: &Config, server: &ServerHandles, from: Option<u32>) {
     };
     for upstream in &config.upstreams {
         let servers: Vec<String> = upstream.servers.iter().map(probe).collect();
-        say(&format!(
+        print_error(&format!(
             "upstream   {}: {}",
             upstream.name,
             servers.join(", ")
         ));
     }
     match &config.store.kind {
-        StoreKind::Memory => say(&match &config.store.file {
+        StoreKind::Memory => print_error(&match &config.store.file {
             Some(file) => format!("store      memory, calendar windows in {}", file.display()),
             None => "store      memory: counts live in this process only".to_owned(),
         }),
@@ -370,11 +370,13 @@ fn report_start(config: &Config, server: &ServerHandles, from: Option<u32>) {
                     )
                 }
             };
-            say(&format!("store      {}: {state}", redis.topology));
+            print_error(&format!("store      {}: {state}", redis.topology));
         }
     }
     if config.keys_are_untold() {
-        say("api keys   none is known: `[api_key] known` is not set, so a key changes nothing");
+        print_error(
+            "api keys   none is known: `[api_key] known` is not set, so a key changes nothing",
+        );
     }
 }
 
@@ -405,7 +407,7 @@ fn report_descriptors(settings: &ServerSettings) {
         .current
         .filter(|one| *one < wanted)
     {
-        say(&format!(
+        print_error(&format!(
             "files      {allowed} may be open: room for about {} clients at once, and \
              `server.max_connections` is {}. Raise `ulimit -n`, or lower the setting",
             allowed.saturating_sub(descriptors_needed(settings.workers)) / 2,

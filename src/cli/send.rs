@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 
 use super::WRONG_USE;
 use super::admin_client::runtime;
-use super::output::{CommandError, print, say};
+use super::output::{CommandError, print, print_error};
 use crate::clock;
 use crate::config::ClientTls;
 use crate::tls::TlsClient;
@@ -157,7 +157,7 @@ async fn send_and_retry(target: &TryTarget, args: &TryArgs) -> io::Result<TryRes
     let mut newest = result.answers.iter().rev().filter(|_| args.wait);
     if let Some(waited_seconds) = newest.find_map(TryAnswer::retry_after) {
         if !args.json {
-            say(&format!("waiting {waited_seconds} s, as the denial says"));
+            print_error(&format!("waiting {waited_seconds} s, as the denial says"));
         }
         tokio::time::sleep(Duration::from_secs(waited_seconds)).await;
         let answer = send_one(&mut None, target, clock::unix_us()).await?;

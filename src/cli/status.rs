@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::DID_NOT_WORK;
 use super::admin_client::{AdminArgs, AdminClient, AdminFailure};
 use super::display::{StyledLine, Tone, count, date, latency, render_lines, sparkline};
-use super::output::{CommandError, load, print, say, use_colour};
+use super::output::{CommandError, load, print, print_error, use_colour};
 use super::proxy_snapshot::{ProxySnapshot, limit_table, server_table};
 use crate::admin::findings::FindingReport;
 use crate::admin::schema::Sometimes;
@@ -228,7 +228,7 @@ fn connect_to_listener(file: &Path, timeout: Duration) -> Result<(), CommandErro
     let name = file.display();
     // A container's health check has the code 1 for every failure.
     let config = load(file).map_err(|error| error.with_code(DID_NOT_WORK))?;
-    let connected = match ListenLines::of(&config).all().next() {
+    let connected = match ListenLines::new(&config).all().next() {
         None => return Err(CommandError::failed(format!("{name} listens nowhere"))),
         // A listener on all IPv6 addresses takes IPv4 too, and the machine may have no IPv6.
         Some(Listen::Tcp(address)) if address.ip().is_unspecified() => {
@@ -239,7 +239,7 @@ fn connect_to_listener(file: &Path, timeout: Duration) -> Result<(), CommandErro
         Some(Listen::Unix(path)) => UnixStream::connect(path).map(drop),
     };
     connected.map_err(|error| {
-        say(
+        print_error(
             "health was not checked: the file has no `admin`. The command only connected to \
              `listen`",
         );

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::admin_client::{AdminArgs, AdminClient, AdminFailure, percent_encoded, runtime};
 use super::display::{StyledLine, Tone, count, short_hash, span, time};
-use super::output::{CommandError, print, say, use_colour};
+use super::output::{CommandError, print, print_error, use_colour};
 use super::proxy_snapshot::read_or_default;
 use crate::admin::denials::DenialReport;
 
@@ -70,7 +70,7 @@ pub(super) fn tap(args: &TapArgs) -> Result<u8, CommandError> {
     });
     if tap.dropped > 0 {
         let (shown, dropped) = (count(tap.shown), count(tap.dropped));
-        say(&format!("{shown} shown, {dropped} dropped"));
+        print_error(&format!("{shown} shown, {dropped} dropped"));
     }
     ended.map(|()| 0)
 }
@@ -105,7 +105,7 @@ impl DenialTap<'_> {
         let body = client.open(&path).await;
         let mut body = body.map_err(|failure| client.error(&failure))?;
         let url = client.url();
-        say(&format!("tidegate: following {url}; Ctrl-C ends it"));
+        print_error(&format!("tidegate: following {url}; Ctrl-C ends it"));
         loop {
             let Some(mut why) = self.read(&mut body).await else {
                 return Ok(());
@@ -113,7 +113,7 @@ impl DenialTap<'_> {
             let mut pause = FIRST_PAUSE;
             body = loop {
                 let wait = pause.as_secs_f64();
-                say(&format!("tidegate: {why}; trying again in {wait} s"));
+                print_error(&format!("tidegate: {why}; trying again in {wait} s"));
                 tokio::time::sleep(pause).await;
                 pause = LONGEST_PAUSE.min(pause * 2);
                 match client.open(&path).await {
@@ -124,7 +124,7 @@ impl DenialTap<'_> {
                     Err(failure) => why = failure.to_string(),
                 }
             };
-            say("tidegate: following again; what was denied meanwhile is not shown");
+            print_error("tidegate: following again; what was denied meanwhile is not shown");
         }
     }
 
@@ -154,7 +154,7 @@ impl DenialTap<'_> {
         if event.kind == "dropped" {
             let many = denial["dropped"].as_u64().unwrap_or(0);
             self.dropped += many;
-            say(&format!(
+            print_error(&format!(
                 "tidegate: {} not shown: too many at once ({} in all)",
                 count(many),
                 count(self.dropped)

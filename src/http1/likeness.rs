@@ -42,7 +42,7 @@ struct ReadHead {
 }
 
 impl ReadHead {
-    fn of<B>(request: &Request<B>, has_content: bool) -> ReadHead {
+    fn from_request<B>(request: &Request<B>, has_content: bool) -> ReadHead {
         ReadHead {
             method: request.method().clone(),
             target: request.uri().clone(),
@@ -69,7 +69,7 @@ fn ours(bytes: &[u8]) -> Result<Option<Ours>, Unreadable> {
         return Ok(None);
     };
     Ok(Some(Ours {
-        head: ReadHead::of(&request, !matches!(head.content, Content::Nothing)),
+        head: ReadHead::from_request(&request, !matches!(head.content, Content::Nothing)),
         length: head.length,
         may_follow: head.may_follow,
         error: head.error,
@@ -87,7 +87,10 @@ async fn hypers(
     let seeing = Arc::clone(&seen);
     let service = service_fn(|request: Request<Incoming>| {
         let mut seen = seeing.lock().unwrap();
-        seen.push(ReadHead::of(&request, !request.body().is_end_stream()));
+        seen.push(ReadHead::from_request(
+            &request,
+            !request.body().is_end_stream(),
+        ));
         std::future::ready(Ok::<_, Infallible>(answer(seen.len() - 1)))
     });
     let mut builder = http1::Builder::new();

@@ -67,7 +67,7 @@ impl CallbackClient {
         Arc::ptr_eq(&self.settings, settings)
     }
 
-    pub(super) async fn ask(&self, question: &KeyQuestion) -> KeyAnswer {
+    pub(super) async fn ask_service(&self, question: &KeyQuestion) -> KeyAnswer {
         self.ask_until(question.key(), question.deadline()).await
     }
 

@@ -25,7 +25,7 @@ const DIGESTS: [HeaderName; 3] = [
 
 /// Asks for usage where the route does and the request leaves it open. Returns whether it is asked
 /// for.
-pub(super) fn ask(x: &mut ProxyExchange<'_>, route: &Route) -> bool {
+pub(super) fn ask_for_usage(x: &mut ProxyExchange<'_>, route: &Route) -> bool {
     let asks = route.usage.as_ref().is_some_and(|usage| usage.asks);
     if !asks || x.admission.reserve.is_none() {
         return false;

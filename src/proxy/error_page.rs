@@ -56,7 +56,7 @@ pub(super) struct AskedTarget {
 }
 
 impl AskedTarget {
-    pub(super) fn of<B>(request: &Request<B>) -> AskedTarget {
+    pub(super) fn from_request<B>(request: &Request<B>) -> AskedTarget {
         let target = request.uri().path_and_query().cloned();
         let target = target.filter(|target| target.as_str().starts_with('/'));
         let passed = request.headers().get_all(VIA).iter();

@@ -27,7 +27,7 @@ impl Proxy {
         route: &Route,
         upstream: usize,
     ) -> Result<Option<Box<HeaderMap>>, Rejection> {
-        let is_asked = ask::ask(x, route);
+        let is_asked = ask::ask_for_usage(x, route);
         let (request, response) = (&mut *x.request, &mut *x.response);
         let changes = x.changes.as_deref();
         // A body that was read before the decision is bounded already.

@@ -45,7 +45,7 @@ pub(crate) struct Deadlines {
 impl Deadlines {
     /// After a stop, an operator waits for the end of the process. After an upgrade there is more
     /// time.
-    pub(super) fn of(lifecycle: Lifecycle, settings: &ServerSettings) -> Deadlines {
+    pub(super) fn new(lifecycle: Lifecycle, settings: &ServerSettings) -> Deadlines {
         match lifecycle {
             Lifecycle::HandOver => Deadlines {
                 idle: settings.handover_timeout / 2,

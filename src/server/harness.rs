@@ -53,7 +53,7 @@ impl Harness {
         let file = directory.path().join("proxy.toml");
         std::fs::write(&file, format!("{more}\n{FILE}")).unwrap();
         let (config, _) = config::load(&file).unwrap();
-        let listeners = Listeners::open(ListenLines::of(&config), 1, &mut Vec::new()).unwrap();
+        let listeners = Listeners::open(ListenLines::new(&config), 1, &mut Vec::new()).unwrap();
         let address = listeners.addresses()[0];
         let (handles, controls) = ServerHandles::new(Arc::new(listeners), 1, Some(file.clone()));
         let reloads = Reloads {
@@ -97,12 +97,12 @@ impl Harness {
     }
 
     /// Sends a request, and returns all bytes until the connection ends.
-    pub(crate) fn ask(&self, ip: Ipv4Addr, request: &str) -> String {
+    pub(crate) fn send(&self, ip: Ipv4Addr, request: &str) -> String {
         exchange(self.connect_from(ip), request)
     }
 
     pub(crate) fn is_well(&self) {
-        let answer = self.ask(Ipv4Addr::LOCALHOST, &plain("/"));
+        let answer = self.send(Ipv4Addr::LOCALHOST, &plain("/"));
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     }
 

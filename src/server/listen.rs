@@ -224,7 +224,7 @@ pub struct ListenLines<'c> {
 }
 
 impl<'c> ListenLines<'c> {
-    pub fn of(config: &'c Config) -> ListenLines<'c> {
+    pub fn new(config: &'c Config) -> ListenLines<'c> {
         ListenLines {
             plain: &config.listen,
             secure: config.tls.as_ref().map_or(&[], |tls| &tls.listen),

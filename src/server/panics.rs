@@ -67,14 +67,14 @@ fn a_panic_ends_its_request_and_nothing_else() {
     for _ in 0..TIMES {
         for request in [plain("/"), with_body("/")] {
             let _failure = arm("server.handled", 1);
-            let answer = harness.ask(local, &request);
+            let answer = harness.send(local, &request);
             assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
             assert!(answer.contains("problem+json"), "{answer}");
         }
         // The head may be sent. The content must not look complete.
         for request in [plain("/"), with_body("/")] {
             let _failure = arm("proxy.body", 1);
-            let answer = harness.ask(local, &request);
+            let answer = harness.send(local, &request);
             assert!(!answer.ends_with("ok"), "{answer}");
         }
         let _failure = arm("server.handled", 1);
@@ -106,7 +106,7 @@ fn a_panic_ends_its_connection_and_nothing_else() {
     for _ in 0..TIMES {
         for name in ["server.connection", "server.accept"] {
             let _failure = arm(name, 1);
-            assert_eq!(harness.ask(Ipv4Addr::LOCALHOST, &plain("/")), "");
+            assert_eq!(harness.send(Ipv4Addr::LOCALHOST, &plain("/")), "");
         }
     }
     harness.is_well();

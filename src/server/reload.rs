@@ -197,7 +197,7 @@ impl Reloader {
         let listeners = &self.handles.listeners;
         let unusable =
             |error| ReloadError::Unusable(SettingError::locate(error, Some(path), &config.sources));
-        let change = listeners.prepare(ListenLines::of(&config));
+        let change = listeners.prepare(ListenLines::new(&config));
         let mut change = change.map_err(unusable)?;
         let state = self.state.renewed(&config).map_err(unusable)?;
         let state = Arc::new(state);

@@ -129,7 +129,7 @@ impl UpstreamBody {
         {
             lease.permit.server.health.complete();
             if let Some(cells) = self.grpc.take() {
-                let status = trailers.and_then(GrpcStatus::of);
+                let status = trailers.and_then(GrpcStatus::from_fields);
                 let status = status.unwrap_or(GrpcStatus::Missing);
                 cells.grpc.count(status);
                 lease.permit.judge(status.as_http());

@@ -195,7 +195,7 @@ impl EarlyResponseShared {
             && let Some(connection) = state.connection.take()
         {
             drop(state);
-            permit.give_back(connection);
+            permit.return_connection(connection);
         }
     }
 }
@@ -342,10 +342,10 @@ impl ServerPermit {
     }
 
     /// Ends an exchange, and keeps its connection for the next request if possible.
-    fn give_back(&self, connection: Box<Http1>) {
+    fn return_connection(&self, connection: Box<Http1>) {
         connection.usage.count_request();
         if let Some(connection) = connection.end() {
-            self.server.keep(connection);
+            self.server.keep_idle(connection);
         }
     }
 }
@@ -416,7 +416,7 @@ impl EarlyResponse {
             self.upload.abort_after(grace);
         } else if let Some(connection) = state.connection.take() {
             drop(state);
-            permit.give_back(connection);
+            permit.return_connection(connection);
         }
     }
 }
@@ -462,7 +462,7 @@ impl ResponseLease {
         let ResponseLease { connection, permit } = self;
         let grace = permit.settings().timeout;
         match connection {
-            UpstreamConnection::Http1(connection) => permit.give_back(connection),
+            UpstreamConnection::Http1(connection) => permit.return_connection(connection),
             UpstreamConnection::EarlyResponse(early) => early.end(permit, grace),
             UpstreamConnection::Http2(stream) => stream.end(grace),
         }

@@ -137,7 +137,7 @@ impl Server {
         }
         let idle = std::mem::take(&mut *lock(&self.idle));
         for connection in idle {
-            successor.keep(connection);
+            successor.keep_idle(connection);
         }
         if let (Some(own), Some(pool)) = (&self.http2, &successor.http2) {
             pool.take_over(own, &successor.terms.settings);
@@ -187,9 +187,9 @@ impl Server {
         None
     }
 
-    pub(super) fn keep(self: &Arc<Self>, connection: Box<Http1>) {
+    pub(super) fn keep_idle(self: &Arc<Self>, connection: Box<Http1>) {
         if let Some(successor) = self.successor.get() {
-            return successor.keep(connection);
+            return successor.keep_idle(connection);
         }
         let settings = &self.terms.settings;
         if connection.usage.is_over(self.terms.sweep.elapsed()) {

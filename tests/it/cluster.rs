@@ -79,7 +79,7 @@ fn the_last_handle_of_a_store_sends_what_it_has_left() {
                 }
                 let decision = ask(&store, charge).await.unwrap();
                 assert!(decision.allowed);
-                store.give_back(charge, &decision, generation);
+                store.refund(charge, &decision, generation);
             }
             store.release(&charges[0]);
         }
@@ -204,12 +204,12 @@ fn the_oldest_units_are_given_back_in_every_slot() {
     let cluster = RedisCluster::start(false, &[]);
     on_a_worker(async {
         let store = open(&cluster, 10 * SECOND).await;
-        let gives_back = |name: &str, units| {
+        let refunds = |name: &str, units| {
             let mut limit = Arc::unwrap_or_clone(limit(name, log_rule(units, MINUTE)));
-            limit.gives_back = true;
+            limit.refunds = true;
             Arc::new(limit)
         };
-        let (all, each) = (gives_back("all", 100), gives_back("each", 10));
+        let (all, each) = (refunds("all", 100), refunds("each", 10));
         let generation = store.hash_key().generation;
         for who in 1..40 {
             let of = |cost| -> Charge {
@@ -220,7 +220,7 @@ fn the_oldest_units_are_given_back_in_every_slot() {
                 assert!(ask(&store, &of(1)).await.unwrap().allowed);
             }
             assert!(!ask(&store, &of(1)).await.unwrap().allowed);
-            store.give_back_oldest(&of(4), generation);
+            store.refund_oldest(&of(4), generation);
             let look = ask(&store, &of(0)).await.unwrap();
             let used: Vec<u64> = look.verdicts.iter().map(|verdict| verdict.used).collect();
             // A refused request gives its unit of the other slot back after its answer.

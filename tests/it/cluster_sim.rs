@@ -57,9 +57,9 @@ enum Event {
     Arrive(usize),
     AtPlace(usize, usize),
     Reply(usize, usize, Decision),
-    GiveBack(usize, usize, SmallVec<[u64; 2]>),
+    Refund(usize, usize, SmallVec<[u64; 2]>),
     /// The units of a request's item are given back, whose stamp is not told to its place.
-    GiveBackOldest(usize, usize, u64),
+    RefundOldest(usize, usize, u64),
     Deadline(usize),
 }
 
@@ -168,9 +168,9 @@ impl Run {
                 Event::Arrive(number) => self.arrive(number),
                 Event::AtPlace(number, part) => self.decide(number, part),
                 Event::Reply(number, part, decision) => self.replied(number, part, decision),
-                Event::GiveBack(number, part, stamps) => self.give_back(number, part, &stamps),
-                Event::GiveBackOldest(number, index, stamp) => {
-                    self.give_back_oldest(number, index, stamp);
+                Event::Refund(number, part, stamps) => self.refund(number, part, &stamps),
+                Event::RefundOldest(number, index, stamp) => {
+                    self.refund_oldest(number, index, stamp);
                 }
                 Event::Deadline(number) => {
                     self.drive(number, |reserve, charge| reserve.give_up(charge))
@@ -210,7 +210,7 @@ impl Run {
                     self.outcome.calls += 1;
                     self.send(Event::AtPlace(number, part));
                 }
-                Step::GiveBack(part, stamps) => {
+                Step::Refund(part, stamps) => {
                     self.outcome.calls += 1;
                     self.outcome.refunds += 1;
                     if self.world.again != Again::Never && self.chance.below(5) == 0 {
@@ -220,9 +220,9 @@ impl Run {
                         } else {
                             stamps.clone()
                         };
-                        self.send(Event::GiveBack(number, part, stamps));
+                        self.send(Event::Refund(number, part, stamps));
                     }
-                    self.send(Event::GiveBack(number, part, stamps));
+                    self.send(Event::Refund(number, part, stamps));
                 }
                 Step::Answer(Ok(decision)) => {
                     self.habit.learn(!decision.allowed);
@@ -263,7 +263,7 @@ impl Run {
             self.outcome.returns += 1;
             // A lost message is one that never arrives.
             if self.chance.below(1000) >= self.world.lost {
-                let event = Event::GiveBackOldest(number, index, verdict.stamp);
+                let event = Event::RefundOldest(number, index, verdict.stamp);
                 let delay_us = self.chance.below(self.world.round_trip_us);
                 self.at(self.now_us + in_us + delay_us, event);
             }
@@ -272,7 +272,7 @@ impl Run {
 
     /// The place takes the oldest units. The request that is meant, which still counts, has passed
     /// with fewer.
-    fn give_back_oldest(&mut self, number: usize, index: usize, stamp: u64) {
+    fn refund_oldest(&mut self, number: usize, index: usize, stamp: u64) {
         let item = &self.requests[number].charge[index];
         let (rule, now_us) = (item.window.rule, self.clock_us(place(item)));
         let cost = item.cost;
@@ -281,7 +281,7 @@ impl Run {
         if let Some(meant) = meant.filter(|(stamp, _)| stamp + rule.window_us > now_us) {
             meant.1 = 0;
             let count = self.counts.get_mut(&item.id()).unwrap();
-            count.give_back_oldest(&rule, cost, now_us);
+            count.refund_oldest(&rule, cost, now_us);
         }
     }
 
@@ -301,17 +301,17 @@ impl Run {
         });
     }
 
-    fn give_back(&mut self, number: usize, part: usize, stamps: &[u64]) {
+    fn refund(&mut self, number: usize, part: usize, stamps: &[u64]) {
         let request = &self.requests[number];
         let reserve = request.reserve.as_ref().unwrap();
         let now_us = self.clock_us(reserve.parts()[part].place);
         for (index, item) in reserve.charge_of(part, &request.charge).iter().enumerate() {
             let (rule, count) = (item.window.rule, self.counts.get_mut(&item.id()).unwrap());
-            let look = count.look(&rule, 0, now_us);
+            let look = count.first_pass(&rule, 0, now_us);
             // Who does not say what it takes back takes the last that came.
             let newest = count.settle(&rule, 0, &look, false).stamp;
             let stamp = stamps.get(index).copied().unwrap_or(newest);
-            count.give_back(&rule, item.cost, stamp, now_us);
+            count.refund(&rule, item.cost, stamp, now_us);
         }
     }
 }
@@ -322,7 +322,7 @@ fn decide(counts: &mut HashMap<u128, Count>, charge: &Charge, now_us: u64) -> De
         let count = counts
             .entry(item.id())
             .or_insert_with(|| Count::new(rule.algorithm));
-        count.look(&rule, item.cost, now_us)
+        count.first_pass(&rule, item.cost, now_us)
     };
     let looks: Vec<_> = charge.iter().map(|item| look(counts, item)).collect();
     let allowed = looks.iter().all(|look| look.retry == Retry::Now);

@@ -110,16 +110,16 @@ fn units_are_given_back_and_charged_on_top_in_the_store_and_beside_it() {
             assert_eq!(worker.used("counted").await, (101, 101), "{url}");
             worker
                 .limiter
-                .give_back_oldest(&worker.of("counted", 5), generation);
+                .refund_oldest(&worker.of("counted", 5), generation);
             assert_eq!(worker.used("counted").await, (96, 96), "{url}");
             assert!(worker.admits(worker.of("counted", 4)).await);
             assert!(!worker.admits(worker.of("counted", 1)).await);
             worker
                 .limiter
-                .give_back_oldest(&worker.of("counted", 1_000), generation);
+                .refund_oldest(&worker.of("counted", 1_000), generation);
             assert_eq!(worker.used("counted").await, (0, 0), "{url}");
             // Nothing is asked of the store for nothing.
-            worker.limiter.give_back_oldest(&Charge::new(), generation);
+            worker.limiter.refund_oldest(&Charge::new(), generation);
             worker.limiter.charge_anyway(&Charge::new(), generation);
         });
     }
@@ -144,7 +144,7 @@ fn while_the_store_is_away_local_counts_change_and_what_was_charged_is_owed() {
         assert_eq!(worker.used_here("counted"), 110);
         worker
             .limiter
-            .give_back_oldest(&worker.of("counted", 60), generation);
+            .refund_oldest(&worker.of("counted", 60), generation);
         assert_eq!(worker.used_here("counted"), 50);
         server.thaw();
         worker.waits_until_store_is(false).await;

@@ -221,7 +221,7 @@ fn the_keys_of_a_thousand_changes_are_all_known() {
     let mut connection = redis.connect();
     let script = redis::Script::new(include_str!("../../lua/known_keys.lua"));
     for number in 0..1500 {
-        let digest = tidegate::limit::key::KeyDigest::of(format!("key-{number}").as_bytes());
+        let digest = tidegate::limit::key::KeyDigest::new(format!("key-{number}").as_bytes());
         let mut call = script.prepare_invoke();
         call.key("tidegate:keys");
         call.key("tidegate:keys.version{tidegate:keys}");

@@ -152,7 +152,7 @@ fn giving_back_the_oldest_frees_exactly_so_many_units() {
             };
             let name = format!("{algorithm:?}").to_lowercase();
             let mut limit = Arc::unwrap_or_clone(limit(&name, rule));
-            limit.gives_back = true;
+            limit.refunds = true;
             let limit = Arc::new(limit);
             let other = fixture.charge(&one(&limit, 2, 1)).await;
             assert!(other.allowed);
@@ -160,13 +160,13 @@ fn giving_back_the_oldest_frees_exactly_so_many_units() {
                 assert!(fixture.charge(&one(&limit, 1, 1)).await.allowed);
             }
             let generation = fixture.store.hash_key().generation;
-            for (given_back, free) in [(3, 3), (0, 0), (1, 1), (7, 7), (4_000, 10)] {
+            for (refunded, free) in [(3, 3), (0, 0), (1, 1), (7, 7), (4_000, 10)] {
                 // The worker knows the denial, and forgets it when units are given back.
                 assert!(!fixture.charge(&one(&limit, 1, 1)).await.allowed);
-                let units = one(&limit, 1, given_back);
-                fixture.store.give_back_oldest(&units, generation);
+                let units = one(&limit, 1, refunded);
+                fixture.store.refund_oldest(&units, generation);
                 let look = fixture.charge(&one(&limit, 1, 0)).await;
-                assert_eq!(look.verdicts[0].used, 10 - free, "{name}, {given_back}");
+                assert_eq!(look.verdicts[0].used, 10 - free, "{name}, {refunded}");
                 for _ in 0..free {
                     assert!(fixture.charge(&one(&limit, 1, 1)).await.allowed);
                 }

@@ -292,7 +292,7 @@ pub fn calendar_limit(name: &str, unit: CalendarUnit, units: u64) -> Arc<Limit> 
     let mut limit = Limit::clone(&limit(name, rule));
     limit.windows = vec![Arc::new(Window {
         calendar: Some(Arc::new(calendar)),
-        ..limit.windows[0].own()
+        ..limit.windows[0].deep_copy()
     })];
     Arc::new(limit)
 }

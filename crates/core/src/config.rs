@@ -222,12 +222,24 @@ impl Config {
             limits: (route.limits.iter())
                 .map(|limit| Arc::clone(by_name[&*limit.name]))
                 .collect(),
-            strip_prefix: route.strip_prefix.as_ref().map(Prefix::own),
-            add_prefix: route.add_prefix.as_ref().map(Prefix::own),
-            headers_up: route.headers_up.iter().map(HeaderChange::own).collect(),
-            headers_down: route.headers_down.iter().map(HeaderChange::own).collect(),
-            trailers_down: route.trailers_down.iter().map(HeaderChange::own).collect(),
-            target: route.target.own(),
+            strip_prefix: route.strip_prefix.as_ref().map(Prefix::deep_copy),
+            add_prefix: route.add_prefix.as_ref().map(Prefix::deep_copy),
+            headers_up: route
+                .headers_up
+                .iter()
+                .map(HeaderChange::deep_copy)
+                .collect(),
+            headers_down: route
+                .headers_down
+                .iter()
+                .map(HeaderChange::deep_copy)
+                .collect(),
+            trailers_down: route
+                .trailers_down
+                .iter()
+                .map(HeaderChange::deep_copy)
+                .collect(),
+            target: route.target.deep_copy(),
             usage: route.usage.as_deref().map(own_usage),
             reads_body: (route.reads_body.as_deref()).map(|table| Arc::new(table.clone())),
             ..route.clone()
@@ -250,7 +262,7 @@ impl Config {
                     ..status.clone()
                 })
             }),
-            ledger: (self.ledger.as_deref()).map(|ledger| Arc::new(ledger.own())),
+            ledger: (self.ledger.as_deref()).map(|ledger| Arc::new(ledger.deep_copy())),
             unrouted: (self.unrouted.as_deref()).map(|route| Box::new(own_route(route))),
             routes,
             descriptors: (self.descriptors).with_limits(|limit| Arc::clone(by_name[&*limit.name])),
@@ -291,6 +303,6 @@ fn own_limit(limit: &Limit) -> Arc<Limit> {
 }
 
 fn own_windows(windows: &[Arc<Window>]) -> Vec<Arc<Window>> {
-    let own = |window: &Arc<Window>| Arc::new(window.own());
+    let own = |window: &Arc<Window>| Arc::new(window.deep_copy());
     windows.iter().map(own).collect()
 }

@@ -94,17 +94,17 @@ pub mod control {
         }
 
         fn find(&self, read: impl Fn(&Armed) -> u32) -> u32 {
-            armed().iter().find(|one| self.is(one)).map_or(0, read)
+            armed().iter().find(|one| self.matches(one)).map_or(0, read)
         }
 
-        fn is(&self, one: &Armed) -> bool {
+        fn matches(&self, one: &Armed) -> bool {
             one.name == self.name && one.context == self.context
         }
     }
 
     impl Drop for Failure {
         fn drop(&mut self) {
-            armed().retain(|one| !self.is(one));
+            armed().retain(|one| !self.matches(one));
         }
     }
 }

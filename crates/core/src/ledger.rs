@@ -61,7 +61,7 @@ pub struct LedgerAmounts {
 }
 
 impl LedgerAmounts {
-    pub fn of(self, count: LedgerCount) -> i64 {
+    pub fn amount(self, count: LedgerCount) -> i64 {
         match count {
             LedgerCount::Requests => self.requests,
             LedgerCount::Tokens => self.tokens,
@@ -69,7 +69,7 @@ impl LedgerAmounts {
         }
     }
 
-    pub fn of_mut(&mut self, count: LedgerCount) -> &mut i64 {
+    pub fn amount_mut(&mut self, count: LedgerCount) -> &mut i64 {
         match count {
             LedgerCount::Requests => &mut self.requests,
             LedgerCount::Tokens => &mut self.tokens,
@@ -79,8 +79,8 @@ impl LedgerAmounts {
 
     pub fn add(&mut self, more: LedgerAmounts) {
         for count in LedgerCount::ALL {
-            let sum = self.of_mut(count);
-            *sum = sum.saturating_add(more.of(count));
+            let sum = self.amount_mut(count);
+            *sum = sum.saturating_add(more.amount(count));
         }
     }
 
@@ -88,8 +88,8 @@ impl LedgerAmounts {
     pub fn since(self, before: LedgerAmounts) -> LedgerAmounts {
         let mut difference = self;
         for count in LedgerCount::ALL {
-            let left = difference.of_mut(count);
-            *left = left.saturating_sub(before.of(count));
+            let left = difference.amount_mut(count);
+            *left = left.saturating_sub(before.amount(count));
         }
         difference
     }
@@ -98,7 +98,7 @@ impl LedgerAmounts {
     pub fn only(self, counts: &[LedgerCount]) -> LedgerAmounts {
         let mut chosen = LedgerAmounts::default();
         for count in counts {
-            *chosen.of_mut(*count) = self.of(*count);
+            *chosen.amount_mut(*count) = self.amount(*count);
         }
         chosen
     }
@@ -107,7 +107,7 @@ impl LedgerAmounts {
     pub fn raised(self) -> LedgerAmounts {
         let mut raised = self;
         for count in LedgerCount::ALL {
-            *raised.of_mut(count) = self.of(count).max(0);
+            *raised.amount_mut(count) = self.amount(count).max(0);
         }
         raised
     }

@@ -150,7 +150,7 @@ pub struct Limit {
     pub slot: Option<Arc<str>>,
     /// Some route may refund units, or clients may leave while they wait. So a denied key may pass
     /// sooner than the store said.
-    pub gives_back: bool,
+    pub refunds: bool,
     /// The spelling of keys by path: folded if all routes of the limit ignore letter case.
     pub case: Case,
 }
@@ -163,7 +163,7 @@ impl Limit {
             name: name.into(),
             windows: Window::all(name, rules, &Arc::default()),
             calendar: Arc::default(),
-            day: DayWord::of(rules),
+            day: DayWord::for_rules(rules),
             tiers: Vec::new(),
             candidate: Vec::new(),
             shadow: false,
@@ -180,7 +180,7 @@ impl Limit {
             lease_us: 0,
             delay: None,
             slot: None,
-            gives_back: false,
+            refunds: false,
             case: Case::Sensitive,
         }
     }

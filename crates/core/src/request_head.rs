@@ -39,7 +39,7 @@ pub enum Scheme {
 }
 
 impl Scheme {
-    pub fn of(secure: bool) -> Scheme {
+    pub fn new(secure: bool) -> Scheme {
         match secure {
             true => Scheme::Https,
             false => Scheme::Http,

@@ -61,7 +61,7 @@ fn run(seed: u64, fault: Option<Fault>, is_traced: bool) -> (World, Result<Figur
     let _entered = runtime.enter();
     let plan = Plan {
         is_strict: std::env::var_os("SIM_STRICT").is_some(),
-        ..Plan::of(seed, fault)
+        ..Plan::from_seed(seed, fault)
     };
     let mut world = World::new(plan, is_traced);
     let result = world.run();

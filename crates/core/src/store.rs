@@ -159,10 +159,10 @@ impl Store {
     /// Takes back what `decision`, which allowed `charge`, has charged: the cost of each item,
     /// which may be less by now. It is sent once, and nothing waits for it. [`Store::release`]
     /// frees slots.
-    pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
+    pub fn refund(&self, charge: &Charge, decision: &Decision, generation: u64) {
         match self {
-            Store::Memory(memory) => memory.give_back(charge, decision),
-            Store::Redis(redis) => redis.give_back(charge, decision, generation),
+            Store::Memory(memory) => memory.refund(charge, decision),
+            Store::Redis(redis) => redis.refund(charge, decision, generation),
         }
     }
 
@@ -182,10 +182,10 @@ impl Store {
     ///
     /// So no window of a log holds more than its limit, whichever request is meant of those that
     /// still count. If the request that is meant has expired, a unit of a later one is taken.
-    pub fn give_back_oldest(&self, charge: &Charge, generation: u64) {
+    pub fn refund_oldest(&self, charge: &Charge, generation: u64) {
         match self {
-            Store::Memory(memory) => memory.give_back_oldest(charge),
-            Store::Redis(redis) => redis.give_back_oldest(charge, generation),
+            Store::Memory(memory) => memory.refund_oldest(charge),
+            Store::Redis(redis) => redis.refund_oldest(charge, generation),
         }
     }
 

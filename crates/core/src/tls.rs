@@ -156,7 +156,7 @@ impl TlsTrouble {
         let mut next = Some(error);
         while let Some(error) = next {
             if let Some(error) = error.downcast_ref::<rustls::Error>() {
-                return Some(TlsTrouble::of(error));
+                return Some(TlsTrouble::from_error(error));
             }
             // The source of an `io::Error` is that of the error within, which would be skipped.
             next = match error.downcast_ref::<io::Error>() {
@@ -167,7 +167,7 @@ impl TlsTrouble {
         None
     }
 
-    fn of(error: &rustls::Error) -> TlsTrouble {
+    fn from_error(error: &rustls::Error) -> TlsTrouble {
         match error {
             rustls::Error::InvalidCertificate(why) => match why {
                 CertificateError::Expired | CertificateError::ExpiredContext { .. } => {

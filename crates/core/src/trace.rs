@@ -139,7 +139,7 @@ fn read_hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
 }
 
 impl TraceContext {
-    pub fn of(headers: &HeaderMap) -> Option<TraceContext> {
+    pub fn from_headers(headers: &HeaderMap) -> Option<TraceContext> {
         let mut lines = headers.get_all(TRACEPARENT).iter();
         let line = lines.next()?;
         match lines.next() {
@@ -189,7 +189,7 @@ impl TraceContext {
 impl SamplingRules {
     /// Begins the span of a request with these headers.
     pub fn begin(&self, headers: &HeaderMap, trusted: bool) -> Begun {
-        let sender = TraceContext::of(headers);
+        let sender = TraceContext::from_headers(headers);
         let continues = match self.continues {
             Continue::Trusted => trusted,
             Continue::All => true,
@@ -310,7 +310,7 @@ mod tests {
             assert_eq!(TraceContext::parse(text.as_bytes()), None, "{text}");
         }
         let twice = headers(&[(TRACEPARENT, PARENT), (TRACEPARENT, PARENT)]);
-        assert_eq!(TraceContext::of(&twice), None);
+        assert_eq!(TraceContext::from_headers(&twice), None);
         let later = format!("cc{ids}01");
         assert!(TraceContext::parse(later.as_bytes()).is_some());
         assert!(TraceContext::parse(format!("{later}-what-is-new").as_bytes()).is_some());
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn only_whom_one_trusts_decides_what_is_recorded() {
         let said = headers(&[(TRACEPARENT, PARENT)]);
-        let before = TraceContext::of(&said).unwrap();
+        let before = TraceContext::from_headers(&said).unwrap();
         let never = rules(0.0, Continue::Trusted, true);
         let stranger = never.begin(&said, false);
         assert!(!stranger.own.sampled);

@@ -165,7 +165,7 @@ fn add_group(
             },
             tls: ServerTls {
                 secure,
-                certificates: authorities.of(&one.scope, secure),
+                certificates: authorities.server_certificates(&one.scope, secure),
             },
             closed: closed.or_else(others),
         };

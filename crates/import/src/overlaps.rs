@@ -36,7 +36,7 @@ pub(super) fn note_order(program: &str, draft: &mut Draft) {
     let Draft { routes, notes, .. } = draft;
     let place = |route: &RouteDraft| {
         let index = routes.iter().position(|one| one.host == route.host);
-        TablePlace::of(route, index.unwrap_or_default())
+        TablePlace::new(route, index.unwrap_or_default())
     };
     let places: Vec<TablePlace> = routes.iter().map(place).collect();
     for (index, place) in places.iter().enumerate() {
@@ -107,7 +107,7 @@ struct TablePlace {
 
 impl TablePlace {
     /// `index` is that of the first route with this host.
-    fn of(route: &RouteDraft, index: usize) -> TablePlace {
+    fn new(route: &RouteDraft, index: usize) -> TablePlace {
         let host = route.host.as_deref().map(HostPattern::parse);
         let host = host.and_then(Result::ok).unwrap_or(HostPattern::Any);
         let path = route.path.as_str();

@@ -94,7 +94,7 @@ impl<'e> LoggedCall<'e> {
         let reserved = units(self.estimate.tokens, self.asked_model)?;
         let settled = match is_refunded {
             true => 0,
-            false => self.settled(|tokens| units(tokens, self.priced_model), reserved)?,
+            false => self.settled_units(|tokens| units(tokens, self.priced_model), reserved)?,
         };
         Some(CallCost {
             reserved,
@@ -156,7 +156,11 @@ fn estimate(settings: &UsageSettings, tokens: &LoggedTokens<'_>) -> Estimate {
 impl LoggedCall<'_> {
     /// The units in the end, as the proxy settles them: what the answer left out never lifts a
     /// charge above its reserve.
-    fn settled(&self, units: impl Fn(TokenCounts) -> Option<u64>, reserved: u64) -> Option<u64> {
+    fn settled_units(
+        &self,
+        units: impl Fn(TokenCounts) -> Option<u64>,
+        reserved: u64,
+    ) -> Option<u64> {
         let all = units(self.charged.tokens)?;
         match self.charged.partly_reported {
             None => Some(all),

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::bans::ReplayBans;
 use super::calls::{CallCost, CallFacts};
 use super::meter::{
-    Adjusted, MeterCharge, MeterLook, RateOutcomes, Rates, SCALES, Scale, Stamps, WindowMeter,
+    Adjusted, MeterCharge, MeterFirstPass, RateOutcomes, Rates, SCALES, Scale, Stamps, WindowMeter,
 };
 use super::plan::{ReplayPlan, WindowRow};
 use super::timeline::{BusiestMinutes, LogClock, Timeline};
@@ -267,7 +267,7 @@ impl ReplayCounts {
     fn end_charge(&mut self, ended: &PendingCharge, at_us: u64) {
         let meter = &mut self.meters[ended.meter];
         let Some(settled) = ended.settled else {
-            return meter.give_back(&ended.charge, &ended.stamps, &ended.allowed, at_us);
+            return meter.refund(&ended.charge, &ended.stamps, &ended.allowed, at_us);
         };
         let adjusted = Adjusted {
             charge: &ended.charge,
@@ -359,40 +359,45 @@ impl ReplayCounts {
     ) -> Rates<bool> {
         let mut allowed = Rates::default().map(|_: &bool| true);
         allowed.own = !outcome.is_banned;
-        let mut looks: SmallVec<[MeterLook; 4]> = SmallVec::new();
+        let mut firsts: SmallVec<[MeterFirstPass; 4]> = SmallVec::new();
         for one in charges {
-            let look = self.meters[one.meter].look(&one.charge, self.now_us);
+            let first = self.meters[one.meter].first_pass(&one.charge, self.now_us);
             for scale in SCALES {
-                allowed[scale] &= !look.denies[scale];
+                allowed[scale] &= !first.denies[scale];
             }
-            if look.denies.own && !outcome.is_banned {
+            if first.denies.own && !outcome.is_banned {
                 denying.push(one.row);
             }
-            looks.push(look);
+            firsts.push(first);
         }
         let mut outcomes = RateOutcomes {
             allowed,
             waits_us: Rates::default(),
         };
         if charges.iter().any(|one| one.delay.is_some()) {
-            self.hold(charges, &mut looks, &mut outcomes);
+            self.hold(charges, &mut firsts, &mut outcomes);
         }
-        for (one, look) in charges.iter().zip(&looks) {
-            self.settle(one, look, &outcomes, outcome);
+        for (one, first) in charges.iter().zip(&firsts) {
+            self.settle(one, first, &outcomes, outcome);
         }
         outcomes.allowed
     }
 
     /// Lets a request wait at each rate that denies it, if all windows that deny it hold requests.
-    fn hold(&self, charges: &WindowCharges, looks: &mut [MeterLook], outcomes: &mut RateOutcomes) {
+    fn hold(
+        &self,
+        charges: &WindowCharges,
+        firsts: &mut [MeterFirstPass],
+        outcomes: &mut RateOutcomes,
+    ) {
         for scale in SCALES {
             if outcomes.allowed[scale] {
                 continue;
             }
-            let check = |(one, look): (&WindowCharge, &MeterLook)| {
-                self.meters[one.meter].scale_check(&one.charge, look, scale, self.now_us)
+            let check = |(one, first): (&WindowCharge, &MeterFirstPass)| {
+                self.meters[one.meter].scale_check(&one.charge, first, scale, self.now_us)
             };
-            let checks: SmallVec<[_; 4]> = charges.iter().zip(&*looks).map(check).collect();
+            let checks: SmallVec<[_; 4]> = charges.iter().zip(&*firsts).map(check).collect();
             let bookings = checks.iter().zip(charges);
             let Some(wait_us) = wait_us(bookings.map(|(check, one)| check.booking(one.delay)))
             else {
@@ -400,9 +405,9 @@ impl ReplayCounts {
             };
             outcomes.allowed[scale] = true;
             outcomes.waits_us[scale] = wait_us;
-            for look in &mut *looks {
-                look.holds |= scale == Scale::Own && look.denies.own;
-                look.denies[scale] = false;
+            for first in &mut *firsts {
+                first.holds |= scale == Scale::Own && first.denies.own;
+                first.denies[scale] = false;
             }
         }
     }
@@ -410,7 +415,7 @@ impl ReplayCounts {
     fn settle(
         &mut self,
         one: &WindowCharge,
-        look: &MeterLook,
+        first: &MeterFirstPass,
         outcomes: &RateOutcomes,
         outcome: LoggedOutcome,
     ) {
@@ -423,7 +428,7 @@ impl ReplayCounts {
         } = *one;
         let allowed = &outcomes.allowed;
         let counts = &mut self.meters[meter];
-        let stamps = counts.settle(&charge, look, outcomes, row);
+        let stamps = counts.settle(&charge, first, outcomes, row);
         let is_slot = counts.algorithm() == Algorithm::Slots;
         if is_slot || settled.is_some() {
             let pending = PendingCharge {
@@ -442,17 +447,17 @@ impl ReplayCounts {
             let at_us = self.now_us.saturating_add(after_us.min(MAX_DURATION_US));
             self.pending.insert((at_us, number), pending);
         } else if outcome.is_refunded && charge.cost > 0 {
-            counts.give_back(&charge, &stamps, allowed, self.now_us);
+            counts.refund(&charge, &stamps, allowed, self.now_us);
         }
         let stats = &mut self.rows[row];
         stats.asked += 1;
-        if look.holds {
+        if first.holds {
             stats.held.note(outcomes.waits_us.own);
         }
         for scale in SCALES {
-            stats.denied[scale] += u64::from(look.denies[scale]);
+            stats.denied[scale] += u64::from(first.denies[scale]);
         }
-        if look.denies.own {
+        if first.denies.own {
             stats.minutes.note(self.now_us);
             self.timeline.note(FIRST_ROW + row);
         }

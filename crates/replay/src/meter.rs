@@ -114,7 +114,7 @@ pub struct KeyCounts {
 
 /// The answer of one key's counts before they are charged.
 #[derive(Debug)]
-pub struct MeterLook {
+pub struct MeterFirstPass {
     base: FirstPass,
     forks: Option<Box<Rates<Option<FirstPass>>>>,
     /// Rates at which this window denies the request.
@@ -222,10 +222,10 @@ impl WindowMeter {
     }
 
     /// First pass: the rates at which this window alone denies the request.
-    pub fn look(&mut self, charge: &MeterCharge, now_us: u64) -> MeterLook {
+    pub fn first_pass(&mut self, charge: &MeterCharge, now_us: u64) -> MeterFirstPass {
         let at = self.moment(now_us);
         let key = &mut self.keys[charge.place as usize];
-        let base = key.base.look(&self.rule, charge.cost, at);
+        let base = key.base.first_pass(&self.rule, charge.cost, at);
         let used = base.used();
         if used == 0 && key.forks.is_some() {
             key.drop_empty_forks(&self.rule, now_us);
@@ -238,7 +238,7 @@ impl WindowMeter {
         key.note_need(need);
         key.asked = key.asked.saturating_add(1);
         let denies = |scale| used.saturating_add(charge.costs[scale]) > charge.units[scale];
-        let mut look = MeterLook {
+        let mut first = MeterFirstPass {
             base,
             forks: None,
             holds: false,
@@ -249,17 +249,17 @@ impl WindowMeter {
             },
         };
         if let Some(forks) = &key.forks {
-            let looks = look.forks.get_or_insert_default();
+            let forks_first = first.forks.get_or_insert_default();
             for scale in SCALES {
                 if let Some(fork) = &forks[scale] {
                     let rule = with_units(self.rule, charge.units[scale]);
-                    let first = fork.look(&rule, charge.costs[scale], at);
-                    look.denies[scale] = first.retry != Retry::Now;
-                    looks[scale] = Some(first);
+                    let fork_first = fork.first_pass(&rule, charge.costs[scale], at);
+                    first.denies[scale] = fork_first.retry != Retry::Now;
+                    forks_first[scale] = Some(fork_first);
                 }
             }
         }
-        look
+        first
     }
 
     /// Second pass: charges at each rate that allows the whole request. Notes the result in the
@@ -267,7 +267,7 @@ impl WindowMeter {
     pub fn settle(
         &mut self,
         charge: &MeterCharge,
-        look: &MeterLook,
+        first: &MeterFirstPass,
         outcomes: &RateOutcomes,
         row: usize,
     ) -> Stamps {
@@ -277,21 +277,21 @@ impl WindowMeter {
         let is_lowered = charge.is_lowered && SCALES.iter().any(|scale| charge.lowers(*scale));
         let key = &mut self.keys[charge.place as usize];
         key.row = u16::try_from(row).unwrap_or(0);
-        key.denied = key.denied.saturating_add(u32::from(look.denies.own));
+        key.denied = key.denied.saturating_add(u32::from(first.denies.own));
         for scale in SCALES {
-            key.hit[scale] |= look.denies[scale];
+            key.hit[scale] |= first.denies[scale];
         }
         if !all_allow || is_lowered || key.forks.is_some() {
-            stamps.forks = key.settle_forks(self.rule, charge, look, outcomes);
+            stamps.forks = key.settle_forks(self.rule, charge, first, outcomes);
         }
         let most = self.rule.algorithm.max_count();
-        let cost = charge.cost.min(most.saturating_sub(look.base.used()));
-        stamps.base = key.base.settle_quietly(&self.rule, cost, &look.base, true);
+        let cost = charge.cost.min(most.saturating_sub(first.base.used()));
+        stamps.base = key.base.settle_quietly(&self.rule, cost, &first.base, true);
         stamps
     }
 
     /// Refunds a charge at each rate that allowed it.
-    pub fn give_back(
+    pub fn refund(
         &mut self,
         charge: &MeterCharge,
         stamps: &Stamps,
@@ -300,7 +300,7 @@ impl WindowMeter {
     ) {
         let key = &mut self.keys[charge.place as usize];
         key.base
-            .give_back(&self.rule, charge.cost, stamps.base, now_us);
+            .refund(&self.rule, charge.cost, stamps.base, now_us);
         for scale in SCALES {
             let forks = key.forks.as_mut();
             if let Some(fork) = forks.and_then(|forks| forks[scale].as_mut())
@@ -308,7 +308,7 @@ impl WindowMeter {
             {
                 let stamp = stamps.forks[scale].unwrap_or(stamps.base);
                 let rule = with_units(self.rule, charge.units[scale]);
-                fork.give_back(&rule, charge.cost, stamp, now_us);
+                fork.refund(&rule, charge.cost, stamp, now_us);
             }
         }
     }
@@ -324,7 +324,7 @@ impl WindowMeter {
             let stamp = one.stamps.forks[scale].unwrap_or(one.stamps.base);
             match fork {
                 Some(fork) if one.allowed[scale] => {
-                    let change = CostChange::of(charge.costs[scale], settled);
+                    let change = CostChange::new(charge.costs[scale], settled);
                     change.apply(fork, &rule, stamp, now_us);
                 }
                 // The base count will hold units that this rate has not.
@@ -335,7 +335,7 @@ impl WindowMeter {
                 _ => {}
             }
         }
-        let change = CostChange::of(charge.cost, settled);
+        let change = CostChange::new(charge.cost, settled);
         change.apply(&mut key.base, &self.rule, one.stamps.base, now_us);
         // A limit that holds less would be overdrawn.
         key.note_need(key.base.used(&self.rule, now_us));
@@ -405,7 +405,7 @@ enum CostChange {
 }
 
 impl CostChange {
-    fn of(charged: u64, settled: u64) -> CostChange {
+    fn new(charged: u64, settled: u64) -> CostChange {
         match settled.checked_sub(charged) {
             Some(more) => CostChange::More(more),
             None => CostChange::Less(charged - settled),
@@ -416,7 +416,7 @@ impl CostChange {
         match self {
             CostChange::More(0) => {}
             CostChange::More(units) => count.charge_more(rule, units, now_us),
-            CostChange::Less(units) => count.give_back(rule, units, stamp, now_us),
+            CostChange::Less(units) => count.refund(rule, units, stamp, now_us),
         }
     }
 }
@@ -449,13 +449,13 @@ impl KeyCounts {
         &mut self,
         rule: Rule,
         charge: &MeterCharge,
-        look: &MeterLook,
+        first: &MeterFirstPass,
         outcomes: &RateOutcomes,
     ) -> Rates<Option<u64>> {
         let mut stamps = Rates::default();
         for scale in SCALES {
             let rule = with_units(rule, charge.units[scale]);
-            let first = look.forks.as_ref().and_then(|looks| looks[scale].as_ref());
+            let of_fork = first.forks.as_ref().and_then(|forks| forks[scale].as_ref());
             let fork = self.forks.as_mut().and_then(|forks| forks[scale].as_mut());
             let (allowed, wait_us) = (outcomes.allowed[scale], outcomes.waits_us[scale]);
             let cost = charge.costs[scale];
@@ -463,11 +463,11 @@ impl KeyCounts {
                 0 => fork.settle_quietly(&rule, cost, first, allowed),
                 _ => fork.book(&rule, cost, first, wait_us).stamp,
             };
-            if let (Some(first), Some(fork)) = (first, fork) {
-                stamps[scale] = Some(settle(fork, first));
+            if let (Some(of_fork), Some(fork)) = (of_fork, fork) {
+                stamps[scale] = Some(settle(fork, of_fork));
             } else if (!allowed || wait_us > 0 || charge.lowers(scale)) && charge.cost > 0 {
                 let mut fork = self.base.clone();
-                stamps[scale] = Some(settle(&mut fork, &look.base));
+                stamps[scale] = Some(settle(&mut fork, &first.base));
                 self.forks.get_or_insert_default()[scale] = Some(fork);
             }
         }

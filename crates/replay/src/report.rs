@@ -423,7 +423,7 @@ fn per(row: &WindowRow) -> String {
     if rule.algorithm == Algorithm::Slots {
         return " at once".to_owned();
     }
-    format!("/{}", Rate::of(rule).window_text())
+    format!("/{}", Rate::from_rule(rule).window_text())
 }
 
 #[cfg(test)]

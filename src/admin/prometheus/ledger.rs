@@ -16,7 +16,7 @@ pub(super) fn write(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
         ("tidegate_ledger_lost_units", billing.lost()),
     ];
     for (name, amounts) in families {
-        let sample = |count: &LedgerCount| (count.word(), amounts.of(*count));
+        let sample = |count: &LedgerCount| (count.word(), amounts.amount(*count));
         let samples = settings.counts.iter().map(sample);
         labelled(text, name, "counts", samples);
     }

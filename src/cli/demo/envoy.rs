@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use super::{DemoFolder, program, quoted};
-use crate::cli::output::{CommandError, print_warnings, say};
+use crate::cli::output::{CommandError, print_error, print_warnings};
 use crate::cli::run::{DemoOptions, StartOptions, serve};
 use crate::config::{self, Listen};
 use crate::server::echo::DemoSettings;
@@ -54,7 +54,7 @@ pub(super) fn run(mut settings: DemoSettings) -> Result<u8, CommandError> {
         }),
     };
     let served = serve(config, options, |started| {
-        say(&next_steps(&folder.0, started.admin));
+        print_error(&next_steps(&folder.0, started.admin));
     });
     drop(envoy);
     served

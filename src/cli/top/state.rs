@@ -219,7 +219,7 @@ impl TopState {
                 if order_kind(letter).is_some() =>
             {
                 if let Some(kind) = order_kind(letter) {
-                    self.ask(kind);
+                    self.confirm_order(kind);
                 }
             }
             (_, View::Overview) => return self.act_in_overview(key),
@@ -278,7 +278,7 @@ impl TopState {
         None
     }
 
-    fn ask(&mut self, kind: OrderKind) {
+    fn confirm_order(&mut self, kind: OrderKind) {
         let order = match &self.view {
             View::Client(page) => page.order(kind),
             _ => self.order_of_selected(kind),

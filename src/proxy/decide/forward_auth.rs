@@ -177,7 +177,7 @@ impl Proxy {
             let _ = tokio::time::timeout(KEY_WAIT, Box::pin(wait)).await;
         }
         if let Some(questions) = self.stages.key_questions(x) {
-            questions.ask().await;
+            questions.ask_all().await;
         }
         self.stages.identify(x)?;
         if x.route

@@ -248,10 +248,10 @@ pub(super) struct ListMessage {
 }
 
 impl StructMessage {
-    pub(super) fn of(map: &Map<String, Value>) -> StructMessage {
+    pub(super) fn from_map(map: &Map<String, Value>) -> StructMessage {
         let field = |(key, value): (&String, &Value)| FieldMessage {
             key: key.clone(),
-            value: Some(ValueMessage::of(value)),
+            value: Some(ValueMessage::from_json(value)),
         };
         StructMessage {
             fields: map.iter().map(field).collect(),
@@ -269,15 +269,15 @@ impl StructMessage {
 }
 
 impl ValueMessage {
-    fn of(value: &Value) -> ValueMessage {
+    fn from_json(value: &Value) -> ValueMessage {
         let of = match value {
             Value::Null => ValueOf::Null(0),
             Value::Bool(is) => ValueOf::Bool(*is),
             Value::Number(number) => ValueOf::Number(number.as_f64().unwrap_or_default()),
             Value::String(text) => ValueOf::Text(text.clone()),
-            Value::Object(map) => ValueOf::Struct(StructMessage::of(map)),
+            Value::Object(map) => ValueOf::Struct(StructMessage::from_map(map)),
             Value::Array(values) => ValueOf::List(ListMessage {
-                values: values.iter().map(ValueMessage::of).collect(),
+                values: values.iter().map(ValueMessage::from_json).collect(),
             }),
         };
         ValueMessage { of: Some(of) }

@@ -172,7 +172,7 @@ impl DescriptorMessage {
         Ok(CallDescriptor {
             entries: entries?,
             hits: match self.is_negative_hits {
-                true => Hits::GiveBack(units),
+                true => Hits::Refund(units),
                 false => Hits::Charge(units),
             },
             has_own_hits: self.hits_addend.is_some(),
@@ -220,12 +220,16 @@ impl RateLimitResponse {
     pub(super) fn new(domain: &str, answer: CallAnswer) -> RateLimitResponse {
         RateLimitResponse {
             overall_code: code(answer.is_over),
-            statuses: answer.statuses.iter().map(StatusMessage::of).collect(),
+            statuses: answer
+                .statuses
+                .iter()
+                .map(StatusMessage::from_status)
+                .collect(),
             response_headers_to_add: headers(&answer.headers, answer.is_over),
             raw_body: answer.body,
             dynamic_metadata: answer
                 .metadata
-                .map(|tables| StructMessage::of(&metadata(domain, tables))),
+                .map(|tables| StructMessage::from_map(&metadata(domain, tables))),
         }
     }
 }
@@ -265,13 +269,13 @@ impl HeaderMessage {
 }
 
 impl StatusMessage {
-    fn of(status: &DescriptorStatus) -> StatusMessage {
+    fn from_status(status: &DescriptorStatus) -> StatusMessage {
         let seconds = |seconds: u64| DurationMessage {
             seconds: i64::try_from(seconds).unwrap_or(i64::MAX),
         };
         StatusMessage {
             code: code(status.is_over),
-            current_limit: status.limit.as_ref().map(LimitMessage::of),
+            current_limit: status.limit.as_ref().map(LimitMessage::from_limit),
             limit_remaining: status.remaining,
             duration_until_reset: status.reset_s.map(seconds),
         }
@@ -279,7 +283,7 @@ impl StatusMessage {
 }
 
 impl LimitMessage {
-    fn of(limit: &StatusLimit) -> LimitMessage {
+    fn from_limit(limit: &StatusLimit) -> LimitMessage {
         LimitMessage {
             requests_per_unit: limit.units,
             unit: RateUnit::of_window(limit.window_us).into(),

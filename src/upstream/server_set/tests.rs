@@ -53,7 +53,7 @@ impl Upstreams {
         Upstreams(upstream)
     }
 
-    fn of(hosts: &[&str], vitals: &Vitals) -> Upstreams {
+    fn with_hosts(hosts: &[&str], vitals: &Vitals) -> Upstreams {
         Upstreams(Upstream::new(None, &settings(hosts), Sweep::new(), vitals))
     }
 
@@ -159,7 +159,7 @@ fn an_address_keeps_its_health_when_others_come_and_go() {
 #[test]
 fn workers_that_look_up_at_other_times_share_the_health_of_an_address() {
     let vitals = Vitals::default();
-    let workers = [(); 2].map(|()| Upstreams::of(&[NAME, "10.9.9.9"], &vitals));
+    let workers = [(); 2].map(|()| Upstreams::with_hosts(&[NAME, "10.9.9.9"], &vitals));
     let first = |worker: &Upstreams| Arc::clone(&worker.servers()[0].health);
     let mut known = None;
     for texts in [&["10.0.0.1"][..], &["10.0.0.1", "10.0.0.2"], &["10.0.0.1"]] {
@@ -181,7 +181,8 @@ fn workers_that_look_up_at_other_times_share_the_health_of_an_address() {
 
 #[test]
 fn a_server_that_is_listed_twice_stays_two_servers() {
-    let upstreams = Upstreams::of(&[NAME, NAME, "10.9.9.9", "10.9.9.9"], &Vitals::default());
+    let upstreams =
+        Upstreams::with_hosts(&[NAME, NAME, "10.9.9.9", "10.9.9.9"], &Vitals::default());
     let before = upstreams.note(&["10.0.0.1", "10.0.0.2"]);
     assert_eq!(before.len(), 6);
     let again = upstreams.note(&["10.0.0.2", "10.0.0.1"]);

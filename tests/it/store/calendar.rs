@@ -89,17 +89,17 @@ fn units_come_back_to_the_window_that_they_were_charged_in() {
     let november = memory.charge(&one(&month, 1, 6));
     time.store(DECEMBER_US, Ordering::Relaxed);
     let december = memory.charge(&one(&month, 1, 4));
-    memory.give_back(&one(&month, 1, 6), &november);
+    memory.refund(&one(&month, 1, 6), &november);
     assert_eq!(used(), 4, "those of November");
-    memory.give_back(&one(&month, 1, 1), &december);
+    memory.refund(&one(&month, 1, 1), &december);
     assert_eq!(used(), 3);
     memory.charge_more(&one(&month, 1, 20));
     assert_eq!(used(), 23);
-    memory.give_back_oldest(&one(&month, 1, 13));
+    memory.refund_oldest(&one(&month, 1, 13));
     assert_eq!(used(), 10);
-    memory.give_back(&one(&month, 1, 100), &december);
+    memory.refund(&one(&month, 1, 100), &december);
     assert_eq!(used(), 0, "never below zero");
-    memory.give_back_oldest(&one(&month, 2, 5));
+    memory.refund_oldest(&one(&month, 2, 5));
     assert_eq!(memory.figures().keys, 1, "nothing is opened");
 }
 
@@ -122,7 +122,7 @@ fn without_the_store_a_proxy_has_its_share_less_what_it_admitted_in_this_window(
     let time = Arc::new(AtomicU64::new(NOVEMBER_US));
     let settings = memory_settings();
     let recovery = Arc::new(Recovery::new(
-        Arc::new(Fleet::of(4)),
+        Arc::new(Fleet::new(4)),
         [1; 16],
         TIMEOUT,
         NOVEMBER_US,
@@ -150,7 +150,7 @@ fn shares_end_with_the_window_in_which_the_store_came_back() {
     let time = Arc::new(AtomicU64::new(NOVEMBER_US));
     let settings = memory_settings();
     let recovery = Arc::new(Recovery::new(
-        Arc::new(Fleet::of(4)),
+        Arc::new(Fleet::new(4)),
         [1; 16],
         TIMEOUT,
         NOVEMBER_US,
@@ -188,12 +188,12 @@ fn a_window_counts_more_than_fits_into_four_bytes() {
         assert_eq!((look.used, look.remaining), (49 * BILLION, BILLION));
         assert!(!fixture.charge(&one(&money, 1, 2 * BILLION)).await.allowed);
         let back = one(&money, 1, 5 * BILLION);
-        fixture.store.give_back(&back, &first, generation);
+        fixture.store.refund(&back, &first, generation);
         let look = fixture.charge(&one(&money, 1, 0)).await.verdicts[0];
         assert_eq!(look.used, 44 * BILLION);
         fixture
             .store
-            .give_back_oldest(&one(&money, 1, 40 * BILLION), generation);
+            .refund_oldest(&one(&money, 1, 40 * BILLION), generation);
         let look = fixture.charge(&one(&money, 1, 0)).await.verdicts[0];
         assert_eq!(look.used, 4 * BILLION);
         // As much as fits, whatever a response says.

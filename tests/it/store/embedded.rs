@@ -121,7 +121,7 @@ fn threads_charging_several_keys_at_once_neither_deadlock_nor_overadmit() {
 #[test]
 fn the_store_that_stands_in_enforces_this_proxys_share() {
     let settings = memory_settings();
-    let fleet = Arc::new(Fleet::of(4));
+    let fleet = Arc::new(Fleet::new(4));
     let keys = KeyRing::new(&settings).unwrap();
     let recovery = Arc::new(Recovery::new(fleet, [1; 16], Duration::from_millis(25), 1));
     let local = Memory::new(&settings, keys, Micros::monotonic(), None).stand_in(&recovery);
@@ -150,7 +150,7 @@ fn a_request_that_redis_decided_later_counts_once_and_from_then_on() {
 #[test]
 fn an_answer_of_several_nodes_proves_a_loss_only_by_its_earliest_time() {
     let settings = memory_settings();
-    let fleet = Arc::new(Fleet::of(2));
+    let fleet = Arc::new(Fleet::new(2));
     let (memory, time) = store(&settings);
     let recovery = Arc::new(Recovery::new(fleet, [1; 16], Duration::from_millis(25), 1));
     let local = memory.stand_in(&recovery);
@@ -241,14 +241,14 @@ fn what_is_given_back_is_free_and_what_is_charged_more_counts() {
         let first = memory.charge(&one(&limit, 1, 4));
         time.fetch_add(1_000_000, Ordering::Relaxed);
         memory.charge(&one(&limit, 1, 3));
-        memory.give_back(&one(&limit, 1, 3), &first);
+        memory.refund(&one(&limit, 1, 3), &first);
         assert_eq!(used(), 4, "{algorithm:?}");
         memory.charge_more(&one(&limit, 1, 20));
         assert_eq!(used(), 24, "{algorithm:?}");
         assert!(!memory.charge(&one(&limit, 1, 1)).allowed);
         time.fetch_add(2 * 60_000_000, Ordering::Relaxed);
         // What has expired is not given back.
-        memory.give_back(&one(&limit, 1, 1), &first);
+        memory.refund(&one(&limit, 1, 1), &first);
         assert_eq!(used(), 0, "{algorithm:?}");
         memory.charge_more(&one(&limit, 2, 3));
         assert_eq!(memory.charge(&one(&limit, 2, 0)).verdicts[0].used, 3);
@@ -270,25 +270,25 @@ fn the_oldest_units_are_given_back_and_no_more_than_there_are() {
         time.fetch_add(10_000_000, Ordering::Relaxed);
         memory.charge(&one(&limit, 1, 4));
         assert!(!memory.charge(&one(&limit, 1, 1)).allowed);
-        memory.give_back_oldest(&one(&limit, 1, 0));
+        memory.refund_oldest(&one(&limit, 1, 0));
         assert_eq!(used(), 10, "{algorithm:?}");
-        memory.give_back_oldest(&one(&limit, 1, 7));
+        memory.refund_oldest(&one(&limit, 1, 7));
         assert_eq!(used(), 3, "{algorithm:?}");
         time.fetch_add(55_000_000, Ordering::Relaxed);
         // The log has the three that were charged last, 55 s ago.
         assert_eq!(used(), 3 - u64::from(algorithm == Algorithm::Counter));
-        memory.give_back_oldest(&one(&limit, 1, 100));
+        memory.refund_oldest(&one(&limit, 1, 100));
         assert_eq!(used(), 0, "{algorithm:?}");
         assert!(memory.charge(&one(&limit, 1, 10)).allowed);
         assert!(!memory.charge(&one(&limit, 1, 1)).allowed);
         // A key that counts nothing gets no entry.
         let keys = memory.figures().keys;
-        memory.give_back_oldest(&one(&limit, 2, 5));
+        memory.refund_oldest(&one(&limit, 2, 5));
         assert_eq!(memory.figures().keys, keys);
     }
     let (memory, _) = store(&memory_settings());
     let held = limit("held", slots_rule(2));
     assert!(memory.charge(&one(&held, 1, 2)).allowed);
-    memory.give_back_oldest(&one(&held, 1, 2));
+    memory.refund_oldest(&one(&held, 1, 2));
     assert_eq!(memory.charge(&one(&held, 1, 0)).verdicts[0].used, 2);
 }

@@ -400,18 +400,18 @@ fn giving_back_to_a_full_server_spoils_no_other_decision() {
             assert!(ask(1).await.unwrap().allowed);
             let granted = ask(2).await.unwrap();
             assert!(granted.allowed);
-            let give_back = || match by_stamp {
-                true => store.give_back(&one(&full, 2, 1), &granted, generation),
-                false => store.give_back_oldest(&one(&full, 2, 1), generation),
+            let refund = || match by_stamp {
+                true => store.refund(&one(&full, 2, 1), &granted, generation),
+                false => store.refund_oldest(&one(&full, 2, 1), generation),
             };
             server.run("CONFIG SET maxmemory 1");
-            give_back();
+            refund();
             // They are in one call.
             let what = format!("{algorithm:?}, by stamp: {by_stamp}");
             assert!(!ask(1).await.expect(&what).allowed, "{what}");
             server.run("CONFIG SET maxmemory 0");
             assert!(!ask(2).await.unwrap().allowed, "nothing went: {what}");
-            give_back();
+            refund();
             assert!(ask(2).await.unwrap().allowed, "{what}");
         });
     }

@@ -105,12 +105,12 @@ fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
         if chance.below(8) == 0 && !charged.is_empty() {
             let gone = charged.swap_remove(chance.below(charged.len() as u64) as usize);
             let group = Group {
-                operation: Operation::GiveBack,
+                operation: Operation::Refund,
                 charge: &gone.charge,
                 extra: &gone.stamps,
             };
             script.run(&[group], now_us);
-            models.adjust((Operation::GiveBack, &gone.charge), &gone.stamps, now_us);
+            models.adjust((Operation::Refund, &gone.charge), &gone.stamps, now_us);
         }
         let many = 1 + chance.below(limits.len() as u64) as usize;
         let from = chance.below(limits.len() as u64) as usize;
@@ -217,7 +217,7 @@ fn those_behind_a_request_that_is_given_up_keep_their_times() {
             if let Some(place) = waiting.filter(|_| chance.below(3) == 0) {
                 let gone = forwarded.remove(place);
                 let group = Group {
-                    operation: Operation::GiveBack,
+                    operation: Operation::Refund,
                     charge: &gone.charge,
                     extra: &gone.stamps,
                 };

@@ -255,7 +255,7 @@ impl Model {
     }
 
     /// Takes back up to `cost` of what `stamp` names, if it still counts.
-    fn give_back(&mut self, rule: &Rule, own_us: u64, cost: u64, stamp: u64) {
+    fn refund(&mut self, rule: &Rule, own_us: u64, cost: u64, stamp: u64) {
         let mut left = cost;
         match rule.algorithm {
             Algorithm::Log => {
@@ -286,7 +286,7 @@ impl Model {
     }
 
     /// Takes back up to `cost` of all units, the first that was admitted first.
-    fn give_back_oldest(&mut self, rule: &Rule, cost: u64) {
+    fn refund_oldest(&mut self, rule: &Rule, cost: u64) {
         let mut left = cost;
         match rule.algorithm {
             Algorithm::Log => {
@@ -439,20 +439,20 @@ impl Models {
             if rule.algorithm == Algorithm::Calendar && operation != Operation::Settle {
                 // Nothing is opened for what is given back.
                 match operation {
-                    Operation::GiveBack => {
+                    Operation::Refund => {
                         model.calendar_give_back(item.cost, *stamp);
-                        twin.give_back(rule, item.cost, *stamp, moment);
+                        twin.refund(rule, item.cost, *stamp, moment);
                     }
                     _ => {
                         if model.calendar_used(now_us) > 0 {
-                            model.give_back_oldest(rule, item.cost);
+                            model.refund_oldest(rule, item.cost);
                         }
-                        twin.give_back_oldest(rule, item.cost, moment);
+                        twin.refund_oldest(rule, item.cost, moment);
                     }
                 }
-            } else if operation == Operation::GiveBack {
+            } else if operation == Operation::Refund {
                 let before = aged.used(kept, own_us);
-                aged.give_back(kept, own_us, item.cost, *stamp);
+                aged.refund(kept, own_us, item.cost, *stamp);
                 // What takes nothing back keeps no ages either.
                 let names = own_us / rule.window_us - stamp.min(&(own_us / rule.window_us)) < 2
                     && *stamp <= own_us / rule.window_us;
@@ -461,14 +461,14 @@ impl Models {
                     aged.forget_expired(kept, own_us);
                     *model = aged;
                 }
-                twin.give_back(rule, item.cost, *stamp, now_us);
-            } else if operation == Operation::GiveBackOldest {
+                twin.refund(rule, item.cost, *stamp, now_us);
+            } else if operation == Operation::RefundOldest {
                 if item.cost > 0 && aged.used(kept, own_us) > 0 {
                     aged.forget_expired(kept, own_us);
-                    aged.give_back_oldest(kept, item.cost);
+                    aged.refund_oldest(kept, item.cost);
                     *model = aged;
                 }
-                twin.give_back_oldest(rule, item.cost, now_us);
+                twin.refund_oldest(rule, item.cost, now_us);
             } else if item.cost > 0 {
                 let most = match rule.algorithm {
                     Algorithm::Calendar => (1 << 48) - 1,
@@ -500,7 +500,7 @@ impl Models {
         for item in charge {
             let count = &mut self.0.entry(key(item)).or_default().1;
             let count = count.get_or_insert_with(|| Count::new(item.window.rule.algorithm));
-            looks.push(count.look(&item.window.rule, item.cost, at.moment(item)));
+            looks.push(count.first_pass(&item.window.rule, item.cost, at.moment(item)));
         }
         if looks.iter().any(FirstPass::asks_again) {
             return None;

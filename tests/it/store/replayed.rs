@@ -47,7 +47,7 @@ impl Limits {
             wide: of("wide", 40, 700),
             slow: of("slow", 25, 300),
             leased: with(of("leased", 200, 200), |limit| limit.lease_us = 10_000),
-            refunded: with(of("refunded", 6, 500), |limit| limit.gives_back = true),
+            refunded: with(of("refunded", 6, 500), |limit| limit.refunds = true),
         }
     }
 
@@ -101,7 +101,7 @@ async fn decide(store: &Store, charge: &Charge) -> Decision {
 /// One task's requests, one after the other.
 async fn ask(store: &Store, limits: &Limits, task: u64, requests: usize, refunds: &Mutex<Refunds>) {
     let mut chance = Chance(task + 1);
-    let (mut asked, mut given_back) = (0, BTreeMap::new());
+    let (mut asked, mut refunded) = (0, BTreeMap::new());
     let hot: Charge = [item(&limits.leased, 1, 1)].into_iter().collect();
     for _ in 0..requests {
         if chance.below(4) == 0 {
@@ -118,8 +118,8 @@ async fn ask(store: &Store, limits: &Limits, task: u64, requests: usize, refunds
                     verdicts: decision.verdicts.iter().take(1).copied().collect(),
                     ..decision.clone()
                 };
-                given_back.insert(asked, own[0].cost);
-                store.give_back(&own, &of, store.hash_key().generation);
+                refunded.insert(asked, own[0].cost);
+                store.refund(&own, &of, store.hash_key().generation);
             }
         }
         if chance.below(3) == 0 {
@@ -129,7 +129,7 @@ async fn ask(store: &Store, limits: &Limits, task: u64, requests: usize, refunds
     }
     let tag: KeyHash = item(&limits.refunded, 100 + task, 1).tag;
     let key = ("refunded".to_owned(), tag.to_string());
-    refunds.lock().unwrap().insert(key, given_back);
+    refunds.lock().unwrap().insert(key, refunded);
 }
 
 /// One key as the model knows it.

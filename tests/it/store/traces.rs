@@ -390,17 +390,17 @@ fn adjust(
     let which = chance.below(charged.len() as u64) as usize;
     let (mut charge, stamps) = charged.swap_remove(which);
     let operation = chance.pick(&[
-        Operation::GiveBack,
-        Operation::GiveBack,
-        Operation::GiveBackOldest,
-        Operation::GiveBackOldest,
+        Operation::Refund,
+        Operation::Refund,
+        Operation::RefundOldest,
+        Operation::RefundOldest,
         Operation::Settle,
     ]);
     for item in &mut charge {
         item.cost = match chance.below(4) {
             0 => item.cost.div_ceil(2),
             1 if operation != Operation::Settle => 2 * item.cost,
-            2 if operation == Operation::GiveBackOldest => {
+            2 if operation == Operation::RefundOldest => {
                 // Several entries, or all that there are.
                 chance.pick(&[0, 3 * item.cost, 20 * item.cost, 1 << 40])
             }
@@ -411,7 +411,7 @@ fn adjust(
         operation,
         charge: &charge,
         extra: match operation {
-            Operation::GiveBackOldest => &[],
+            Operation::RefundOldest => &[],
             _ => &stamps,
         },
     };
@@ -496,7 +496,7 @@ fn no_window_holds_more_than_the_limit_whichever_request_is_given_back() {
         };
         let limit = limit(&format!("oldest{seed}"), rule);
         let (mut now_us, mut admitted) = (START_US, Vec::<(u64, u64)>::new());
-        let (mut given_back, mut denied) = (0, 0);
+        let (mut refunded, mut denied) = (0, 0);
         for _ in 0..3_000 {
             now_us += chance.pick(&[0, 1, 50, 1_000, 20_000, 100_000, 400_000]);
             let live = admitted
@@ -507,10 +507,10 @@ fn no_window_holds_more_than_the_limit_whichever_request_is_given_back() {
                 let which = chance.below(live.len() as u64) as usize;
                 let units = 1 + chance.below(live[which].1);
                 live[which].1 -= units;
-                given_back += units;
+                refunded += units;
                 let charge: Charge = [item(&limit, 0, units)].into_iter().collect();
                 let group = Group {
-                    operation: Operation::GiveBackOldest,
+                    operation: Operation::RefundOldest,
                     ..Group::one(&charge)
                 };
                 script.run(&[group], now_us);
@@ -533,7 +533,7 @@ fn no_window_holds_more_than_the_limit_whichever_request_is_given_back() {
             fullest <= rule.units,
             "{fullest} at precision {precision_us}"
         );
-        assert!(given_back > 1_000 && denied > 200, "{given_back}, {denied}");
+        assert!(refunded > 1_000 && denied > 200, "{refunded}, {denied}");
     }
 }
 
@@ -612,11 +612,11 @@ fn the_oldest_of_thousands_are_given_back_at_once() {
             for cost in [0, 1, 2, 700 + chance.below(500), 1, 3] {
                 let back = charge(cost);
                 let group = Group {
-                    operation: Operation::GiveBackOldest,
+                    operation: Operation::RefundOldest,
                     ..Group::one(&back)
                 };
                 script.run(&[group], now_us);
-                models.adjust((Operation::GiveBackOldest, &back), &[0], now_us);
+                models.adjust((Operation::RefundOldest, &back), &[0], now_us);
                 // Costs 0, near the limit and above what is free: all fields are compared.
                 for cost in [0, 19_000, 20_000] {
                     let asked = charge(cost);
@@ -629,7 +629,7 @@ fn the_oldest_of_thousands_are_given_back_at_once() {
         }
         let all = charge(1 << 40);
         let group = Group {
-            operation: Operation::GiveBackOldest,
+            operation: Operation::RefundOldest,
             ..Group::one(&all)
         };
         script.run(&[group, group], now_us);

@@ -252,7 +252,7 @@ fn key_line(line: &str, form: LineForm) -> Result<(KeyDigest, KeyLine), &'static
     let digest = match key.strip_prefix(HASHED).filter(|_| !quoted) {
         Some(hex) => KeyDigest::parse_hex(hex)
             .ok_or("`sha256:` is followed by the 64 hexadecimal digits of the key's SHA-256")?,
-        None => KeyDigest::of(key.as_bytes()),
+        None => KeyDigest::new(key.as_bytes()),
     };
     Ok((digest, words))
 }
@@ -425,9 +425,9 @@ mod tests {
         let hex = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         for lines in [LineForm::Named, LineForm::Tiers] {
             let line = format!("sha256:{hex} pro");
-            assert_eq!(key_line(&line, lines).unwrap().0, KeyDigest::of(b"abc"));
+            assert_eq!(key_line(&line, lines).unwrap().0, KeyDigest::new(b"abc"));
             let quoted = format!("\"sha256:{hex}\" pro");
-            assert_ne!(key_line(&quoted, lines).unwrap().0, KeyDigest::of(b"abc"));
+            assert_ne!(key_line(&quoted, lines).unwrap().0, KeyDigest::new(b"abc"));
             let short = format!("sha256:{} pro", &hex[1..]);
             assert!(key_line(&short, lines).unwrap_err().contains("64"));
         }

@@ -45,7 +45,7 @@ pub fn changes(old: &Config, new: &Config) -> Vec<String> {
 
 pub(super) fn between(before: &Value, after: &Value) -> Vec<String> {
     let mut lines = Vec::new();
-    let both = ValueChange::of(Some(before), Some(after));
+    let both = ValueChange::new(Some(before), Some(after));
     for (name, change) in both.members() {
         let is_section = is_table(change.before) || is_table(change.after);
         match name {
@@ -69,7 +69,7 @@ struct ValueChange<'v> {
 }
 
 impl<'v> ValueChange<'v> {
-    fn of(before: Option<&'v Value>, after: Option<&'v Value>) -> ValueChange<'v> {
+    fn new(before: Option<&'v Value>, after: Option<&'v Value>) -> ValueChange<'v> {
         ValueChange { before, after }
     }
 
@@ -79,7 +79,7 @@ impl<'v> ValueChange<'v> {
         let keys = tables.into_iter().flatten().flat_map(Map::keys);
         let member = |key: &'v String| {
             let [before, after] = tables.map(|table| table.and_then(|table| table.get(key)));
-            (key.as_str(), ValueChange::of(before, after))
+            (key.as_str(), ValueChange::new(before, after))
         };
         keys.map(member).collect()
     }
@@ -186,7 +186,7 @@ fn compare_sections(what: &str, change: ValueChange<'_>, lines: &mut Vec<String>
 
 fn compare_routes(change: ValueChange<'_>, lines: &mut Vec<String>) {
     let [before, after] = [change.before, change.after].map(routes_by_name);
-    let both = ValueChange::of(Some(&before), Some(&after));
+    let both = ValueChange::new(Some(&before), Some(&after));
     for (name, change) in both.members() {
         match (change.before, change.after) {
             (Some(_), None) => lines.push(format!("route removed: {name}")),

@@ -37,7 +37,7 @@ pub(super) fn compile<'r>(
 ) -> Option<Compiled<'r>> {
     let mut top = Section::top(reader, table);
     let mut places = Places::default();
-    let mut present = SectionsPresent::of(&top);
+    let mut present = SectionsPresent::new(&top);
     let mut config = read_sections(&mut top, &mut present, &mut places);
     check_listen(reader, &config, &places);
     let only_decides = config.decide.is_some() && config.listen.is_empty() && config.tls.is_none();

@@ -221,7 +221,7 @@ fn key(section: &mut Section<'_>, entries: &[EntryRule]) -> Option<Located<Key>>
         check_part(section.reader, &part.value, &part.span, entries);
         parts.push(part.value);
     }
-    (!parts.is_empty()).then(|| section.located("key", Key::of(parts)))
+    (!parts.is_empty()).then(|| section.located("key", Key::new(parts)))
 }
 
 /// Reports a part of a key that no descriptor of a rule can have.
@@ -307,7 +307,7 @@ fn choose(definitions: &mut Definitions<'_>, one: &DefinedDescriptor) -> Vec<Cho
         defined.is_used = true;
         if let Some(limit) = &mut defined.limit {
             // A call may give units back.
-            Arc::make_mut(limit).gives_back = true;
+            Arc::make_mut(limit).refunds = true;
         }
     }
     chosen
@@ -357,7 +357,7 @@ fn default_key(entries: &[EntryRule]) -> Key {
     if parts.is_empty() {
         parts.push(Alternatives(vec![Part::Global]));
     }
-    Key::of(parts)
+    Key::new(parts)
 }
 
 /// Reports settings of rates in place where there are none.

@@ -53,7 +53,7 @@ pub(super) struct DefinedRoute {
     /// The place of `timeout`, or of the route's name.
     pub(super) timeout_span: TextSpan,
     /// The setting that gives units back, if it has one.
-    pub(super) gives_back: Option<Located<&'static str>>,
+    pub(super) refunds: Option<Located<&'static str>>,
     /// Whether it answers in place of an upstream.
     pub(super) answers: bool,
     /// The answer in place of an upstream, if it could be read.
@@ -131,7 +131,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
     check_usage(section, &route);
     let answer = read_changes(section, &mut route, has_path);
     route.path = route.path.in_case(route.case);
-    let gives_back = match (&route.settle, &usage) {
+    let refunds = match (&route.settle, &usage) {
         (Some(_), _) => Some("settle"),
         (None, Some(_)) => Some("usage"),
         (None, None) => (!route.refund.is_empty()).then_some("refund"),
@@ -157,7 +157,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
         port_span: section.value_span("port"),
         headers_span: section.value_span("headers"),
         timeout_span: section.value_span("timeout"),
-        gives_back: gives_back.map(|key| section.located(key, key)),
+        refunds: refunds.map(|key| section.located(key, key)),
         answers: section.has("respond") || section.has("redirect"),
         answer,
         route,

@@ -54,7 +54,7 @@ pub(super) fn compile(
             continue;
         };
         if definitions.only_decides {
-            definitions.unseen_responses.extend(one.gives_back);
+            definitions.unseen_responses.extend(one.refunds);
         }
         if !one.says_case {
             let route = Located::new(routes.len(), &one.path_span);

@@ -33,7 +33,7 @@ pub(super) struct SectionsPresent {
 }
 
 impl SectionsPresent {
-    pub(super) fn of(top: &Section<'_>) -> SectionsPresent {
+    pub(super) fn new(top: &Section<'_>) -> SectionsPresent {
         let has = |table: &str, key: &str| {
             let table = top.peek(table).and_then(|value| value.get_ref().as_table());
             table.is_some_and(|table| table.contains_key(key))

@@ -188,7 +188,7 @@ fn balance(section: &mut Section<'_>, present: SectionsPresent) -> Balance {
         None if text == "round-robin" => Ok(Balance::RoundRobin),
         Some(("hash", key)) => {
             let part = Key::parse_part(key).map_err(|error| error.to_string())?;
-            Ok(Balance::Hash(Key::of(vec![part])))
+            Ok(Balance::Hash(Key::new(vec![part])))
         }
         _ => Err("write `p2c`, `round-robin` or for example `hash:cookie:session`".to_owned()),
     });

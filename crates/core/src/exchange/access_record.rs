@@ -87,7 +87,7 @@ pub(super) struct RecordedHead {
 }
 
 impl RecordedHead {
-    fn of<B>(request: &Request<B>, began: Instant, log: &Buffer) -> RecordedHead {
+    fn from_request<B>(request: &Request<B>, began: Instant, log: &Buffer) -> RecordedHead {
         let host = request.headers().get(HOST);
         RecordedHead {
             unix_us: clock::unix_us_at(began),
@@ -116,7 +116,7 @@ impl AccessRecord {
     ) -> AccessRecord {
         let began = clock::now();
         AccessRecord {
-            head: (!log.is_off()).then(|| RecordedHead::of(request, began, log)),
+            head: (!log.is_off()).then(|| RecordedHead::from_request(request, began, log)),
             log: log.clone(),
             show_keys,
             began,
@@ -156,7 +156,7 @@ impl AccessRecord {
     #[cold]
     pub(super) fn set_trace<B>(&mut self, trace: Box<Trace>, request: &Request<B>) {
         if trace.is_recorded() && self.head.is_none() {
-            self.head = Some(RecordedHead::of(request, self.began, &self.log));
+            self.head = Some(RecordedHead::from_request(request, self.began, &self.log));
         }
         self.trace = Some(trace);
     }

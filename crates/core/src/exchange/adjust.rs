@@ -58,10 +58,10 @@ impl Limiter {
     /// The local counts know the units of this process alone, so during an outage they may give
     /// back younger units than the store would. The journal keeps its debts, since it cannot tell
     /// which of them are meant. A debt that is too high never admits too much.
-    pub fn give_back_oldest(&self, charge: &Charge, generation: u64) {
-        self.store.give_back_oldest(charge, generation);
+    pub fn refund_oldest(&self, charge: &Charge, generation: u64) {
+        self.store.refund_oldest(charge, generation);
         if self.is_shared() {
-            self.local.give_back_oldest(charge);
+            self.local.refund_oldest(charge);
         }
     }
 
@@ -87,7 +87,7 @@ impl Limiter {
             _ => Some(decided.decision),
         };
         if let Some(decision) = local.filter(|decision| decision.allowed) {
-            let changed = Difference::of(
+            let changed = Difference::new(
                 Decided {
                     decision,
                     ..decided
@@ -100,7 +100,7 @@ impl Limiter {
                 self.store.owe(&changed.more, admission.generation);
             }
             self.local.charge_more(&changed.more);
-            self.local.give_back(&changed.less, &changed.less_of);
+            self.local.refund(&changed.less, &changed.less_of);
         }
     }
 
@@ -109,12 +109,12 @@ impl Limiter {
             more,
             less,
             less_of,
-        } = Difference::of(decided, costs);
+        } = Difference::new(decided, costs);
         if !more.is_empty() {
             self.store.settle(&more, generation);
         }
         if !less.is_empty() {
-            self.store.give_back(&less, &less_of, generation);
+            self.store.refund(&less, &less_of, generation);
         }
     }
 }
@@ -141,7 +141,7 @@ struct Difference {
 }
 
 impl Difference {
-    fn of(decided: Decided<'_>, costs: &[u64]) -> Difference {
+    fn new(decided: Decided<'_>, costs: &[u64]) -> Difference {
         let mut difference = Difference {
             more: Charge::new(),
             less: Charge::new(),

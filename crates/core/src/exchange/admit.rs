@@ -151,7 +151,7 @@ struct UnansweredShare<'l> {
 impl Drop for UnansweredShare<'_> {
     fn drop(&mut self) {
         if let Some(decision) = self.decision.take() {
-            self.counts.give_back(&self.charge, &decision);
+            self.counts.refund(&self.charge, &decision);
         }
     }
 }
@@ -214,7 +214,7 @@ impl Limiter {
             }
             Err(error) => {
                 if let Some(local) = local {
-                    self.local.give_back(&admission.charge, &local);
+                    self.local.refund(&admission.charge, &local);
                 }
                 self.admit_locally(admission, &error)
             }
@@ -237,7 +237,7 @@ impl Limiter {
     }
 
     /// Asks how the limits of an admission stand. Its checks cost nothing, and nothing is counted.
-    pub(super) async fn look(
+    pub(super) async fn peek(
         &self,
         admission: &Admission,
         since: Instant,
@@ -274,7 +274,7 @@ impl Limiter {
         let (store, source) = (Decider::Store { local: None }, self.store.decided_by());
         if !decision.allowed {
             match local {
-                Some(local) => self.local.give_back(charge, &local),
+                Some(local) => self.local.refund(charge, &local),
                 None if self.is_shared() => self.local.note(charge, decision, None, source),
                 None => {}
             }
@@ -302,7 +302,7 @@ impl Limiter {
             }
         };
         self.local.note(charge, decision, Some(&local), source);
-        let may_refund = charge.iter().any(|check| check.limit.gives_back);
+        let may_refund = charge.iter().any(|check| check.limit.refunds);
         let local = may_refund.then(|| Box::new(local));
         self.finish(admission, Decider::Store { local })
     }
@@ -324,7 +324,7 @@ impl Limiter {
                 admission.slots = None;
                 if let Rejection::Limited(denial) = &denied {
                     let generation = admission.generation;
-                    self.store.give_back(&denial.charge, &granted, generation);
+                    self.store.refund(&denial.charge, &granted, generation);
                 }
                 Err(denied)
             }

@@ -28,7 +28,7 @@ pub(super) struct CallPart<'r> {
     pub(super) charge: Charge,
     pub(super) shadow: Vec<Charge>,
     /// The status of a descriptor that gave units back.
-    pub(super) given_back: Option<DescriptorStatus>,
+    pub(super) refunded: Option<DescriptorStatus>,
     pub(super) is_blocked: bool,
     /// Why an operator, or a rule with `block`, denies the whole call.
     pub(super) refused: Option<Rejection>,
@@ -44,7 +44,7 @@ pub(super) enum PartKind {
     Always,
     /// The same; it denies the call only together with all others of this kind.
     Quota,
-    GiveBack,
+    Refund,
 }
 
 /// One descriptor with what its keys are derived from.
@@ -117,7 +117,7 @@ impl Stages {
         self.note_ignored_limit(described);
         let rate = described.descriptor.limit.filter(|_| self.believes_limits);
         if let Some(rate) = rate.filter(|_| self.descriptors.has_domain(domain)) {
-            part.kind = PartKind::of(None, hits);
+            part.kind = PartKind::new(None, hits);
             self.add_own_limit(&mut part, domain, rate, described);
         }
         part
@@ -131,7 +131,7 @@ impl Stages {
         overrides: Option<&OverrideSnapshot>,
     ) -> CallPart<'r> {
         let hits = described.descriptor.hits;
-        let mut part = CallPart::new(Some(rule), PartKind::of(Some(rule), hits), hits);
+        let mut part = CallPart::new(Some(rule), PartKind::new(Some(rule), hits), hits);
         self.note_ignored_limit(described);
         let key = self.limiter.hash_key();
         if let (Some(overrides), Some(_)) = (overrides, described.facts.ip) {
@@ -208,7 +208,7 @@ impl Stages {
             number: first.map_or(usize::MAX, |limit| limit.number),
             windows: vec![Arc::new(Window::of_caller(name, domain, rule))],
             on_error: first.map_or(self.on_error, |limit| limit.on_error),
-            gives_back: true,
+            refunds: true,
             ..Limit::new(name, &[], key.clone())
         };
         let secret = self.limiter.hash_key();
@@ -251,9 +251,9 @@ impl DescriptorQuery<'_, '_> {
 }
 
 impl PartKind {
-    fn of(rule: Option<&DescriptorRule>, hits: Hits) -> PartKind {
+    fn new(rule: Option<&DescriptorRule>, hits: Hits) -> PartKind {
         match (hits, rule) {
-            (Hits::GiveBack(_), _) => PartKind::GiveBack,
+            (Hits::Refund(_), _) => PartKind::Refund,
             (_, Some(rule)) if rule.is_quota => PartKind::Quota,
             (_, Some(rule)) if rule.charges_always => PartKind::Always,
             _ => PartKind::Together,
@@ -270,7 +270,7 @@ impl<'r> CallPart<'r> {
             has_own_hits: false,
             charge: Charge::new(),
             shadow: Vec::new(),
-            given_back: None,
+            refunded: None,
             is_blocked: false,
             refused: None,
         }
@@ -296,7 +296,7 @@ impl<'r> CallPart<'r> {
     }
 
     fn refuse(&mut self, tag: Option<KeyHash>, block: KeyBlock) {
-        if self.kind == PartKind::GiveBack {
+        if self.kind == PartKind::Refund {
             return;
         }
         self.is_blocked = true;

@@ -54,7 +54,7 @@ struct OwnTexts<'t> {
 
 impl<'t> OwnTexts<'t> {
     /// `None` without any.
-    fn of(
+    fn new(
         route: &'t Route,
         facts: &TemplateFacts<'_>,
     ) -> Result<Option<Box<OwnTexts<'t>>>, Rejection> {
@@ -106,7 +106,7 @@ pub struct Changes<'t> {
 
 impl<'t> Changes<'t> {
     /// `None` if the route changes nothing and requests have no ids. `id` is the header with ids.
-    pub(super) fn of<B>(
+    pub(super) fn new<B>(
         route: &'t Route,
         id: Option<&'t HeaderName>,
         request: &Request<B>,
@@ -144,7 +144,7 @@ impl<'t> Changes<'t> {
             },
             expires: route.expires.as_ref(),
             method: method(route, &facts)?,
-            texts: OwnTexts::of(route, &facts)?,
+            texts: OwnTexts::new(route, &facts)?,
             id,
             late: LateFacts {
                 began: Some(record.began),

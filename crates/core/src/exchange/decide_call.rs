@@ -89,7 +89,7 @@ impl Stages {
         let deadline = call.timeout.map(|timeout| deadline(since, timeout));
         let counted = parts
             .iter_mut()
-            .filter(|part| part.kind != PartKind::GiveBack);
+            .filter(|part| part.kind != PartKind::Refund);
         let shadow = counted.flat_map(|part| std::mem::take(&mut part.shadow));
         let generation = self.limiter.hash_key().generation;
         x.record.shadow = ShadowChecks::start(&self.limiter, shadow.collect(), generation);
@@ -101,7 +101,7 @@ impl Stages {
         is_over |= self
             .decide_together(&parts, &mut results, is_over, since, deadline)
             .await;
-        self.look_at_given_back(&mut parts, &mut results, since, deadline)
+        self.peek_at_refunded(&mut parts, &mut results, since, deadline)
             .await;
         let statuses = parts.iter().map(|part| status_of(part, &results)).collect();
         let metadata = metadata_of(&parts, &results);
@@ -192,7 +192,7 @@ impl Stages {
     }
 
     /// Finds what is left of limits that get units back, and gives them back.
-    async fn look_at_given_back(
+    async fn peek_at_refunded(
         &self,
         parts: &mut [CallPart<'_>],
         results: &mut CallResults,
@@ -200,7 +200,7 @@ impl Stages {
         deadline: Option<Instant>,
     ) {
         for part in parts {
-            let Hits::GiveBack(units) = part.hits else {
+            let Hits::Refund(units) = part.hits else {
                 continue;
             };
             let asked = self.admission(part.charge.clone(), deadline);
@@ -214,7 +214,7 @@ impl Stages {
                 }
                 results.add(&part.charge, &decision);
                 if !part.charge.is_empty() {
-                    part.given_back = Some(DescriptorStatus::of(&part.charge, decision));
+                    part.refunded = Some(DescriptorStatus::new(&part.charge, decision));
                 }
             }
             let shadow = part.shadow.iter().flatten();
@@ -223,7 +223,7 @@ impl Stages {
                 let most = check.window.rule.algorithm.max_count();
                 check.cost = check.limit.units(units).min(most);
             }
-            self.limiter.give_back_oldest(&charge, asked.generation);
+            self.limiter.refund_oldest(&charge, asked.generation);
         }
     }
 
@@ -328,7 +328,7 @@ fn status_of(part: &CallPart<'_>, results: &CallResults) -> DescriptorStatus {
             ..DescriptorStatus::default()
         };
     }
-    if let Some(status) = &part.given_back {
+    if let Some(status) = &part.refunded {
         return status.clone();
     }
     if part.charge.is_empty() {
@@ -347,7 +347,7 @@ fn status_of(part: &CallPart<'_>, results: &CallResults) -> DescriptorStatus {
     let (charge, decision) = results.decision_of(&part.charge);
     let mut status = match charge.is_empty() {
         true => undecided(&part.charge, part.hits),
-        false => DescriptorStatus::of(&charge, decision),
+        false => DescriptorStatus::new(&charge, decision),
     };
     if away {
         status.is_over = true;
@@ -370,7 +370,7 @@ fn undecided(charge: &Charge, hits: Hits) -> DescriptorStatus {
         verdicts: charge.iter().map(verdict).collect(),
         ..Decision::default()
     };
-    DescriptorStatus::of(charge, decision)
+    DescriptorStatus::new(charge, decision)
 }
 
 /// Merges the tables of the rules that pass. Of two values the first one stays, as in

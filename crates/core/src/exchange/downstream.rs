@@ -141,7 +141,7 @@ impl Downstream {
 
     pub fn peer(&self) -> &headers::Peer {
         self.peer.get_or_init(|| {
-            let scheme = Scheme::of(self.arrival.tls.is_some());
+            let scheme = Scheme::new(self.arrival.tls.is_some());
             headers::Peer::new(self.arrival.ip, self.trusted, scheme)
         })
     }

@@ -184,7 +184,7 @@ impl Call {
     }
 
     pub fn note_trailers(&mut self, trailers: &HeaderMap) {
-        self.status = GrpcStatus::of(trailers).or(self.status);
+        self.status = GrpcStatus::from_fields(trailers).or(self.status);
     }
 
     /// Notes that the upstream broke the response off.

@@ -205,7 +205,7 @@ impl KeyCallback {
 
     /// Asks about a key, if that is still necessary, and waits for the answer: no longer than the
     /// timeout. The answer is in the cache then.
-    pub(super) async fn ask(self: &Arc<Self>, key: &[u8], ip: IpAddr) {
+    pub(super) async fn ask_about(self: &Arc<Self>, key: &[u8], ip: IpAddr) {
         let deadline = (clock::now() + self.settings.timeout).into();
         loop {
             let mut freed = std::pin::pin!(self.known.freed.notified());

@@ -102,9 +102,9 @@ impl fmt::Debug for KeyQuestions<'_> {
 
 impl KeyQuestions<'_> {
     /// Asks, and waits for the answers: no longer than the callback's timeout.
-    pub async fn ask(self) {
+    pub async fn ask_all(self) {
         let KeyQuestions { callback, keys, ip } = self;
-        let asked = keys.iter().map(|key| callback.ask(key, ip));
+        let asked = keys.iter().map(|key| callback.ask_about(key, ip));
         // In a box: few requests need this much room.
         Box::pin(join_all(asked)).await;
     }

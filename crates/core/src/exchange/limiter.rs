@@ -173,7 +173,7 @@ pub struct WorkerStore {
 #[cfg(test)]
 impl WorkerStore {
     /// A store that was opened otherwise, and the counts that stand in for it.
-    pub(crate) fn of(store: Store, local: &Arc<Memory>) -> WorkerStore {
+    pub(crate) fn new(store: Store, local: &Arc<Memory>) -> WorkerStore {
         WorkerStore {
             store,
             local: Arc::clone(local),
@@ -370,7 +370,7 @@ impl Limiter {
     /// Shows the result of a check to operators who watch. `is_repeated` marks a further rate of
     /// the limit before it.
     pub(super) fn push_trail(&self, result: CheckResult<'_>, allowed: bool, is_repeated: bool) {
-        let Some(trail) = self.meter.trail() else {
+        let Some(trail) = self.meter.decision_trail() else {
             return;
         };
         let (check, units) = (result.check, result.check.window.rule.units);

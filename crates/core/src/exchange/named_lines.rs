@@ -94,7 +94,9 @@ impl NamedLines {
         };
         let attempts = |variable| {
             let attempts = self.attempts.as_ref();
-            attempts.map(|log| log.tell(variable)).unwrap_or_default()
+            attempts
+                .map(|log| log.variable_text(variable))
+                .unwrap_or_default()
         };
         let fill = |text: &LateText| text.fill(&self.headers, sent, time, attempts);
         for line in &self.lines {

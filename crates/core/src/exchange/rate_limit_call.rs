@@ -36,7 +36,7 @@ pub struct CallDescriptor<'m> {
 pub enum Hits {
     /// 0 charges nothing, and passes while no more than the limit is used.
     Charge(u64),
-    GiveBack(u64),
+    Refund(u64),
 }
 
 impl Hits {
@@ -44,7 +44,7 @@ impl Hits {
     pub fn charged(self) -> u64 {
         match self {
             Hits::Charge(units) => units,
-            Hits::GiveBack(_) => 0,
+            Hits::Refund(_) => 0,
         }
     }
 }
@@ -92,7 +92,7 @@ impl DescriptorStatus {
     }
 
     /// The status by the checks of one descriptor alone. There is at least one.
-    pub(super) fn of(charge: &Charge, mut decision: Decision) -> DescriptorStatus {
+    pub(super) fn new(charge: &Charge, mut decision: Decision) -> DescriptorStatus {
         let denies = |decided: Decided<'_>| decided.denying().next().is_some();
         let is_over = denies(Decided {
             charge,

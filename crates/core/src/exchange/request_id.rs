@@ -62,7 +62,7 @@ fn digits(number: u64) -> [u8; OWN_ID] {
 }
 
 /// The id that a trusted proxy has sent, or a new one.
-pub(super) fn of(headers: &HeaderMap, name: &HeaderName, trusted: bool) -> RequestId {
+pub(super) fn from_headers(headers: &HeaderMap, name: &HeaderName, trusted: bool) -> RequestId {
     let mut lines = headers.get_all(name).iter().filter(|_| trusted);
     match (lines.next().map(HeaderValue::to_str), lines.next()) {
         (Some(Ok(id)), None) if is_id(id) => RequestId::Taken(id.into()),
@@ -86,7 +86,7 @@ mod tests {
         for value in values {
             headers.append(NAME, HeaderValue::from_bytes(value).unwrap());
         }
-        let id = of(&headers, &NAME, trusted).as_str().to_owned();
+        let id = from_headers(&headers, &NAME, trusted).as_str().to_owned();
         values.contains(&id.as_bytes()).then_some(id)
     }
 

@@ -113,7 +113,7 @@ impl UsageReserve {
     /// Without a maximum of the request the estimate is a guess, so it is never more than the limit
     /// holds.
     pub fn units(&self, limit: &Limit, windows: &[Arc<Window>]) -> Option<u64> {
-        let units = self.of(limit, self.estimate.tokens, &self.model)?;
+        let units = self.units_for(limit, self.estimate.tokens, &self.model)?;
         let smallest = windows.iter().map(|window| window.rule.units).min();
         Some(match (self.estimate.names_maximum, smallest) {
             (false, Some(smallest)) => units.min(smallest),
@@ -169,7 +169,7 @@ impl UsageReserve {
         }
     }
 
-    fn of(&self, limit: &Limit, tokens: TokenCounts, model: &str) -> Option<u64> {
+    fn units_for(&self, limit: &Limit, tokens: TokenCounts, model: &str) -> Option<u64> {
         // A call is one call under way, however many tokens it takes.
         if limit.is_concurrent() {
             return Some(limit.units(1));
@@ -203,11 +203,11 @@ impl FinalCost<'_> {
                 charged,
                 model,
             } => {
-                let units = reserve.of(limit, charged.tokens, model)?;
+                let units = reserve.units_for(limit, charged.tokens, model)?;
                 match charged.partly_reported {
                     None => Some(units),
                     Some(reported) => {
-                        let reported = reserve.of(limit, reported, model)?;
+                        let reported = reserve.units_for(limit, reported, model)?;
                         Some(units.min(reserved).max(reported))
                     }
                 }

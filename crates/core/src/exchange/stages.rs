@@ -173,7 +173,7 @@ impl Stages {
         let mut record = AccessRecord::begin(request, ip, &self.log, self.log_keys != LogKeys::Off);
         record.connection_requests = downstream.usage.begun();
         if let Some(name) = &self.request_id {
-            let id = request_id::of(request.headers(), name, downstream.trusted);
+            let id = request_id::from_headers(request.headers(), name, downstream.trusted);
             record.request_id = Some(id);
         }
         if let Some(tracer) = &self.tracer {
@@ -359,7 +359,7 @@ impl Stages {
             host,
             path,
             query: request.uri().query(),
-            scheme: Scheme::of(downstream.arrival.tls.is_some()),
+            scheme: Scheme::new(downstream.arrival.tls.is_some()),
             headers: request.headers(),
             client,
             is_trusted: downstream.trusted,
@@ -393,7 +393,7 @@ impl Stages {
     pub fn rewrite<'c, B, R>(&'c self, x: &mut Exchange<'c, B, R>) -> Result<(), Rejection> {
         if let Some(route) = x.route {
             let id = self.request_id.as_ref();
-            x.changes = Changes::of(route, id, x.request, x.downstream, &mut x.record)?;
+            x.changes = Changes::new(route, id, x.request, x.downstream, &mut x.record)?;
         }
         Ok(())
     }

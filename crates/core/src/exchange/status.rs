@@ -95,7 +95,7 @@ impl Stages {
             None if !answers.may_ask(query.ip, now) => return Err(Rejection::StatusBusy),
             None => {
                 let answer = Arc::new(self.ask_status(&query, now).await?);
-                answers.keep(asked, &answer, now);
+                answers.keep_answer(asked, &answer, now);
                 answer
             }
         };
@@ -194,7 +194,7 @@ impl Stages {
         since: Instant,
     ) -> Result<StatusAnswer, Rejection> {
         let admission = &query.admission;
-        let decision = self.limiter.look(admission, since).await;
+        let decision = self.limiter.peek(admission, since).await;
         let decision = decision.map_err(|error| Rejection::StoreAway {
             limits: Vec::new(),
             reason: error.label(),

@@ -28,7 +28,7 @@ pub struct LedgerShard {
 
 impl LedgerShard {
     /// The hash of a client. All processes compute the same one.
-    pub fn of(date: Date, client: &LedgerClient) -> LedgerShard {
+    pub fn new(date: Date, client: &LedgerClient) -> LedgerShard {
         let number = match client {
             LedgerClient::Named(name) => blake3::hash(name.as_bytes()).as_bytes()[0] % SHARDS,
             LedgerClient::Unknown | LedgerClient::Other => 0,
@@ -94,7 +94,7 @@ impl LedgerBacklog {
     }
 
     fn add_line(&mut self, date: Date, client: LedgerClient, amounts: LedgerAmounts, now_us: u64) {
-        let shard = LedgerShard::of(date, &client);
+        let shard = LedgerShard::new(date, &client);
         let known = self.shards.get(&shard);
         let is_known = known.is_some_and(|known| known.waiting.contains_key(&client));
         let is_full = self.waiting >= MAX_WAITING;
@@ -262,7 +262,7 @@ mod tests {
     fn the_hash_of_a_client_never_changes() {
         let date = Date::constant(2026, 11, 26);
         let shards = ["acme", "globex", "initech"]
-            .map(|name| LedgerShard::of(date, &LedgerClient::named(name)).number);
+            .map(|name| LedgerShard::new(date, &LedgerClient::named(name)).number);
         assert_eq!(shards, [11, 5, 11]);
     }
 }

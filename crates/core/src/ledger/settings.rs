@@ -49,9 +49,9 @@ impl LedgerSettings {
     }
 
     /// The same settings, with memory that no other worker writes to.
-    pub fn own(&self) -> LedgerSettings {
+    pub fn deep_copy(&self) -> LedgerSettings {
         LedgerSettings {
-            days: Arc::new(self.days.own()),
+            days: Arc::new(self.days.deep_copy()),
             ..self.clone()
         }
     }

@@ -46,10 +46,10 @@ fn counters() -> impl Strategy<Value = Rule> {
 
 /// Asks for a request and charges it if it passes.
 fn ask(count: &mut Count, rule: &Rule, cost: u64, now_us: u64) -> Retry {
-    let look = count.look(rule, cost, now_us);
-    let allowed = look.retry == Retry::Now;
-    count.settle(rule, cost, &look, allowed);
-    look.retry
+    let first = count.first_pass(rule, cost, now_us);
+    let allowed = first.retry == Retry::Now;
+    count.settle(rule, cost, &first, allowed);
+    first.retry
 }
 
 /// What was admitted when, of traffic that began at `now_us`.
@@ -87,7 +87,7 @@ fn retry_is_tight(rule: &Rule, steps: &[Step], start_us: u64) -> Result<(), Test
             Retry::Now => {}
             Retry::Never => prop_assert!(*cost > rule.units),
             Retry::After(wait_us) => {
-                let at = |us: u64| count.look(rule, *cost, now_us + us).retry;
+                let at = |us: u64| count.first_pass(rule, *cost, now_us + us).retry;
                 prop_assert!(wait_us > 0);
                 prop_assert_eq!(at(wait_us), Retry::Now);
                 prop_assert_eq!(at(wait_us - 1), Retry::After(1));
@@ -136,7 +136,7 @@ proptest! {
     ) {
         let mut count = Count::new(rule.algorithm);
         prop_assert_eq!(ask(&mut count, &rule, rule.units, start_us), Retry::Now);
-        let Retry::After(wait_us) = count.look(&rule, 1, start_us).retry else {
+        let Retry::After(wait_us) = count.first_pass(&rule, 1, start_us).retry else {
             panic!("a full log lets nothing pass");
         };
         prop_assert!((WINDOW_US..WINDOW_US + rule.precision_us).contains(&wait_us));
@@ -171,7 +171,7 @@ enum Event {
     /// A request of this cost asks.
     Ask(u64, u64),
     /// Up to so many units are given back, of the request that the last number picks.
-    GiveBack(u64, u64, usize),
+    Refund(u64, u64, usize),
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
@@ -186,7 +186,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         3 => (gap(), 1_u64..4).prop_map(|(gap_us, cost)| Event::Ask(gap_us, cost)),
         1 => (gap(), 0_u64..5, 0_usize..20)
-            .prop_map(|(gap_us, cost, which)| Event::GiveBack(gap_us, cost, which)),
+            .prop_map(|(gap_us, cost, which)| Event::Refund(gap_us, cost, which)),
     ];
     prop::collection::vec(event, 1..120)
 }
@@ -219,12 +219,12 @@ impl Returns {
             Event::Ask(gap_us, cost) => {
                 self.now_us += gap_us;
                 if ask(&mut self.oldest, &rule, cost, self.now_us) == Retry::Now {
-                    let look = self.meant.look(&rule, cost, self.now_us);
-                    let stamp = self.meant.settle(&rule, cost, &look, true).stamp;
+                    let first = self.meant.first_pass(&rule, cost, self.now_us);
+                    let stamp = self.meant.settle(&rule, cost, &first, true).stamp;
                     self.admitted.push((self.now_us, cost, stamp));
                 }
             }
-            Event::GiveBack(gap_us, cost, which) => {
+            Event::Refund(gap_us, cost, which) => {
                 self.now_us += gap_us;
                 let now_us = self.now_us;
                 let live = self.admitted.iter_mut();
@@ -236,8 +236,8 @@ impl Returns {
                     return;
                 };
                 let cost = cost.min(*units);
-                self.oldest.give_back_oldest(&rule, cost, now_us);
-                self.meant.give_back(&rule, cost, *stamp, now_us);
+                self.oldest.refund_oldest(&rule, cost, now_us);
+                self.meant.refund(&rule, cost, *stamp, now_us);
                 *units -= cost;
             }
         }
@@ -269,7 +269,7 @@ fn retry_of_units_is_told(
             None | Some(0) => Retry::Now,
             Some(excess) => Retry::After(live[excess as usize - 1] + WINDOW_US - now_us),
         };
-        prop_assert_eq!(count.look(rule, cost, now_us).retry, expected);
+        prop_assert_eq!(count.first_pass(rule, cost, now_us).retry, expected);
     }
     Ok(())
 }
@@ -319,9 +319,9 @@ proptest! {
                         units.extend((0..cost).map(|_| stamp_us));
                     }
                 }
-                Event::GiveBack(gap_us, cost, _) => {
+                Event::Refund(gap_us, cost, _) => {
                     now_us += gap_us;
-                    count.give_back_oldest(&rule, cost, now_us);
+                    count.refund_oldest(&rule, cost, now_us);
                     units.retain(|stamp_us| is_live(&rule, *stamp_us, now_us));
                     units.drain(..units.len().min(cost as usize));
                 }
@@ -345,7 +345,7 @@ proptest! {
         let mut now_us = start_us;
         for event in events {
             let (gap_us, cost) = match event {
-                Event::Ask(gap_us, cost) | Event::GiveBack(gap_us, cost, _) => (gap_us, cost),
+                Event::Ask(gap_us, cost) | Event::Refund(gap_us, cost, _) => (gap_us, cost),
             };
             now_us += gap_us;
             let window = now_us / WINDOW_US;
@@ -354,7 +354,7 @@ proptest! {
                     *windows.entry(window).or_default() += cost;
                 }
             } else {
-                count.give_back_oldest(&rule, cost, now_us);
+                count.refund_oldest(&rule, cost, now_us);
                 let mut left = cost;
                 for (_, units) in windows.range_mut(window.saturating_sub(1)..) {
                     let taken = left.min(*units);
@@ -382,14 +382,14 @@ proptest! {
             now_us += gap_us;
             ask(&mut emptied, &rule, cost, now_us);
         }
-        emptied.give_back_oldest(&rule, u64::MAX, now_us);
+        emptied.refund_oldest(&rule, u64::MAX, now_us);
         prop_assert_eq!(emptied.heap_bytes(), 0);
         for (gap_us, cost) in after {
             now_us += gap_us;
             let verdict = |count: &mut Count| {
-                let look = count.look(&rule, cost, now_us);
-                let allowed = look.retry == Retry::Now;
-                let verdict = count.settle(&rule, cost, &look, allowed);
+                let first = count.first_pass(&rule, cost, now_us);
+                let allowed = first.retry == Retry::Now;
+                let verdict = count.settle(&rule, cost, &first, allowed);
                 Verdict { stamp: if allowed { verdict.stamp } else { 0 }, ..verdict }
             };
             prop_assert_eq!(verdict(&mut emptied), verdict(&mut new));

@@ -99,7 +99,7 @@ pub struct AgedCalendar {
 impl CalendarCount {
     /// Ages the count to a moment, without changing it. The rule's window is the longest of its
     /// kind: an end that is further ahead is refused.
-    pub fn look(&self, rule: &Rule, at: &Moment) -> AgedCalendar {
+    pub fn age(&self, rule: &Rule, at: &Moment) -> AgedCalendar {
         let now_us = at.now_us;
         let last_us = now_us.saturating_add(rule.window_us);
         let stepped = self.end_us > last_us;
@@ -147,7 +147,7 @@ impl CalendarCount {
     }
 
     /// Refunds up to `cost` units of the window whose end is `stamp` (modulo 2^48).
-    pub fn give_back(&mut self, cost: u64, stamp: u64) {
+    pub fn refund(&mut self, cost: u64, stamp: u64) {
         if self.end_us & (STAMPS - 1) == stamp {
             self.units = self.units.saturating_sub(cost);
         } else if self.previous_end_us & (STAMPS - 1) == stamp {
@@ -156,7 +156,7 @@ impl CalendarCount {
     }
 
     /// Refunds up to `cost` of the units that count.
-    pub fn give_back_oldest(&mut self, aged: &AgedCalendar, cost: u64) {
+    pub fn refund_oldest(&mut self, aged: &AgedCalendar, cost: u64) {
         if aged.used > 0 {
             self.units = self.units.saturating_sub(cost);
         }
@@ -264,7 +264,7 @@ impl AgedCalendar {
     }
 
     /// Names an admission at this instant by the end of its window.
-    pub fn stamp(&self) -> u64 {
+    pub fn last_stamp(&self) -> u64 {
         self.end_us & (STAMPS - 1)
     }
 }
@@ -339,14 +339,14 @@ mod tests {
             let (mut now_us, mut end_us, mut units_in) = (1_000_000_u64, 0, 0);
             for step in steps {
                 now_us += step.gap_us;
-                let mut look = count.look(&rule, step.cost, step.at(now_us, step.behind_us));
-                if look.asks_again() {
+                let mut first = count.first_pass(&rule, step.cost, step.at(now_us, step.behind_us));
+                if first.asks_again() {
                     prop_assert!(step.behind_us > 0);
-                    look = count.look(&rule, step.cost, step.at(now_us, 0));
-                    prop_assert!(!look.asks_again());
+                    first = count.first_pass(&rule, step.cost, step.at(now_us, 0));
+                    prop_assert!(!first.asks_again());
                 }
-                let allowed = look.retry == Retry::Now;
-                let verdict = count.settle(&rule, step.cost, &look, allowed);
+                let allowed = first.retry == Retry::Now;
+                let verdict = count.settle(&rule, step.cost, &first, allowed);
                 let ends_us = now_us + verdict.reset_us;
                 prop_assert!(ends_us > now_us && ends_us <= now_us + LONGEST_US);
                 if ends_us != end_us && allowed {
@@ -366,16 +366,16 @@ mod tests {
             let mut now_us = 1_000_000;
             for step in steps {
                 now_us += step.gap_us;
-                let look = count.look(&rule, step.cost, step.at(now_us, 0));
-                if let Retry::After(wait_us) = look.retry {
+                let first = count.first_pass(&rule, step.cost, step.at(now_us, 0));
+                if let Retry::After(wait_us) = first.retry {
                     let retry = |us: u64| {
                         let at = step.at(now_us + us, 0);
-                        count.look(&rule, step.cost, at).retry
+                        count.first_pass(&rule, step.cost, at).retry
                     };
                     prop_assert_eq!(retry(wait_us - 1), Retry::After(1));
                     prop_assert_eq!(retry(wait_us), Retry::Now);
                 }
-                count.settle(&rule, step.cost, &look, look.retry == Retry::Now);
+                count.settle(&rule, step.cost, &first, first.retry == Retry::Now);
             }
         }
     }
@@ -394,12 +394,12 @@ mod tests {
                 now_us = now_us + step.gap_us - if back % 20 == 0 { back } else { 0 };
                 let at = step.at(now_us, 0);
                 let before = count;
-                let aged = count.look(&rule, &at);
+                let aged = count.age(&rule, &at);
                 match back % 4 {
-                    0 => count.give_back(step.cost, stamp),
+                    0 => count.refund(step.cost, stamp),
                     1 if aged.stepped => count.keep_ages(&aged),
-                    1 => count.give_back_oldest(&aged, step.cost),
-                    _ => stamp = count.charge(&aged, step.cost).stamp(),
+                    1 => count.refund_oldest(&aged, step.cost),
+                    _ => stamp = count.charge(&aged, step.cost).last_stamp(),
                 }
                 let changes = count.changes_since(&before);
                 changes.iter().flatten().for_each(|change| copy.apply(change));
@@ -425,7 +425,7 @@ mod tests {
                     next_end_us: end_us + 1_000,
                 }),
             };
-            count.charge(&count.look(&rule(9), &at), 1);
+            count.charge(&count.age(&rule(9), &at), 1);
             let changes = count.changes_since(&before);
             changes
                 .iter()
@@ -446,9 +446,9 @@ mod tests {
                 next_end_us: end_us + 1,
             }),
         };
-        assert!(!count.look(&rule(1), &at(1_000 + LONGEST_US)).unfit);
-        assert!(count.look(&rule(1), &at(1_001 + LONGEST_US)).unfit);
-        assert!(!count.look(&rule(1), &at(1_000)).unfit, "the next one fits");
-        assert!(count.look(&rule(1), &at(999)).unfit);
+        assert!(!count.age(&rule(1), &at(1_000 + LONGEST_US)).unfit);
+        assert!(count.age(&rule(1), &at(1_001 + LONGEST_US)).unfit);
+        assert!(!count.age(&rule(1), &at(1_000)).unfit, "the next one fits");
+        assert!(count.age(&rule(1), &at(999)).unfit);
     }
 }

@@ -37,7 +37,7 @@ pub struct AgedCounter {
 
 impl Counter {
     /// Moves the counts to the window of `now_us`, microseconds, without changing them.
-    pub fn look(&self, rule: &Rule, now_us: u64) -> AgedCounter {
+    pub fn age(&self, rule: &Rule, now_us: u64) -> AgedCounter {
         let window = rule.window_us;
         let past_us = now_us % window;
         let start_us = now_us - past_us;
@@ -87,9 +87,9 @@ impl Counter {
 
     /// Refunds up to `cost` units admitted in the window numbered `stamp` (modulo 2^48), if that
     /// window still counts.
-    pub fn give_back(&mut self, aged: &AgedCounter, rule: &Rule, cost: u64, stamp: u64) {
+    pub fn refund(&mut self, aged: &AgedCounter, rule: &Rule, cost: u64, stamp: u64) {
         let mut left = *aged;
-        match aged.stamp(rule).wrapping_sub(stamp) & (STAMPS - 1) {
+        match aged.last_stamp(rule).wrapping_sub(stamp) & (STAMPS - 1) {
             0 => left.current = aged.current.saturating_sub(cost),
             1 => left.previous = aged.previous.saturating_sub(cost),
             _ => return,
@@ -98,7 +98,7 @@ impl Counter {
     }
 
     /// Refunds up to `cost` units: those of the previous window first, since they expire first.
-    pub fn give_back_oldest(&mut self, aged: &AgedCounter, cost: u64) {
+    pub fn refund_oldest(&mut self, aged: &AgedCounter, cost: u64) {
         if aged.used == 0 || cost == 0 {
             return;
         }
@@ -131,7 +131,7 @@ impl AgedCounter {
     }
 
     /// Names an admission at this instant by the number of its window.
-    pub fn stamp(&self, rule: &Rule) -> u64 {
+    pub fn last_stamp(&self, rule: &Rule) -> u64 {
         (self.start_us / rule.window_us) & (STAMPS - 1)
     }
 

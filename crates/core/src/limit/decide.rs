@@ -1,8 +1,8 @@
 //! One decision over several limits, all or nothing. Twin of `lua/decide.lua`.
 //!
-//! Two passes: [`Count::look`] asks every limit, and [`Count::settle`] charges all of them if each
-//! allowed the request. A denial charges nothing, and a cost of 0 changes nothing. Pure: the counts
-//! and the time are arguments.
+//! Two passes: [`Count::first_pass`] asks every limit, and [`Count::settle`] charges all of them if
+//! each allowed the request. A denial charges nothing, and a cost of 0 changes nothing. Pure: the
+//! counts and the time are arguments.
 
 use super::calendar::{AgedCalendar, CalendarCount, Moment};
 use super::counter::{self, Counter};
@@ -102,11 +102,11 @@ impl Count {
 
     /// First pass: whether `cost` units would pass `rule` at a moment. A time in microseconds is
     /// one for all but calendar windows.
-    pub fn look(&self, rule: &Rule, cost: u64, at: impl Into<Moment>) -> FirstPass {
-        self.look_at(rule, cost, &at.into())
+    pub fn first_pass(&self, rule: &Rule, cost: u64, at: impl Into<Moment>) -> FirstPass {
+        self.first_pass_at(rule, cost, &at.into())
     }
 
-    pub fn look_at(&self, rule: &Rule, cost: u64, at: &Moment) -> FirstPass {
+    pub fn first_pass_at(&self, rule: &Rule, cost: u64, at: &Moment) -> FirstPass {
         let aged = self.age(rule, at);
         let retry = if matches!(&aged, Aged::Calendar(aged) if aged.unfit) {
             Retry::Unasked
@@ -128,19 +128,19 @@ impl Count {
 
     /// The units of requests that are held. `first` is the first pass of this count at the same
     /// instant.
-    pub fn held(&self, rule: &Rule, first: &FirstPass) -> u64 {
+    pub fn held_units(&self, rule: &Rule, first: &FirstPass) -> u64 {
         match (self, &first.aged) {
-            (Count::Log(log), Aged::Log(aged)) => log.held(aged, rule),
+            (Count::Log(log), Aged::Log(aged)) => log.held_units(aged, rule),
             _ => 0,
         }
     }
 
     fn age(&self, rule: &Rule, at: &Moment) -> Aged {
         match self {
-            Count::Log(log) => Aged::Log(log.look(rule, at.now_us)),
-            Count::Counter(counter) => Aged::Counter(counter.look(rule, at.now_us)),
+            Count::Log(log) => Aged::Log(log.age(rule, at.now_us)),
+            Count::Counter(counter) => Aged::Counter(counter.age(rule, at.now_us)),
             Count::Slots(slots) => Aged::Slots(*slots),
-            Count::Calendar(count) => Aged::Calendar(count.look(rule, at)),
+            Count::Calendar(count) => Aged::Calendar(count.age(rule, at)),
         }
     }
 
@@ -185,7 +185,7 @@ impl Count {
             retry: first.retry,
             reset_us,
             next_us,
-            stamp: self.stamp(rule, aged),
+            stamp: self.last_stamp(rule, aged),
         }
     }
 
@@ -198,7 +198,7 @@ impl Count {
         allowed: bool,
     ) -> u64 {
         let aged = self.commit(rule, cost, first, allowed);
-        self.stamp(rule, &aged)
+        self.last_stamp(rule, &aged)
     }
 
     fn commit(&mut self, rule: &Rule, cost: u64, first: &FirstPass, allowed: bool) -> Aged {
@@ -242,25 +242,25 @@ impl Count {
     }
 
     /// Refunds up to `cost` units of the charge that `stamp` names, unless the charge has expired.
-    pub fn give_back(&mut self, rule: &Rule, cost: u64, stamp: u64, at: impl Into<Moment>) {
+    pub fn refund(&mut self, rule: &Rule, cost: u64, stamp: u64, at: impl Into<Moment>) {
         match (self.age(rule, &at.into()), &mut *self) {
-            (Aged::Log(aged), Count::Log(log)) => log.give_back(&aged, rule, cost, stamp),
+            (Aged::Log(aged), Count::Log(log)) => log.refund(&aged, rule, cost, stamp),
             (Aged::Counter(aged), Count::Counter(count)) => {
-                count.give_back(&aged, rule, cost, stamp);
+                count.refund(&aged, rule, cost, stamp);
             }
-            (_, Count::Slots(slots)) => slots.give_back(cost),
-            (_, Count::Calendar(count)) => count.give_back(cost, stamp),
+            (_, Count::Slots(slots)) => slots.refund(cost),
+            (_, Count::Calendar(count)) => count.refund(cost, stamp),
             _ => {}
         }
     }
 
     /// Refunds up to `cost` of the units that count, oldest first. Slots have no age: they do not
     /// change.
-    pub fn give_back_oldest(&mut self, rule: &Rule, cost: u64, at: impl Into<Moment>) {
+    pub fn refund_oldest(&mut self, rule: &Rule, cost: u64, at: impl Into<Moment>) {
         match (self.age(rule, &at.into()), self) {
-            (Aged::Log(aged), Count::Log(log)) => log.give_back_oldest(&aged, rule, cost),
-            (Aged::Counter(aged), Count::Counter(count)) => count.give_back_oldest(&aged, cost),
-            (Aged::Calendar(aged), Count::Calendar(count)) => count.give_back_oldest(&aged, cost),
+            (Aged::Log(aged), Count::Log(log)) => log.refund_oldest(&aged, rule, cost),
+            (Aged::Counter(aged), Count::Counter(count)) => count.refund_oldest(&aged, cost),
+            (Aged::Calendar(aged), Count::Calendar(count)) => count.refund_oldest(&aged, cost),
             _ => {}
         }
     }
@@ -292,11 +292,11 @@ impl Count {
     }
 
     /// Names the last charge, so that it can be refunded.
-    fn stamp(&self, rule: &Rule, aged: &Aged) -> u64 {
+    fn last_stamp(&self, rule: &Rule, aged: &Aged) -> u64 {
         match (self, aged) {
-            (Count::Log(log), _) => log.stamp(),
-            (_, Aged::Counter(aged)) => aged.stamp(rule),
-            (_, Aged::Calendar(aged)) => aged.stamp(),
+            (Count::Log(log), _) => log.last_stamp(),
+            (_, Aged::Counter(aged)) => aged.last_stamp(rule),
+            (_, Aged::Calendar(aged)) => aged.last_stamp(),
             _ => 0,
         }
     }
@@ -328,7 +328,7 @@ impl Slots {
         self.held = self.held.saturating_add(cost);
     }
 
-    pub fn give_back(&mut self, cost: u64) {
+    pub fn refund(&mut self, cost: u64) {
         let cost = u32::try_from(cost).unwrap_or(u32::MAX);
         self.held = self.held.saturating_sub(cost);
     }

@@ -53,7 +53,7 @@ pub fn wait_us<'c>(checks: impl Iterator<Item = BookingCheck<'c>>) -> Option<u64
         let delay = check.delay?;
         let held = check
             .count
-            .map_or(0, |count| count.held(check.rule, check.first));
+            .map_or(0, |count| count.held_units(check.rule, check.first));
         let most = u64::from(delay.queue).saturating_mul(check.cost.max(1));
         if held.saturating_add(check.cost) > most {
             return None;

@@ -233,10 +233,10 @@ impl Key {
     /// A key of all these parts.
     pub fn all_of(parts: impl IntoIterator<Item = Part>) -> Key {
         let parts = parts.into_iter().map(|part| Alternatives(vec![part]));
-        Key::of(parts.collect())
+        Key::new(parts.collect())
     }
 
-    pub fn of(parts: Vec<Alternatives>) -> Key {
+    pub fn new(parts: Vec<Alternatives>) -> Key {
         Key {
             parts,
             listed: Vec::new(),

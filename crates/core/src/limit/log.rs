@@ -19,7 +19,7 @@
 //! are held. It is freed when it is empty. A refund of one charge may leave an entry without units;
 //! the last entry always has units. Time is an argument; nothing here reads a clock.
 
-mod give_back;
+mod refund;
 
 use super::Rule;
 
@@ -31,7 +31,7 @@ const OUTSIDE: usize = 16;
 /// An empty ring above this many entries is freed.
 const SHRINK: usize = 32;
 /// A refund works only if at most this many entries came since. This bounds its time.
-const GIVE_BACK: u32 = 4096;
+const MAX_REFUND_ENTRIES: u32 = 4096;
 /// A stamp names a charge modulo this.
 pub const STAMPS: u64 = 1 << 48;
 /// One charge rewrites at most this many entries in a coarser precision. A longer log waits until
@@ -114,10 +114,10 @@ impl AgedLog {
 
 impl Log {
     /// Ages the log to `now_us`, microseconds, without changing it.
-    pub fn look(&self, rule: &Rule, now_us: u64) -> AgedLog {
+    pub fn age(&self, rule: &Rule, now_us: u64) -> AgedLog {
         match self.own_rule(rule) {
-            None => self.look_by(rule, now_us),
-            Some(own) => self.look_by(&own, now_us),
+            None => self.age_by(rule, now_us),
+            Some(own) => self.age_by(&own, now_us),
         }
     }
 
@@ -130,7 +130,7 @@ impl Log {
         })
     }
 
-    fn look_by(&self, rule: &Rule, now_us: u64) -> AgedLog {
+    fn age_by(&self, rule: &Rule, now_us: u64) -> AgedLog {
         let mut aged = AgedLog {
             used: 0,
             stepped: now_us + self.shift_us < self.last_us,
@@ -182,14 +182,14 @@ impl Log {
     }
 
     /// The units that are held: their stamps are after that of a unit admitted now.
-    pub fn held(&self, aged: &AgedLog, rule: &Rule) -> u64 {
+    pub fn held_units(&self, aged: &AgedLog, rule: &Rule) -> u64 {
         match self.own_rule(rule) {
-            None => self.held_by(aged, rule),
-            Some(own) => self.held_by(aged, &own),
+            None => self.held_units_by(aged, rule),
+            Some(own) => self.held_units_by(aged, &own),
         }
     }
 
-    fn held_by(&self, aged: &AgedLog, rule: &Rule) -> u64 {
+    fn held_units_by(&self, aged: &AgedLog, rule: &Rule) -> u64 {
         let edge = ticks_up(aged.own_us, rule);
         if aged.used == 0 || self.newest <= edge {
             return 0;
@@ -319,7 +319,7 @@ impl Log {
     }
 
     /// Names the last admission, so that it can be refunded.
-    pub fn stamp(&self) -> u64 {
+    pub fn last_stamp(&self) -> u64 {
         self.newest & (STAMPS - 1)
     }
 

@@ -43,7 +43,7 @@ pub enum DayWord {
 
 impl DayWord {
     /// Its meaning beside these rules.
-    pub fn of(rules: &[Rule]) -> DayWord {
+    pub fn for_rules(rules: &[Rule]) -> DayWord {
         let is_day = |rule: &Rule| rule.calendar_unit() == Some(CalendarUnit::Day);
         match rules.iter().any(is_day) {
             true => DayWord::Calendar,
@@ -107,7 +107,7 @@ impl RateText {
 }
 
 impl Rate {
-    pub fn of(rule: Rule) -> Rate {
+    pub fn from_rule(rule: Rule) -> Rate {
         Rate {
             units: rule.units,
             window_us: rule.window_us,

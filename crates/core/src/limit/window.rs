@@ -87,17 +87,17 @@ impl Window {
         match self.rule.algorithm {
             Algorithm::Slots => format!("{} at once", self.rule.units),
             Algorithm::Log | Algorithm::Counter | Algorithm::Calendar => {
-                Rate::of(self.rule).to_string()
+                Rate::from_rule(self.rule).to_string()
             }
         }
     }
 
     /// Copies the window for another worker, without shared memory.
-    pub fn own(&self) -> Window {
+    pub fn deep_copy(&self) -> Window {
         Window {
             policy: Arc::from(&*self.policy),
             store_suffix: self.store_suffix.clone(),
-            calendar: self.calendar.as_ref().map(|one| Arc::new(one.own())),
+            calendar: self.calendar.as_ref().map(|one| Arc::new(one.deep_copy())),
             texts: WindowTexts::new(&self.policy, self.rule),
             ..*self
         }
@@ -113,7 +113,7 @@ impl Window {
         let window = |rule: &Rule| {
             let mut window = Window::with_calendar(limit, *rule, calendar);
             if rules.len() > 1 {
-                let length = Rate::of(*rule).window_text();
+                let length = Rate::from_rule(*rule).window_text();
                 window.policy = format!("{limit}/{length}").into();
                 window.texts = WindowTexts::new(&window.policy, *rule);
             }
@@ -166,11 +166,11 @@ impl WindowTexts {
             ),
             Algorithm::Calendar => (
                 format!("\"{policy}\";q={units}"),
-                format!("\"{policy}\" allows {}", Rate::of(rule)),
+                format!("\"{policy}\" allows {}", Rate::from_rule(rule)),
             ),
             Algorithm::Log | Algorithm::Counter => (
                 format!("\"{policy}\";q={units};w={}", seconds_up(rule.window_us)),
-                format!("\"{policy}\" allows {}", Rate::of(rule)),
+                format!("\"{policy}\" allows {}", Rate::from_rule(rule)),
             ),
         };
         // A policy's name is of `[a-z0-9_/~-]`: nothing in it needs an escape.

@@ -22,7 +22,7 @@ pub enum Target {
 impl Target {
     /// Copies the target for another worker, without shared memory.
     #[must_use]
-    pub fn own(&self) -> Target {
+    pub fn deep_copy(&self) -> Target {
         let Target::Respond(respond) = self else {
             return self.clone();
         };

@@ -95,11 +95,11 @@ impl HeaderChange {
 
     /// Copies the change for another worker, without shared memory.
     #[must_use]
-    pub fn own(&self) -> HeaderChange {
+    pub fn deep_copy(&self) -> HeaderChange {
         let name = HeaderName::from_bytes(self.name.as_str().as_bytes());
         let action = match &self.action {
-            Action::Set(text) => Action::Set(text.own()),
-            Action::Add(text) => Action::Add(text.own()),
+            Action::Set(text) => Action::Set(text.deep_copy()),
+            Action::Add(text) => Action::Add(text.deep_copy()),
             Action::Remove => Action::Remove,
         };
         HeaderChange {
@@ -122,7 +122,7 @@ impl HeaderText {
         }
     }
 
-    fn own(&self) -> HeaderText {
+    fn deep_copy(&self) -> HeaderText {
         match self {
             HeaderText::Fixed(value) => HeaderText::Fixed(own_value(value)),
             HeaderText::Made(template) => HeaderText::Made(template.clone()),
@@ -181,7 +181,7 @@ impl Prefix {
     }
 
     #[must_use]
-    pub fn own(&self) -> Self {
+    pub fn deep_copy(&self) -> Self {
         Self {
             header: own_value(&self.header),
             ..self.clone()

@@ -60,7 +60,7 @@ pub(super) struct Budget {
     /// Units of requests that proxies admitted by themselves.
     pub(super) alone: u64,
     /// Units that the store gave back.
-    pub(super) given_back: u64,
+    pub(super) refunded: u64,
     /// Slots in use, and the most of them while all was well.
     pub(super) in_use: u64,
 }
@@ -87,7 +87,7 @@ impl Budget {
             left: 0,
             denied_at_us: 0,
             alone: 0,
-            given_back: 0,
+            refunded: 0,
             in_use: 0,
         }
     }
@@ -119,7 +119,7 @@ impl Budget {
     }
 
     /// The units of a request that passed at `at_us` are given back.
-    pub(super) fn give_back(&mut self, by: usize, at_us: u64, cost: u64) {
+    pub(super) fn refund(&mut self, by: usize, at_us: u64, cost: u64) {
         let found = self.admitted.iter_mut().rev();
         let mut found = found.filter(|one| (one.by, one.at_us, one.cost) == (by, at_us, cost));
         if let Some(one) = found.next() {
@@ -128,7 +128,7 @@ impl Budget {
     }
 
     /// Units that a proxy admitted up to `to_us`, of those that counted at `at_us`.
-    pub(super) fn own(&self, by: usize, to_us: u64, at_us: u64) -> u64 {
+    pub(super) fn own_units(&self, by: usize, to_us: u64, at_us: u64) -> u64 {
         let from_us = self.counts_from(at_us);
         let counts = |one: &&Admitted| one.at_us <= to_us && one.at_us >= from_us;
         let own = self
@@ -221,7 +221,7 @@ impl Budget {
     fn check_charges(&self, is_leased: bool, has_lost: bool) -> Result<(), String> {
         let received = self.charged - self.charged_lost;
         // A request over several nodes gives back what some have granted.
-        let wanted = self.by_store + self.refused + self.left + self.given_back;
+        let wanted = self.by_store + self.refused + self.left + self.refunded;
         if received > wanted && !is_leased {
             return Err(format!(
                 "{} was charged {received} units by calls that were answered, for {wanted} units \

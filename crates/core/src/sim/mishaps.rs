@@ -133,7 +133,8 @@ impl World {
                 .unwrap_or_default();
             let unknown = used.saturating_sub(known.used);
             let at_us = known.at_us;
-            let expired = budget.own(number, at_us, at_us) - budget.own(number, at_us, now_us);
+            let expired =
+                budget.own_units(number, at_us, at_us) - budget.own_units(number, at_us, now_us);
             let since_us = at_us.max(budget.counts_from(now_us));
             let of_others = budget.admitted_by_others(number, since_us);
             budget.excused += unknown.max(of_others).div_ceil(many) + expired.min(of_others);

@@ -142,14 +142,14 @@ impl World {
         }
         let mut called = store.call(groups, holder, store_us, manner);
         let repeats = |group: &&SentGroup| match fault {
-            Some(Fault::RefundsTwice) => group.operation == Operation::GiveBack,
+            Some(Fault::RefundsTwice) => group.operation == Operation::Refund,
             Some(Fault::CallsTwice) => matches!(group.operation, Operation::Charge(_)),
             _ => false,
         };
         let mut repeated: Vec<SentGroup> = groups.iter().filter(repeats).cloned().collect();
         if fault == Some(Fault::RefundsTwice) {
             // One that names its charge finds nothing more to give back.
-            (repeated.iter_mut()).for_each(|group| group.operation = Operation::GiveBackOldest);
+            (repeated.iter_mut()).for_each(|group| group.operation = Operation::RefundOldest);
         }
         if !repeated.is_empty() {
             let again = store.call(&repeated, holder, store_us, manner);

@@ -262,7 +262,7 @@ pub(super) struct PlannedOrder {
 }
 
 impl Plan {
-    pub(super) fn of(seed: u64, fault: Option<Fault>) -> Plan {
+    pub(super) fn from_seed(seed: u64, fault: Option<Fault>) -> Plan {
         let mut dice = Dice::new(seed);
         let outage = dice.pick(&OUTAGES);
         // An answer that lacks units is not noticed so shortly after a stall.

@@ -161,9 +161,9 @@ pub(super) fn config(plan: &Plan, is_reloaded: bool) -> Config {
     config.store.hash_key = Some(Secret([7; 32]));
     for (limit, planned) in config.limits.iter_mut().zip(&plan.limits) {
         assert_eq!(&*limit.name, planned.name, "the order of the limits");
-        let gives_back = limit.gives_back || planned.kind == Kind::Refunds;
+        let refunds = limit.refunds || planned.kind == Kind::Refunds;
         *limit = Arc::new(Limit {
-            gives_back,
+            refunds,
             ..Limit::clone(limit)
         });
     }
@@ -198,7 +198,7 @@ impl Proxy {
             seed,
             nodes,
         });
-        let worker = WorkerStore::of(Store::Redis(store.redis.clone()), &store.local);
+        let worker = WorkerStore::new(Store::Redis(store.redis.clone()), &store.local);
         Proxy {
             name,
             clock,
@@ -240,14 +240,14 @@ impl Proxy {
     }
 
     pub(super) fn reload(&mut self, config: &Config) {
-        let worker = WorkerStore::of(Store::Redis(self.store.redis.clone()), &self.store.local);
+        let worker = WorkerStore::new(Store::Redis(self.store.redis.clone()), &self.store.local);
         self.limiter = Limiter::new(config, worker, Some(&self.limiter.meter));
         self.limits.clone_from(&config.limits);
         Store::Redis(self.store.redis.clone()).limits_changed();
     }
 
     /// Begins the decision on a request of these limits, unless its key is blocked.
-    pub(super) fn ask(&mut self, pending: PendingRequest<'_>) -> Option<KeyBlock> {
+    pub(super) fn begin_decision(&mut self, pending: PendingRequest<'_>) -> Option<KeyBlock> {
         let overrides = self.store.redis.shared().overrides();
         let tags = pending
             .limits

@@ -49,7 +49,7 @@ impl World {
         (!serving.is_empty()).then(|| serving[place % serving.len()])
     }
 
-    pub(super) fn ask(&mut self, client: usize) {
+    pub(super) fn send_request(&mut self, client: usize) {
         if self.now_us > self.plan.end_us() {
             return;
         }
@@ -71,7 +71,7 @@ impl World {
         self.figures.requests += 1;
         let id = self.requests;
         self.proxies[number].act_at(self.now_us);
-        let block = self.proxies[number].ask(PendingRequest {
+        let block = self.proxies[number].begin_decision(PendingRequest {
             id,
             client,
             since_us: self.now_us,
@@ -377,7 +377,7 @@ impl World {
                 format!("proxy {number} gives {} back", check.cost)
             });
             if let Some(budget) = self.books.budgets.get_mut(&id) {
-                budget.give_back(number, passed_at_us, check.cost);
+                budget.refund(number, passed_at_us, check.cost);
             }
         }
     }
@@ -391,7 +391,7 @@ impl World {
             match effect.operation {
                 Operation::Charge(_) | Operation::Book(_) => budget.charged += effect.units,
                 Operation::Settle => budget.settled += effect.units,
-                Operation::GiveBack if is_cluster => budget.given_back += effect.units,
+                Operation::Refund if is_cluster => budget.refunded += effect.units,
                 _ => {}
             }
             self.note(Some(effect.budget), || {

@@ -76,7 +76,7 @@ struct Run<'c> {
 
 /// What one item says in the first pass.
 #[derive(Clone, Copy)]
-struct Looked {
+struct CheckedItem {
     retry: Retry,
     used: u64,
     first: FirstPass,
@@ -109,7 +109,7 @@ impl Contents {
         let wait = |item: &LimitCheck| {
             let at = moment(item, now_us, now_us);
             let count = self.counts.get(&item.id())?;
-            match count.look(&item.window.rule, item.cost, at).retry {
+            match count.first_pass(&item.window.rule, item.cost, at).retry {
                 Retry::After(us) => Some(us),
                 _ => None,
             }
@@ -172,7 +172,7 @@ impl Contents {
                 Operation::Charge(count) => run.charge(group, count),
                 Operation::Report => run.charge(group, 1),
                 Operation::Book(longest_us) => run.book(group, longest_us),
-                Operation::GiveBack | Operation::Settle | Operation::GiveBackOldest => {
+                Operation::Refund | Operation::Settle | Operation::RefundOldest => {
                     run.change(group);
                 }
             }
@@ -192,28 +192,28 @@ impl Run<'_> {
             .extend_from_slice(&number.to_le_bytes()[..bytes]);
     }
 
-    fn look(&mut self, group: &SentGroup, index: usize) -> Looked {
+    fn check_item(&mut self, group: &SentGroup, index: usize) -> CheckedItem {
         let item = &group.charge[index];
         let rule = item.window.rule;
         let at = moment(item, self.now_us, group.store_us);
         let count = self.contents.counts.entry(item.id());
         let count = count.or_insert_with(|| Count::new(rule.algorithm));
-        let first = count.look(&rule, item.cost, at);
+        let first = count.first_pass(&rule, item.cost, at);
         if rule.algorithm != Algorithm::Slots {
-            return Looked {
+            return CheckedItem {
                 retry: first.retry,
                 used: first.used(),
                 first,
                 asks_again: first.asks_again(),
             };
         }
-        let used = self.held(group, index) + self.others(item);
+        let used = self.held_units(group, index) + self.others(item);
         let retry = match () {
             () if item.cost > rule.units => Retry::Never,
             () if used + item.cost <= rule.units => Retry::Now,
             () => Retry::Released,
         };
-        Looked {
+        CheckedItem {
             // What is held may be said at any time.
             retry: if item.cost == 0 { Retry::Now } else { retry },
             used,
@@ -228,7 +228,7 @@ impl Run<'_> {
     }
 
     /// The slots of the caller, with those that this call has granted.
-    fn held(&self, group: &SentGroup, index: usize) -> u64 {
+    fn held_units(&self, group: &SentGroup, index: usize) -> u64 {
         let granted = self.granted.get(&group.charge[index].id());
         group.extra.get(index).copied().unwrap_or(0) + granted.copied().unwrap_or(0)
     }
@@ -238,7 +238,7 @@ impl Run<'_> {
         &mut self,
         group: &SentGroup,
         index: usize,
-        looked: &Looked,
+        looked: &CheckedItem,
         how: Settled,
     ) -> Verdict {
         let item = &group.charge[index];
@@ -267,12 +267,12 @@ impl Run<'_> {
         &mut self,
         group: &SentGroup,
         index: usize,
-        looked: &Looked,
+        looked: &CheckedItem,
         is_charged: bool,
     ) -> Verdict {
         let item = &group.charge[index];
         if is_charged {
-            let units = self.held(group, index) + item.cost;
+            let units = self.held_units(group, index) + item.cost;
             *self.granted.entry(item.id()).or_default() += item.cost;
             let holders = self.contents.slots.entry(item.id()).or_default();
             let until_us = self.now_us + item.window.rule.window_us;
@@ -306,13 +306,18 @@ impl Run<'_> {
         self.put(6, verdict.stamp);
     }
 
-    fn looks(&mut self, group: &SentGroup) -> Vec<Looked> {
+    fn looks(&mut self, group: &SentGroup) -> Vec<CheckedItem> {
         (0..group.charge.len())
-            .map(|index| self.look(group, index))
+            .map(|index| self.check_item(group, index))
             .collect()
     }
 
-    fn settle_all(&mut self, group: &SentGroup, looks: &[Looked], how: Settled) -> Vec<Verdict> {
+    fn settle_all(
+        &mut self,
+        group: &SentGroup,
+        looks: &[CheckedItem],
+        how: Settled,
+    ) -> Vec<Verdict> {
         let items = looks.iter().enumerate();
         items
             .map(|(index, looked)| self.settle(group, index, looked, how))
@@ -360,8 +365,9 @@ impl Run<'_> {
         let looks = self.looks(group);
         let is_allowed = looks.iter().all(|looked| looked.retry == Retry::Now);
         let counts = &self.contents.counts;
-        let check =
-            |(item, looked): (&LimitCheck, &Looked)| (item.id(), item.window.rule, looked.first);
+        let check = |(item, looked): (&LimitCheck, &CheckedItem)| {
+            (item.id(), item.window.rule, looked.first)
+        };
         let checks: Vec<(u128, Rule, FirstPass)> =
             group.charge.iter().zip(&looks).map(check).collect();
         let bookings = group.charge.iter().zip(&checks);
@@ -409,11 +415,11 @@ impl Run<'_> {
             let count = count.or_insert_with(|| Count::new(rule.algorithm));
             let before = count.used(&rule, at);
             match group.operation {
-                Operation::GiveBack => {
+                Operation::Refund => {
                     let stamp = group.extra.get(index).copied().unwrap_or(0);
-                    count.give_back(&rule, item.cost, stamp, at);
+                    count.refund(&rule, item.cost, stamp, at);
                 }
-                Operation::GiveBackOldest => count.give_back_oldest(&rule, item.cost, at),
+                Operation::RefundOldest => count.refund_oldest(&rule, item.cost, at),
                 _ => count.charge_more(&rule, item.cost, at),
             }
             let used = count.used(&rule, at);

@@ -73,7 +73,7 @@ impl World {
 
     /// No client is told to wait for longer than it must, but for the time that the answer takes.
     fn check_wait(&mut self, charge: &Charge, told_us: u64) {
-        if charge.iter().any(|check| check.limit.gives_back) {
+        if charge.iter().any(|check| check.limit.refunds) {
             return;
         }
         // Other nodes may give units back that they had counted.
@@ -110,7 +110,7 @@ impl World {
         }
     }
 
-    pub(super) fn tell(&mut self, number: usize) {
+    pub(super) fn send_denials(&mut self, number: usize) {
         self.proxies[number].is_to_tell = false;
         let proxy = &self.proxies[number];
         let denials = proxy.store.task.shared().take_denials();
@@ -125,7 +125,7 @@ impl World {
     }
 
     /// The store counts denials, and begins bans.
-    pub(super) fn told(&mut self, proxy: usize, denials: TakenDenials) {
+    pub(super) fn count_sent_denials(&mut self, proxy: usize, denials: TakenDenials) {
         let store_us = self.store_us();
         let mut answer = None;
         if self.is_well() {

@@ -275,7 +275,7 @@ impl World {
                 self.proxies[proxy].store.task.broken(link, kind);
                 self.drive(proxy);
             }
-            Event::Ask { client } => self.ask(client),
+            Event::Ask { client } => self.send_request(client),
             Event::Leave { proxy, id } => self.leave(proxy, id),
             Event::Pass { proxy, id } => self.pass(proxy, id),
             Event::End { proxy, id } => self.end(proxy, id),
@@ -292,8 +292,8 @@ impl World {
             Event::Reload { proxy } => self.reload(proxy),
             Event::Drain { proxy } => self.drain(proxy),
             Event::LookBack => self.look_back(),
-            Event::Tell { proxy } => self.tell(proxy),
-            Event::Told { proxy, denials } => self.told(proxy, denials),
+            Event::Tell { proxy } => self.send_denials(proxy),
+            Event::Told { proxy, denials } => self.count_sent_denials(proxy, denials),
             Event::BansBegin {
                 proxy,
                 denials,

@@ -73,11 +73,11 @@ pub enum Operation {
     /// Reports how many slots are held, and asks for none.
     Report,
     /// Takes back units that were not used; `extra` names them.
-    GiveBack,
+    Refund,
     /// Charges units that were used beyond the cost, even above the limit.
     Settle,
     /// Takes back units of the key, oldest first, whichever charge they are of.
-    GiveBackOldest,
+    RefundOldest,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -138,9 +138,9 @@ pub fn write<'c>(
             Operation::Charge(count) => (0, count),
             Operation::Book(_) => (4, 1),
             Operation::Report => (0, 1),
-            Operation::GiveBack => (1, 0),
+            Operation::Refund => (1, 0),
             Operation::Settle => (2, 0),
-            Operation::GiveBackOldest => (3, 0),
+            Operation::RefundOldest => (3, 0),
         };
         let many = u8::try_from(group.charge.len()).unwrap_or(u8::MAX);
         let [low, high] = count.to_le_bytes();

@@ -91,7 +91,7 @@ impl OpenedCounts {
     }
 
     /// Reads the counts into `memory`, and keeps its changes from then on.
-    pub(super) fn keep(self, memory: &Arc<Memory>, path: &Path) -> io::Result<CountsFile> {
+    pub(super) fn load_into(self, memory: &Arc<Memory>, path: &Path) -> io::Result<CountsFile> {
         let OpenedCounts { mut log, lock } = self;
         let name_file = |error| SettingError::file("store.file", "read", path, &error);
         let report = log.load(memory).map_err(name_file)?;
@@ -157,7 +157,7 @@ impl CountsFile {
         let opened = OpenedCounts::open(path, predecessor)?;
         let keys = KeyRing::kept(settings, opened.log.hash_key());
         let memory = Memory::new(settings, keys, Micros::monotonic(), log);
-        opened.keep(&Arc::new(memory), path).map(Some)
+        opened.load_into(&Arc::new(memory), path).map(Some)
     }
 
     /// The store whose counts the file keeps.

@@ -95,7 +95,7 @@ impl DenyCache {
         span: CallSpan,
     ) {
         for (item, verdict) in charge.iter().zip(&decision.verdicts) {
-            let most = if item.limit.gives_back {
+            let most = if item.limit.refunds {
                 GIVES_BACK_US.min(longest_us)
             } else {
                 longest_us
@@ -261,7 +261,7 @@ impl Denied {
 /// store's clock, with a network's delay between them, so no single instant fits all of them. A
 /// limit whose units other proxies give back, or charge on top, changes without our knowledge.
 pub fn is_exact(charge: &Charge) -> bool {
-    matches!(charge.as_slice(), [item] if !item.limit.gives_back)
+    matches!(charge.as_slice(), [item] if !item.limit.refunds)
 }
 
 fn others(charge: &Charge, decision: &Decision) -> Box<[(u128, Verdict)]> {

@@ -35,7 +35,7 @@ impl From<config::Fleet> for Fleet {
 
 impl Fleet {
     /// At least so many proxies.
-    pub fn of(size: u32) -> Fleet {
+    pub fn new(size: u32) -> Fleet {
         Fleet::from(config::Fleet::Fixed(size))
     }
 
@@ -142,9 +142,9 @@ mod tests {
 
     #[test]
     fn a_share_is_at_least_one_and_else_never_too_much() {
-        assert_eq!(units(&Fleet::of(3), 10), 3);
-        assert_eq!(units(&Fleet::of(100), 10), 1);
-        assert_eq!(units(&Fleet::of(0), 10), 10);
+        assert_eq!(units(&Fleet::new(3), 10), 3);
+        assert_eq!(units(&Fleet::new(100), 10), 1);
+        assert_eq!(units(&Fleet::new(0), 10), 10);
         let counted = Fleet::counted();
         counted.learn(1, 0);
         assert_eq!(units(&counted, 10), 10);
@@ -153,16 +153,16 @@ mod tests {
     #[test]
     fn a_proxy_that_has_counted_nobody_assumes_several() {
         assert_eq!(units(&Fleet::counted(), 80), 80 / u64::from(ASSUMED));
-        assert_eq!(units(&Fleet::of(2), 80), 40);
+        assert_eq!(units(&Fleet::new(2), 80), 40);
     }
 
     #[test]
     fn the_count_wins_over_a_smaller_number_in_the_file() {
-        let fleet = Fleet::of(1);
+        let fleet = Fleet::new(1);
         fleet.learn(4, 3);
         assert_eq!(units(&fleet, 400), 100);
         assert!(fleet.is_larger_than_configured());
-        let fleet = Fleet::of(4);
+        let fleet = Fleet::new(4);
         fleet.learn(2, 0);
         assert_eq!(units(&fleet, 402), 100, "no place among four is known");
     }

@@ -328,10 +328,9 @@ impl Bundle {
         match self.operation {
             Operation::Charge(count) => count,
             Operation::Book(_) => 1,
-            Operation::Report
-            | Operation::GiveBack
-            | Operation::Settle
-            | Operation::GiveBackOldest => 0,
+            Operation::Report | Operation::Refund | Operation::Settle | Operation::RefundOldest => {
+                0
+            }
         }
     }
 

@@ -247,7 +247,7 @@ mod tests {
         owed[0].window = Arc::new(Window {
             calendar: Some(Arc::new(calendar)),
             rule,
-            ..owed[0].window.own()
+            ..owed[0].window.deep_copy()
         });
         let at = |passed_us| StoreInstant {
             now_us: 5 + passed_us,

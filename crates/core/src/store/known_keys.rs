@@ -129,7 +129,7 @@ impl Default for RegisteredKeys {
 
 impl RegisteredKeys {
     /// The table of these records.
-    pub fn of(records: &[(KeyDigest, KeyRecord)]) -> RegisteredKeys {
+    pub fn from_records(records: &[(KeyDigest, KeyRecord)]) -> RegisteredKeys {
         let keys = RegisteredKeys::default();
         keys.replace(records);
         keys
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_change_adds_changes_or_removes_one_key() {
-        let key = KeyDigest::of(b"k1");
+        let key = KeyDigest::new(b"k1");
         let text = |words: &str| format!("9\n8\n{}\n{words}", key.to_hex());
         let set = KeyChange::parse(&text("at 5\nname acme\n")).unwrap();
         assert_eq!((set.version, set.before), (9, 8));
@@ -256,9 +256,9 @@ mod tests {
 
     #[test]
     fn no_more_keys_are_taken_than_there_may_be() {
-        let digest = |number: usize| KeyDigest::of(number.to_string().as_bytes());
+        let digest = |number: usize| KeyDigest::new(number.to_string().as_bytes());
         let all = (0..MAX_KNOWN_KEYS + 3).map(|number| (digest(number), record("acme")));
-        let keys = RegisteredKeys::of(&all.collect::<Vec<_>>());
+        let keys = RegisteredKeys::from_records(&all.collect::<Vec<_>>());
         assert_eq!((keys.len(), keys.left_out()), (MAX_KNOWN_KEYS, 3));
     }
 }

@@ -103,7 +103,7 @@ impl LastAnswers {
         let id = item.id();
         let mut map = self.map(id);
         // If costs are settled later, this process's own units would look like those of others.
-        let known = map.keys.get(&id).filter(|_| !item.limit.gives_back);
+        let known = map.keys.get(&id).filter(|_| !item.limit.refunds);
         let gap = known.map_or(0, |seen| {
             let grown = verdict.used.saturating_sub(seen.used);
             grown.max(seen.gap - seen.gap.div_ceil(16))

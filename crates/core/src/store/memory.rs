@@ -123,7 +123,7 @@ impl Memory {
             next_victim: AtomicUsize::new(0),
             keys,
             clock,
-            fleet: Arc::new(Fleet::of(1)),
+            fleet: Arc::new(Fleet::new(1)),
             log,
             source: Source::Store,
             bounds: MemoryBounds::new(settings),
@@ -261,7 +261,7 @@ impl Memory {
         let now_us = self.clock.now_us();
         shard.sweep_in_turn(now_us, &self.bounds);
         let check = self.check(&shard, item, mode, &self.check_time(item, now_us));
-        let outcome = match check.look.retry {
+        let outcome = match check.first.retry {
             Retry::Now => mode.admitted(),
             _ => mode.refused(|longest_us| {
                 delay::wait_us([shard.booking(&check, longest_us)].into_iter())
@@ -301,7 +301,7 @@ impl Memory {
             )
         };
         let checks: SmallVec<[PendingCheck<'_>; 4]> = charge.iter().map(check).collect();
-        let outcome = match checks.iter().all(|check| check.look.retry == Retry::Now) {
+        let outcome = match checks.iter().all(|check| check.first.retry == Retry::Now) {
             true => mode.admitted(),
             false => mode.refused(|longest_us| {
                 delay::wait_us(checks.iter().map(|check| {

@@ -187,7 +187,7 @@ impl Overrides {
     ) -> Option<Cow<'_, [Arc<Window>]>> {
         let mut of_tag = self.overrides.get(&tag)?.iter();
         let found = of_tag.find(|one| one.limit == limit.name && one.until_us > now_us)?;
-        Some(found.windows.of(limit))
+        Some(found.windows.windows_of(limit))
     }
 
     /// The block of a key; `None` if it is not blocked.

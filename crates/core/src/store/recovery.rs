@@ -178,7 +178,7 @@ impl Recovery {
 
     /// Takes the store's answer to `greeting`. Returns whether the store has lost its memory since
     /// the last answer: then all that this process knows is charged again.
-    pub fn heard(&self, greeting: Greeting, beat: Heartbeat, now_us: u64) -> bool {
+    pub fn take_greeting(&self, greeting: Greeting, beat: Heartbeat, now_us: u64) -> bool {
         let mut state = self.state();
         let is_new = (state.began_us).is_some_and(|began_us| began_us != beat.began_us);
         state.began_us = Some(beat.began_us);
@@ -328,32 +328,32 @@ mod tests {
         }
     }
 
-    fn hear(recovery: &Recovery, is_clear: bool, beat: Heartbeat, now_us: u64) -> bool {
+    fn note_greeting(recovery: &Recovery, is_clear: bool, beat: Heartbeat, now_us: u64) -> bool {
         let greeting = recovery.greeting(false, !is_clear);
-        recovery.heard(greeting, beat, now_us)
+        recovery.take_greeting(greeting, beat, now_us)
     }
 
     #[test]
     fn shares_hold_until_every_other_proxy_owes_nothing() {
         let recovery = recovery();
-        hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
+        note_greeting(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
         assert!(!recovery.is_on());
         recovery.away(200);
         assert!(
             recovery.holds_for(1_000_000, 99_000_000),
             "no end is in sight"
         );
-        hear(&recovery, true, beat(300, &[ME], &[OTHER]), 300);
+        note_greeting(&recovery, true, beat(300, &[ME], &[OTHER]), 300);
         assert!(
             recovery.is_on(),
             "that was said before this process was back"
         );
         assert_eq!(recovery.greeting(false, false).since_us, 300);
-        hear(&recovery, false, beat(400, &[ME, OTHER], &[OTHER]), 400);
+        note_greeting(&recovery, false, beat(400, &[ME, OTHER], &[OTHER]), 400);
         assert!(recovery.is_on(), "this process owes something");
         assert_eq!(recovery.fleet().size(), 2, "the other was not forgotten");
         assert!(!recovery.may_compare(500));
-        hear(&recovery, true, beat(500, &[ME], &[]), 500);
+        note_greeting(&recovery, true, beat(500, &[ME], &[]), 500);
         assert!(!recovery.is_on());
         assert_eq!(recovery.fleet().size(), 1);
         assert!(
@@ -366,35 +366,35 @@ mod tests {
     #[test]
     fn a_proxy_that_never_returns_is_waited_for_until_its_window_is_over() {
         let recovery = recovery();
-        hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
+        note_greeting(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
         recovery.away(200);
-        hear(&recovery, true, beat(300, &[ME], &[]), 300);
+        note_greeting(&recovery, true, beat(300, &[ME], &[]), 300);
         let ends = |window_us| 300 + GRACE_US + window_us;
         assert!(recovery.holds_for(1_000, ends(1_000) - 1));
         assert!(!recovery.holds_for(1_000, ends(1_000)));
         assert!(recovery.holds_for(60_000_000, ends(60_000_000) - 1));
-        hear(&recovery, true, beat(500, &[ME], &[]), ends(59_000_000));
+        note_greeting(&recovery, true, beat(500, &[ME], &[]), ends(59_000_000));
         assert!(recovery.is_on());
-        hear(&recovery, true, beat(600, &[ME], &[]), ends(60_000_000));
+        note_greeting(&recovery, true, beat(600, &[ME], &[]), ends(60_000_000));
         assert!(!recovery.is_on());
     }
 
     #[test]
     fn an_answer_of_another_server_is_no_return() {
         let recovery = recovery();
-        hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
+        note_greeting(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
         recovery.away(200);
         let greeting = recovery.greeting(true, false);
         assert!(!greeting.is_clear);
-        recovery.heard(greeting, beat(300, &[ME, OTHER], &[]), 300);
+        recovery.take_greeting(greeting, beat(300, &[ME, OTHER], &[]), 300);
         assert_eq!(recovery.greeting(true, false).since_us, u64::MAX >> 11);
         recovery.back(99_000_000);
-        hear(&recovery, true, beat(400, &[ME], &[OTHER]), 99_000_000);
+        note_greeting(&recovery, true, beat(400, &[ME], &[OTHER]), 99_000_000);
         assert!(
             recovery.is_on(),
             "the other may have said so during the outage"
         );
-        hear(
+        note_greeting(
             &recovery,
             true,
             beat(500, &[ME, OTHER], &[OTHER]),
@@ -406,48 +406,53 @@ mod tests {
     #[test]
     fn a_window_that_was_counted_without_the_store_is_waited_for() {
         let recovery = recovery();
-        hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
+        note_greeting(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
         recovery.away(200);
         recovery.note_window(60_000_000);
-        hear(&recovery, true, beat(300, &[ME], &[]), 300);
+        note_greeting(&recovery, true, beat(300, &[ME], &[]), 300);
         let ends_us = 300 + GRACE_US + 60_000_000;
-        hear(&recovery, true, beat(400, &[ME], &[]), ends_us - 1);
+        note_greeting(&recovery, true, beat(400, &[ME], &[]), ends_us - 1);
         assert!(recovery.is_on());
-        hear(&recovery, true, beat(500, &[ME], &[]), ends_us);
+        note_greeting(&recovery, true, beat(500, &[ME], &[]), ends_us);
         assert!(!recovery.is_on());
     }
 
     #[test]
     fn a_store_that_began_anew_has_lost_its_memory() {
         let recovery = recovery();
-        assert!(!hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100));
+        assert!(!note_greeting(
+            &recovery,
+            true,
+            beat(100, &[ME, OTHER], &[]),
+            100
+        ));
         let anew = |now_us, clear: &[ProcessName]| Heartbeat {
             began_us: 8,
             ..beat(now_us, &[ME], clear)
         };
         let greeting = recovery.greeting(false, false);
-        assert!(recovery.heard(greeting, anew(200, &[]), 200));
+        assert!(recovery.take_greeting(greeting, anew(200, &[]), 200));
         assert!(recovery.is_on(), "it was clear of the old memory only");
-        assert!(!hear(&recovery, true, anew(300, &[OTHER]), 300));
+        assert!(!note_greeting(&recovery, true, anew(300, &[OTHER]), 300));
         assert!(!recovery.is_on());
     }
 
     #[test]
     fn a_process_that_was_stopped_decides_nothing_until_it_hears_of_the_store() {
         let recovery = recovery();
-        hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
+        note_greeting(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
         recovery.alive(1_000_000);
         assert!(recovery.may_decide(1_000_000 + STOPPED_US));
         assert!(!recovery.may_decide(1_000_001 + STOPPED_US));
         recovery.alive(2_000_000 + STOPPED_US);
         assert!(!recovery.may_decide(2_000_000 + STOPPED_US));
         let greeting = recovery.greeting(true, false);
-        recovery.heard(greeting, beat(150, &[ME, OTHER], &[]), 5_500_000);
+        recovery.take_greeting(greeting, beat(150, &[ME, OTHER], &[]), 5_500_000);
         assert!(
             !recovery.may_decide(5_500_000),
             "another node of the cluster is away, and others may use it"
         );
-        hear(&recovery, true, beat(200, &[ME, OTHER], &[]), 6_000_000);
+        note_greeting(&recovery, true, beat(200, &[ME, OTHER], &[]), 6_000_000);
         assert!(recovery.may_decide(6_000_000));
     }
 }

@@ -134,7 +134,7 @@ impl RedisShared {
             clock,
             keys: Arc::new(keys),
             log,
-            outages: Arc::new(Outages::of(&server.topology)),
+            outages: Arc::new(Outages::new(&server.topology)),
             begun_anew: Arc::default(),
             workers: Arc::default(),
             recovery: Arc::new(Recovery::new(fleet, name, settings.timeout, clock.now_us())),

@@ -26,7 +26,7 @@ pub enum Step {
     /// Ask the place of this part for the part's items.
     Ask(usize),
     /// Tell the place of this part to take back what it charged; one stamp for each item.
-    GiveBack(usize, SmallVec<[u64; 2]>),
+    Refund(usize, SmallVec<[u64; 2]>),
     /// The request's end, once.
     Answer(Result<Decision, StoreError>),
 }
@@ -112,10 +112,10 @@ impl Reserve {
 
     pub fn begin(&mut self) -> Steps {
         let first = if self.one_by_one { 1 } else { self.parts.len() };
-        (0..first).map(|part| self.ask(part)).collect()
+        (0..first).map(|part| self.ask_part(part)).collect()
     }
 
-    fn ask(&mut self, part: usize) -> Step {
+    fn ask_part(&mut self, part: usize) -> Step {
         self.parts[part].state = PartState::Asked;
         Step::Ask(part)
     }
@@ -140,9 +140,9 @@ impl Reserve {
         if denied && !self.refused {
             self.refused = true;
             let parts = self.parts.iter().enumerate();
-            steps.extend(parts.filter_map(|(number, part)| give_back(number, part)));
+            steps.extend(parts.filter_map(|(number, part)| refund(number, part)));
         } else if self.refused {
-            steps.extend(give_back(part, &self.parts[part]));
+            steps.extend(refund(part, &self.parts[part]));
         }
         if self
             .parts
@@ -153,7 +153,7 @@ impl Reserve {
         }
         let next = (self.parts.iter()).position(|part| matches!(part.state, PartState::Unasked));
         match next {
-            Some(next) if !self.refused => steps.push(self.ask(next)),
+            Some(next) if !self.refused => steps.push(self.ask_part(next)),
             _ => {
                 self.answered = true;
                 steps.push(Step::Answer(self.outcome(charge)));
@@ -233,11 +233,11 @@ impl Reserve {
 }
 
 /// The step that takes back what a part has charged.
-fn give_back(number: usize, part: &ReservePart) -> Option<Step> {
+fn refund(number: usize, part: &ReservePart) -> Option<Step> {
     match &part.state {
         PartState::Replied(decision) if decision.allowed => {
             let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
-            Some(Step::GiveBack(number, stamps.collect()))
+            Some(Step::Refund(number, stamps.collect()))
         }
         _ => None,
     }
@@ -382,7 +382,7 @@ mod tests {
             };
             assert!(reserve.replied(first, answer(first), &charge).is_empty());
             let steps = reserve.replied(second, answer(second), &charge);
-            let [Step::GiveBack(0, stamps), Step::Answer(Ok(decision))] = &steps[..] else {
+            let [Step::Refund(0, stamps), Step::Answer(Ok(decision))] = &steps[..] else {
                 panic!("{steps:?}");
             };
             assert_eq!(stamps[..], [8]);
@@ -402,11 +402,8 @@ mod tests {
         reserve.begin();
         assert!(reserve.replied(0, reply(&[NOW], 8), &charge).is_empty());
         let steps = reserve.give_up(&charge);
-        let gives_back = Step::GiveBack(0, SmallVec::from_iter([8]));
-        assert_eq!(
-            steps[..],
-            [gives_back, Step::Answer(Err(StoreError::Timeout))]
-        );
+        let refunds = Step::Refund(0, SmallVec::from_iter([8]));
+        assert_eq!(steps[..], [refunds, Step::Answer(Err(StoreError::Timeout))]);
         assert!(
             reserve
                 .replied(1, reply(&[NOW, NOW], 9), &charge)
@@ -444,7 +441,7 @@ mod tests {
         let steps = reserve.replied(1, reply(&[LATER], 8), &charge);
         assert!(matches!(
             &steps[..],
-            [Step::GiveBack(0, _), Step::Answer(Ok(_))]
+            [Step::Refund(0, _), Step::Answer(Ok(_))]
         ));
     }
 
@@ -456,7 +453,7 @@ mod tests {
         assert_eq!(reserve.split(1)[..], [Step::Ask(1), Step::Ask(2)]);
         assert!(reserve.replied(2, reply(&[NOW], 6), &charge).is_empty());
         let steps = reserve.replied(1, reply(&[LATER], 7), &charge);
-        let back = |part, stamp| Step::GiveBack(part, SmallVec::from_iter([stamp]));
+        let back = |part, stamp| Step::Refund(part, SmallVec::from_iter([stamp]));
         assert_eq!(steps[..2], [back(0, 8), back(2, 6)]);
     }
 

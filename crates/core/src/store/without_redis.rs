@@ -132,11 +132,11 @@ impl Redis {
         match self.0 {}
     }
 
-    pub fn give_back(&self, _: &Charge, _: &Decision, _: u64) {
+    pub fn refund(&self, _: &Charge, _: &Decision, _: u64) {
         match self.0 {}
     }
 
-    pub fn give_back_oldest(&self, _: &Charge, _: u64) {
+    pub fn refund_oldest(&self, _: &Charge, _: u64) {
         match self.0 {}
     }
 

@@ -241,7 +241,7 @@ impl Meter {
         }
     }
 
-    pub fn trail(&self) -> Option<&Trail> {
+    pub fn decision_trail(&self) -> Option<&Trail> {
         self.watched.as_ref().map(|watched| &watched.trail)
     }
 

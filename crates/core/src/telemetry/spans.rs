@@ -220,9 +220,9 @@ impl AttemptLog {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Tells what a variable says of the attempts so far.
-    pub fn tell(&self, variable: AttemptVariable) -> String {
-        told(variable, &self.lock())
+    /// Returns what a variable says of the attempts so far.
+    pub fn variable_text(&self, variable: AttemptVariable) -> String {
+        text_of_attempts(variable, &self.lock())
     }
 
     /// Records the start of an attempt. Returns its trace context if the request is traced. An
@@ -275,7 +275,7 @@ impl AttemptLog {
 }
 
 /// Writes what a variable says of each attempt.
-fn told(variable: AttemptVariable, attempts: &[RecordedAttempt]) -> String {
+fn text_of_attempts(variable: AttemptVariable, attempts: &[RecordedAttempt]) -> String {
     let bytes = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
     let one = |attempt: &RecordedAttempt| match variable {
         AttemptVariable::BytesSent => bytes(attempt.bytes.sent),

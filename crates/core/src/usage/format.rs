@@ -188,7 +188,7 @@ struct AnswerLayout {
 }
 
 impl AnswerLayout {
-    fn of(format: AnswerFormat) -> &'static AnswerLayout {
+    fn for_format(format: AnswerFormat) -> &'static AnswerLayout {
         match format {
             AnswerFormat::OpenAi => &openai::LAYOUT,
             AnswerFormat::Anthropic => &anthropic::LAYOUT,
@@ -201,7 +201,7 @@ impl AnswerLayout {
 
 /// The paths of a format, and their roles.
 pub(super) fn rows(format: AnswerFormat) -> Vec<PathRow<AnswerRole>> {
-    let rows = AnswerLayout::of(format).rows.iter();
+    let rows = AnswerLayout::for_format(format).rows.iter();
     let rows = rows.map(|row| PathRow {
         steps: steps(row.path),
         role: row.role,
@@ -211,7 +211,7 @@ pub(super) fn rows(format: AnswerFormat) -> Vec<PathRow<AnswerRole>> {
 
 impl AnswerTable {
     pub fn new(format: AnswerFormat, text: TextCount) -> AnswerTable {
-        let layout = AnswerLayout::of(format);
+        let layout = AnswerLayout::for_format(format);
         let counts_text = text == TextCount::Counted;
         let mut rows = rows(format);
         rows.retain(|row| counts_text || row.role != AnswerRole::Text);

@@ -29,7 +29,7 @@ struct Reading {
 }
 
 impl Reading {
-    fn of(reader: &AnswerReader) -> Reading {
+    fn new(reader: &AnswerReader) -> Reading {
         Reading {
             tokens: reader.tokens(),
             model: reader.model().map(str::to_owned),
@@ -72,7 +72,7 @@ fn read<'b>(
         reader.read(chunk);
     }
     reader.finish();
-    Reading::of(&reader)
+    Reading::new(&reader)
 }
 
 fn read_whole(table: &Arc<AnswerTable>, framing: Framing, answer: &str) -> Reading {

@@ -28,7 +28,7 @@ pub(super) struct RuleEntry {
 }
 
 impl RuleEntry {
-    fn of(descriptor: &SourceDescriptor) -> RuleEntry {
+    fn from_descriptor(descriptor: &SourceDescriptor) -> RuleEntry {
         RuleEntry {
             key: descriptor.key.clone(),
             values: descriptor.values.clone(),
@@ -37,7 +37,9 @@ impl RuleEntry {
 }
 
 pub(super) fn entries_of(path: &[&SourceDescriptor]) -> Vec<RuleEntry> {
-    path.iter().map(|one| RuleEntry::of(one)).collect()
+    path.iter()
+        .map(|one| RuleEntry::from_descriptor(one))
+        .collect()
 }
 
 #[derive(Debug)]
@@ -172,7 +174,7 @@ pub(super) fn find_holes(
                     continue;
                 }
                 let mut entries = entries_of(&path[..index]);
-                entries.push(RuleEntry::of(other));
+                entries.push(RuleEntry::from_descriptor(other));
                 entries.extend(tail.iter().map(|one| RuleEntry {
                     key: one.key.clone(),
                     values: EntryValues::Any,

@@ -65,7 +65,11 @@ impl<'d> ClientAuthorities<'d> {
     }
 
     /// What the routes of a server know. `secure` is that of [`super::conditions::ServerTls`].
-    pub(super) fn of(&self, scope: &BlockScope<'_>, secure: Option<bool>) -> ServerCertificates {
+    pub(super) fn server_certificates(
+        &self,
+        scope: &BlockScope<'_>,
+        secure: Option<bool>,
+    ) -> ServerCertificates {
         let Some(one) = asked_for(scope).filter(|_| secure != Some(false)) else {
             return ServerCertificates {
                 shown: Shown::Unknown,

@@ -20,7 +20,7 @@ pub(super) fn find_redirecting(servers: &[ServerBlock<'_>], draft: &mut Draft) -
     let (mut tls_only, mut plain) = (None, None);
     for (index, server) in servers.iter().enumerate() {
         let secure = server.is_secure();
-        let names = RedirectNames::of(server, &tls_hosts);
+        let names = RedirectNames::new(server, &tls_hosts);
         let list = server.scope.block().inner();
         if secure == Some(false) && names.redirect_all(list, None, 0) {
             names.note_other_places(list);
@@ -56,7 +56,7 @@ struct RedirectNames<'s> {
 }
 
 impl<'s> RedirectNames<'s> {
-    fn of(server: &'s ServerBlock<'_>, tls_hosts: &[&'s str]) -> RedirectNames<'s> {
+    fn new(server: &'s ServerBlock<'_>, tls_hosts: &[&'s str]) -> RedirectNames<'s> {
         let mut hosts = server.hosts.iter().flatten();
         let are_with_tls = hosts.all(|host| tls_hosts.contains(&host.as_str()));
         let only = match &server.hosts[..] {

@@ -245,7 +245,7 @@ fn decide(
         *by_row.entry(row).or_default() += u64::from(verdict.retry.denies());
     }
     if refunds && decision.allowed {
-        memory.give_back(charge, &decision);
+        memory.refund(charge, &decision);
     }
     decision.allowed
 }

@@ -1,6 +1,6 @@
 //! Whether a limit holds a request at one of the three rates.
 
-use super::{MeterCharge, MeterLook, Scale, WindowMeter, with_units};
+use super::{MeterCharge, MeterFirstPass, Scale, WindowMeter, with_units};
 use crate::limit::decide::{Count, FirstPass};
 use crate::limit::delay::BookingCheck;
 use crate::limit::{Algorithm, Delay, Rule};
@@ -31,7 +31,7 @@ impl WindowMeter {
     pub fn scale_check(
         &self,
         charge: &MeterCharge,
-        look: &MeterLook,
+        first: &MeterFirstPass,
         scale: Scale,
         now_us: u64,
     ) -> ScaleCheck<'_> {
@@ -41,13 +41,13 @@ impl WindowMeter {
             charge.costs[scale],
         );
         let fork = key.forks.as_ref().and_then(|forks| forks[scale].as_ref());
-        let known = look.forks.as_ref().and_then(|looks| looks[scale]);
+        let known = first.forks.as_ref().and_then(|looks| looks[scale]);
         let count = fork.unwrap_or(&key.base);
         ScaleCheck {
             count,
             rule,
             cost,
-            first: known.unwrap_or_else(|| count.look(&rule, cost, self.moment(now_us))),
+            first: known.unwrap_or_else(|| count.first_pass(&rule, cost, self.moment(now_us))),
         }
     }
 }

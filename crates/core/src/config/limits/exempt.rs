@@ -14,7 +14,7 @@ const MAX_EXEMPT: usize = 100_000;
 
 pub(super) fn read(section: &mut Section<'_>, key: &Key, client_ip: &ClientIp) -> Exempt {
     let form = TextForm::new(Code::BadAddress, "a network or a client's key");
-    let mut clients = ExemptClients::of(key, client_ip);
+    let mut clients = ExemptClients::new(key, client_ip);
     section.parse_list("exempt", form, |text| clients.add(text));
     if let Some(path) = section.text("exempt_file") {
         section.for_each_line("exempt_file", &path, |line| {
@@ -38,7 +38,7 @@ struct ExemptClients<'k> {
 }
 
 impl<'k> ExemptClients<'k> {
-    fn of(key: &'k Key, client_ip: &'k ClientIp) -> ExemptClients<'k> {
+    fn new(key: &'k Key, client_ip: &'k ClientIp) -> ExemptClients<'k> {
         let mut parts: Vec<&Part> = key.exempting_parts().collect();
         if parts.is_empty() {
             parts.push(&Part::ApiKey);

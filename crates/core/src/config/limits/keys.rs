@@ -19,7 +19,7 @@ pub(super) fn read(section: &mut Section<'_>, present: SectionsPresent) -> Optio
         check_sections(section, &part.value, &part.span, present);
         parts.push(part.value);
     }
-    (!parts.is_empty()).then(|| section.located("key", Key::of(parts)))
+    (!parts.is_empty()).then(|| section.located("key", Key::new(parts)))
 }
 
 /// Reports a member of a body where only heads are read.

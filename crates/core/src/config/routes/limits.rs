@@ -67,7 +67,7 @@ fn choose(definitions: &mut Definitions<'_>, route: &DefinedRoute) -> Vec<Chosen
 /// Marks the limits of a route that gives units back: a client that such a limit denied may be
 /// allowed earlier than the denial said. Must come before the limits are shared.
 fn mark_refunded(definitions: &mut Definitions<'_>, route: &DefinedRoute, chosen: &[ChosenLimit]) {
-    let Some(Located { value: key, span }) = &route.gives_back else {
+    let Some(Located { value: key, span }) = &route.refunds else {
         return;
     };
     let is_concurrent = |defined: &DefinedLimit| {
@@ -76,9 +76,9 @@ fn mark_refunded(definitions: &mut Definitions<'_>, route: &DefinedRoute, chosen
     };
     for chosen in chosen {
         let defined = &mut definitions.limits[chosen.value];
-        let gives_back = !is_concurrent(defined);
+        let refunds = !is_concurrent(defined);
         if let Some(limit) = defined.limit.as_mut().and_then(Arc::get_mut) {
-            limit.gives_back = gives_back;
+            limit.refunds = refunds;
         }
     }
     // Usage is worth reading without limits too.
@@ -112,7 +112,7 @@ fn mark_held(definitions: &mut Definitions<'_>, chosen: &[ChosenLimit]) {
     for chosen in chosen {
         let limit = &mut definitions.limits[chosen.value].limit;
         if let Some(limit) = limit.as_mut().and_then(Arc::get_mut) {
-            limit.gives_back = !limit.is_concurrent();
+            limit.refunds = !limit.is_concurrent();
         }
     }
 }

@@ -56,7 +56,7 @@ block = true
     assert_eq!(&*login.name, "login");
     let names: Vec<&str> = login.limits.iter().map(|limit| &*limit.name).collect();
     assert_eq!(names, ["login", "login-2"]);
-    assert!(login.limits.iter().all(|limit| limit.gives_back));
+    assert!(login.limits.iter().all(|limit| limit.refunds));
     assert_eq!(
         login.limits[1].key.parts[0].to_string(),
         "entry:remote_address"

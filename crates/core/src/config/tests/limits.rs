@@ -264,11 +264,11 @@ fn routes_give_units_back() {
     let config = fine(&format!(
         "{BASE}{limits}{route}limits = [\"a\", \"c\"]\n{other}"
     ));
-    let gives_back = |name: &str| {
+    let refunds = |name: &str| {
         let limit = config.limits.iter().find(|limit| &*limit.name == name);
-        limit.unwrap().gives_back
+        limit.unwrap().refunds
     };
-    assert_eq!(["a", "b", "c"].map(gives_back), [true, false, false]);
+    assert_eq!(["a", "b", "c"].map(refunds), [true, false, false]);
     let route_a = config
         .routes
         .iter()
@@ -292,7 +292,7 @@ fn a_limit_holds_requests_where_it_knows_when_they_may_pass() {
     let held = limit("rate = \"1/100ms\"\ndelay = \"2s\"");
     let delay = held.delay.unwrap();
     assert_eq!((delay.longest_us, delay.queue), (2_000_000, 100));
-    assert!(held.gives_back, "clients leave while they wait");
+    assert!(held.refunds, "clients leave while they wait");
     let queue = limit("rate = \"1/s\"\ndelay = \"1min\"\ndelay_queue = 7");
     assert_eq!(queue.delay.unwrap().queue, 7);
     assert_eq!(limit("rate = \"1/s\"").delay, None);
@@ -311,7 +311,7 @@ fn a_limit_holds_requests_where_it_knows_when_they_may_pass() {
     let beside = "[limit.a]\nrate = \"9/s\"\ndelay = \"1s\"\n[limit.b]\nrate = \"9/s\"\n\
          key = \"global\"\n[[route]]\npath = \"/a\"\nlimits = [\"a\", \"b\"]\n";
     let config = fine(&format!("{BASE}{beside}"));
-    assert!(config.limits.iter().all(|limit| limit.gives_back));
+    assert!(config.limits.iter().all(|limit| limit.refunds));
 }
 
 #[test]

@@ -181,7 +181,7 @@ fn each_quantity_is_counted() {
             .unwrap();
         assert_eq!(limit.counts, counts);
         assert_eq!(limit.each, counts == Quantity::Requests);
-        assert!(limit.gives_back, "{word}");
+        assert!(limit.refunds, "{word}");
         let table = first(&config).reads_body.as_deref();
         assert_eq!(
             table.is_some_and(|table| table.reads_usage),

@@ -20,7 +20,7 @@ type LimitIndex = HashMap<*const Limit, usize>;
 /// Reports all warnings about limits. Returns the indexes of those that were refused, because
 /// clients can invent members of bodies that they count by.
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) -> BTreeSet<usize> {
-    let uses = Uses::of(compiled);
+    let uses = Uses::new(compiled);
     for (index, defined) in compiled.definitions.limits.iter().enumerate() {
         check_client_chosen_key(reader, defined);
         check_large_log(reader, defined);
@@ -41,7 +41,7 @@ struct Uses<'c> {
 }
 
 impl<'c> Uses<'c> {
-    fn of(compiled: &'c Compiled<'_>) -> Uses<'c> {
+    fn new(compiled: &'c Compiled<'_>) -> Uses<'c> {
         let limits = &compiled.definitions.limits;
         let indexed = limits.iter().enumerate().filter_map(|(index, defined)| {
             let limit = defined.limit.as_ref()?;
@@ -145,7 +145,7 @@ fn check_redundant_rates(reader: &ConfigReader<'_>, defined: &DefinedLimit) {
             let Some((_, tight)) = together.iter().enumerate().find(first) else {
                 continue;
             };
-            let rate = Rate::of(loose.value);
+            let rate = Rate::from_rule(loose.value);
             let message = format!("`{rate}` of `limit.{}` can never deny", limit.name);
             Diagnostic::new(Code::NeverDenies, message)
                 .at(&loose.span, "")

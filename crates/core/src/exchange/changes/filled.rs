@@ -98,7 +98,9 @@ impl LateFacts {
     pub(super) fn fill(&self, text: &LateText, headers: &HeaderMap) -> Vec<u8> {
         let tell = |variable| {
             let attempts = self.attempts.as_ref();
-            attempts.map(|log| log.tell(variable)).unwrap_or_default()
+            attempts
+                .map(|log| log.variable_text(variable))
+                .unwrap_or_default()
         };
         let sent = SentResponse {
             limit_status: self.limit_status,

@@ -33,7 +33,7 @@ fn is_known(callback: &KeyCallback, key: &str) -> bool {
 /// Starts a request with this key.
 fn asks(callback: &Arc<KeyCallback>, key: &str, number: u32) -> tokio::task::JoinHandle<()> {
     let (callback, key) = (Arc::clone(callback), key.to_owned());
-    tokio::spawn(async move { callback.ask(key.as_bytes(), ip(number)).await })
+    tokio::spawn(async move { callback.ask_about(key.as_bytes(), ip(number)).await })
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn a_service_that_is_away_is_asked_once_in_a_while() {
             one.await.unwrap();
         }
         assert!(callback.is_away());
-        callback.ask(b"other", ip(9)).await;
+        callback.ask_about(b"other", ip(9)).await;
         assert!(questions.try_recv().is_err());
         assert_eq!(callback.refusals(), [0, 0, 1]);
         assert_eq!(callback.outcomes()[3], u64::from(FAILURES));
@@ -119,7 +119,7 @@ fn no_more_questions_are_under_way_than_there_may_be() {
             .map(|number| asks(&callback, &format!("key-{number}"), number))
             .collect();
         tokio::task::yield_now().await;
-        callback.ask(b"one-more", ip(most)).await;
+        callback.ask_about(b"one-more", ip(most)).await;
         assert_eq!(callback.refusals(), [0, 1, 0]);
         for _ in 0..most {
             questions.recv().await.unwrap().answer(KeyAnswer::Unknown);
@@ -128,7 +128,7 @@ fn no_more_questions_are_under_way_than_there_may_be() {
             one.await.unwrap();
         }
         let long = [b'k'; MAX_KEY + 1];
-        callback.ask(&long, ip(most)).await;
+        callback.ask_about(&long, ip(most)).await;
         assert!(questions.try_recv().is_err(), "it is too long to be a key");
     });
 }

@@ -70,7 +70,7 @@ impl StatusAnswers {
         looks.count <= LOOKS
     }
 
-    pub(super) fn keep(&self, asked: u64, answer: &Arc<StatusAnswer>, now: Instant) {
+    pub(super) fn keep_answer(&self, asked: u64, answer: &Arc<StatusAnswer>, now: Instant) {
         let mut last = self.lock();
         if last.answers.len() >= MOST {
             last.answers.retain(|_, kept| !is_over(kept.since, now));
@@ -106,7 +106,7 @@ mod tests {
         let (answers, start) = (StatusAnswers::default(), crate::clock::now());
         let after = |ms| start + Duration::from_millis(ms);
         assert!(answers.find(1, start).is_none());
-        answers.keep(1, &answer(), start);
+        answers.keep_answer(1, &answer(), start);
         assert!(answers.find(1, after(999)).is_some());
         assert!(answers.find(2, after(999)).is_none());
         assert!(answers.find(1, after(1000)).is_none());
@@ -127,7 +127,7 @@ mod tests {
         let (answers, start) = (StatusAnswers::default(), crate::clock::now());
         let answer = answer();
         for number in 0..3 * MOST as u32 {
-            answers.keep(number.into(), &answer, start);
+            answers.keep_answer(number.into(), &answer, start);
             answers.may_ask(IpAddr::from(number.to_be_bytes()), start);
         }
         let last = answers.lock();

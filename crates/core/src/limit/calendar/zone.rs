@@ -244,7 +244,7 @@ impl Calendar {
     }
 
     /// Copies the calendar for another worker, without shared memory.
-    pub fn own(&self) -> Calendar {
+    pub fn deep_copy(&self) -> Calendar {
         Calendar::new(self.unit, Arc::new(CalendarSettings::clone(&self.settings)))
     }
 

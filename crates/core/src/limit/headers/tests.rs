@@ -92,7 +92,7 @@ fn the_end_of_a_calendar_window_is_the_stores() {
     const DAY_US: u64 = 86_400_000_000;
     let unit = CalendarUnit::Day;
     let mut check = item("day", 5, unit.longest_us());
-    let mut window = check.window.own();
+    let mut window = check.window.deep_copy();
     window.rule.algorithm = Algorithm::Calendar;
     window.calendar = Some(Arc::new(Calendar::new(unit, Arc::default())));
     check.window = Arc::new(window);

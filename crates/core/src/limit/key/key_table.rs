@@ -118,7 +118,7 @@ impl KeyClient {
 }
 
 impl KeyDigest {
-    pub fn of(key: &[u8]) -> KeyDigest {
+    pub fn new(key: &[u8]) -> KeyDigest {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest(&SHA256, key).as_ref());
         KeyDigest(bytes)
@@ -186,7 +186,7 @@ impl<T> KeyTable<T> {
         if self.table.is_empty() {
             return None;
         }
-        let hash = self.hash(&KeyDigest::of(key));
+        let hash = self.hash(&KeyDigest::new(key));
         // `blake3::Hash` compares in constant time.
         let entry = self.table.find(bucket(&hash), |entry| entry.hash == hash)?;
         Some(&entry.value)

@@ -253,7 +253,7 @@ impl<'r> Facts<'r> {
             return claims.text("sub");
         }
         match self.api_key() {
-            Carried::One(key) => Some(Cow::Owned(KeyDigest::of(key.as_bytes()).short())),
+            Carried::One(key) => Some(Cow::Owned(KeyDigest::new(key.as_bytes()).short())),
             _ => None,
         }
     }

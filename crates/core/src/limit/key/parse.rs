@@ -98,7 +98,7 @@ impl Key {
     /// Reads a key: one text, or several that are combined.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, KeyError> {
         let parts = parse_all(texts, Self::parse_part)?;
-        Ok(Self::of(parts))
+        Ok(Self::new(parts))
     }
 
     pub fn parse_part(text: &str) -> Result<Alternatives, KeyError> {

@@ -24,7 +24,7 @@ impl Request {
 
     /// Whether `exempt = ["alice", "secret", "/x/alice", "GET"]` names its client.
     fn is_exempt(&self, key: &[&str]) -> bool {
-        let known = [(KeyDigest::of(b"secret"), KnownKey::default())];
+        let known = [(KeyDigest::new(b"secret"), KnownKey::default())];
         let known = KnownKeys::new(known, HashSecret::from_bytes([7; 32]));
         let api_key = ApiKeys {
             known: Some(Arc::new(known)),

@@ -70,7 +70,7 @@ fn an_api_key_has_the_tier_of_its_line() {
         tier: Some(tier),
     };
     let list = [("k1", said("pro")), ("k2", said("free"))];
-    let list = list.map(|(key, said)| (KeyDigest::of(key.as_bytes()), said));
+    let list = list.map(|(key, said)| (KeyDigest::new(key.as_bytes()), said));
     let known = KnownKeys::new(list, HashSecret::from_bytes([7; 32]));
     let keys = ApiKeys {
         known: Some(Arc::new(known)),

@@ -131,7 +131,7 @@ fn counts_are_there_after_a_restart_and_end_with_their_window() {
     first.charge(2, 5);
     first.exchange();
     first.charge(1, 12);
-    first.memory.give_back(&first.cost(1, 2), &given);
+    first.memory.refund(&first.cost(1, 2), &given);
     first.charge(3, 7);
     first.memory.forget(first.budget(2));
     first.exchange();
@@ -145,7 +145,7 @@ fn counts_are_there_after_a_restart_and_end_with_their_window() {
     assert_eq!(used(&second), [0, 0, 0]);
     let mut second = second;
     second.charge(1, 3);
-    second.memory.give_back(&second.cost(1, 9), &given);
+    second.memory.refund(&second.cost(1, 9), &given);
     second.exchange();
     let (third, _) = Process::start(&path, &time);
     assert_eq!(used(&third), [3, 0, 0]);

@@ -21,7 +21,7 @@ fn limit(algorithm: Algorithm, units: u64, precision_us: u64) -> Arc<Limit> {
 fn calendar_limit(units: u64) -> Arc<Limit> {
     let mut limit = Limit::clone(&limit(Algorithm::Calendar, units, 1));
     let unit = CalendarUnit::Day;
-    let mut window = limit.windows[0].own();
+    let mut window = limit.windows[0].deep_copy();
     window.rule.window_us = unit.longest_us();
     window.calendar = Some(Arc::new(Calendar::new(unit, Arc::default())));
     limit.windows = vec![Arc::new(window)];
@@ -50,7 +50,7 @@ impl Model {
             now_us,
             boundaries: charge[0].boundaries(now_us),
         };
-        let look = self.0.look(&rule, cost, at);
+        let look = self.0.first_pass(&rule, cost, at);
         let allowed = look.retry == Retry::Now;
         let verdict = self.0.settle(&rule, cost, &look, allowed);
         Decision {
@@ -279,7 +279,7 @@ fn other_items_are_unasked() {
 fn units_that_may_come_back_are_not_trusted_for_long() {
     let mut cache = DenyCache::default();
     let limit = Arc::new(Limit {
-        gives_back: true,
+        refunds: true,
         ..Limit::clone(&limit(Algorithm::Log, 10, 1))
     });
     cache.note(&charge(&limit, 1), &denied(1_000_000), SPAN);
@@ -305,7 +305,7 @@ fn a_denial_is_forgotten_when_its_wait_could_be_held() {
     let holding = |longest_us: u64| {
         let mut limit = limit(Algorithm::Log, 1, 1);
         let one = Arc::make_mut(&mut limit);
-        one.gives_back = true;
+        one.refunds = true;
         one.delay = Some(Delay {
             longest_us,
             queue: 5,

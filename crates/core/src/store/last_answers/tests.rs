@@ -49,7 +49,7 @@ fn answered<'a>(item: &'a LimitCheck, verdict: &'a Verdict, own: u64) -> StoreAn
 
 #[test]
 fn a_proxy_has_its_part_of_what_was_left_and_what_it_had() {
-    let (answers, fleet, item) = (LastAnswers::default(), Fleet::of(4), item(1));
+    let (answers, fleet, item) = (LastAnswers::default(), Fleet::new(4), item(1));
     let at = |since_us, now_us| Away { since_us, now_us };
     let soon = at(51_000_000, 52_000_000);
     assert_eq!(answers.max_units(&item, &fleet, soon, None), None);
@@ -70,7 +70,7 @@ fn a_proxy_has_its_part_of_what_was_left_and_what_it_had() {
 
 #[test]
 fn what_is_known_of_a_calendar_window_holds_until_it_ends() {
-    let (answers, fleet, mut item) = (LastAnswers::default(), Fleet::of(4), item(1));
+    let (answers, fleet, mut item) = (LastAnswers::default(), Fleet::new(4), item(1));
     let rule = Rule {
         algorithm: Algorithm::Calendar,
         window_us: 7_000_000_000,
@@ -98,7 +98,7 @@ fn what_is_known_of_a_calendar_window_holds_until_it_ends() {
 
 #[test]
 fn an_answer_with_less_left_is_tighter() {
-    let (answers, fleet, item) = (LastAnswers::default(), Fleet::of(4), item(1));
+    let (answers, fleet, item) = (LastAnswers::default(), Fleet::new(4), item(1));
     let is_tighter = |used, own| {
         let verdict = verdict(used);
         answers.is_tighter(&answered(&item, &verdict, own), &fleet)
@@ -112,7 +112,7 @@ fn an_answer_with_less_left_is_tighter() {
 
 #[test]
 fn a_cached_denial_does_not_replace_a_newer_answer() {
-    let (answers, fleet, item) = (LastAnswers::default(), Fleet::of(4), item(1));
+    let (answers, fleet, item) = (LastAnswers::default(), Fleet::new(4), item(1));
     let at = Away {
         since_us: 51_000_000,
         now_us: 52_000_000,
@@ -155,7 +155,7 @@ fn a_cached_denial_tells_no_loss_of_units_that_have_expired() {
 
 #[test]
 fn what_others_lately_used_between_two_answers_is_left_to_them() {
-    let (answers, fleet, item) = (LastAnswers::default(), Fleet::of(4), item(1));
+    let (answers, fleet, item) = (LastAnswers::default(), Fleet::new(4), item(1));
     answers.note(&answered(&item, &verdict(99), 50));
     answers.note(&answered(&item, &verdict(119), 51));
     let at = Away {

@@ -12,7 +12,7 @@ impl Memory {
     pub fn release(&self, charge: &Charge) {
         for item in charge.iter().filter(|item| is_slots(item)) {
             self.change(item, false, |count, rule, at| {
-                count.give_back(rule, item.cost, 0, at);
+                count.refund(rule, item.cost, 0, at);
             });
         }
     }
@@ -21,7 +21,7 @@ impl Memory {
     pub fn hold(&self, charge: &Charge) {
         for item in charge.iter().filter(|item| is_slots(item) && item.cost > 0) {
             self.change(item, true, |count, rule, at| {
-                let look = count.look(rule, item.cost, at);
+                let look = count.first_pass(rule, item.cost, at);
                 count.settle(rule, item.cost, &look, true);
             });
         }
@@ -29,24 +29,24 @@ impl Memory {
 
     /// Takes back what `decision` has charged: the cost of each item, which may be less by now.
     /// Slots are freed by [`Memory::release`] instead.
-    pub fn give_back(&self, charge: &Charge, decision: &Decision) {
+    pub fn refund(&self, charge: &Charge, decision: &Decision) {
         let charged = charge.iter().zip(&decision.verdicts);
         for (item, verdict) in charged.filter(|(item, _)| !is_slots(item) && item.cost > 0) {
             self.change(item, false, |count, rule, at| {
-                count.give_back(rule, item.cost, verdict.stamp, at);
+                count.refund(rule, item.cost, verdict.stamp, at);
             });
         }
     }
 
     /// Takes back units of each item, oldest first: its cost, and no more than counts. Slots do not
     /// change.
-    pub fn give_back_oldest(&self, charge: &Charge) {
+    pub fn refund_oldest(&self, charge: &Charge) {
         for item in charge
             .iter()
             .filter(|item| !is_slots(item) && item.cost > 0)
         {
             self.change(item, false, |count, rule, at| {
-                count.give_back_oldest(rule, item.cost, at);
+                count.refund_oldest(rule, item.cost, at);
             });
         }
     }

@@ -67,7 +67,7 @@ pub(super) struct PendingCheck<'i> {
     ahead_us: u64,
     /// Where its entry is, if it has one.
     place: Option<usize>,
-    pub(super) look: FirstPass,
+    pub(super) first: FirstPass,
     /// Units that may count at most, where that is less than the rule says.
     max_units: Option<u64>,
 }
@@ -90,10 +90,10 @@ impl PendingCheck<'_> {
             return;
         }
         self.max_units = Some(max_units);
-        let is_over = self.cost > 0 && self.look.used().saturating_add(self.cost) > max_units;
-        match self.look.retry {
-            Retry::Now if is_over => self.look.retry = Retry::After(wait_us),
-            Retry::After(us) if is_over => self.look.retry = Retry::After(us.max(wait_us)),
+        let is_over = self.cost > 0 && self.first.used().saturating_add(self.cost) > max_units;
+        match self.first.retry {
+            Retry::Now if is_over => self.first.retry = Retry::After(wait_us),
+            Retry::After(us) if is_over => self.first.retry = Retry::After(us.max(wait_us)),
             _ => {}
         }
     }
@@ -128,9 +128,9 @@ impl Shard {
         let id = id(item);
         let place = self.find(id);
         let at = &time.moment;
-        let look = match place {
-            Some(place) => self.entries[place].count.look_at(&rule, cost, at),
-            None => Count::new(rule.algorithm).look_at(&rule, cost, at),
+        let first = match place {
+            Some(place) => self.entries[place].count.first_pass_at(&rule, cost, at),
+            None => Count::new(rule.algorithm).first_pass_at(&rule, cost, at),
         };
         PendingCheck {
             id,
@@ -139,7 +139,7 @@ impl Shard {
             cost,
             ahead_us: time.ahead_us,
             place,
-            look,
+            first,
             max_units: None,
         }
     }
@@ -154,7 +154,7 @@ impl Shard {
             count: check.place.map(|place| &self.entries[place].count),
             rule: &check.rule,
             cost: check.cost,
-            first: &check.look,
+            first: &check.first,
             delay: check.item.delay_within(longest_us),
         }
     }
@@ -181,30 +181,30 @@ impl Shard {
         outcome: CheckOutcome,
         bounds: &MemoryBounds,
     ) -> Verdict {
-        let (rule, cost, look) = (&check.rule, check.cost, &check.look);
+        let (rule, cost, first) = (&check.rule, check.cost, &check.first);
         let allowed = outcome != CheckOutcome::Denied;
         let place = match check.place {
             Some(place) => place,
             None if allowed && cost > 0 => self.insert(check.item, rule, bounds),
-            None => return Count::new(rule.algorithm).settle(rule, cost, look, allowed),
+            None => return Count::new(rule.algorithm).settle(rule, cost, first, allowed),
         };
         let entry = &mut self.entries[place];
-        if !allowed && !look.stepped() {
-            let verdict = entry.count.settle(rule, cost, look, allowed);
-            if look.retry != Retry::Now && entry.class == EvictionClass::Open {
+        if !allowed && !first.stepped() {
+            let verdict = entry.count.settle(rule, cost, first, allowed);
+            if first.retry != Retry::Now && entry.class == EvictionClass::Open {
                 self.set_class(place, EvictionClass::AtLimit, bounds);
             }
             return verdict;
         }
         self.change(place, bounds, |entry| {
             let verdict = match outcome {
-                CheckOutcome::Held { wait_us } => entry.count.book(rule, cost, look, wait_us),
-                _ => entry.count.settle(rule, cost, look, allowed),
+                CheckOutcome::Held { wait_us } => entry.count.book(rule, cost, first, wait_us),
+                _ => entry.count.settle(rule, cost, first, allowed),
             };
             if cost > 0 {
                 entry.set_empty_at(rule, check.ahead_us);
             }
-            let is_full = look.retry != Retry::Now || verdict.remaining < cost.max(1);
+            let is_full = first.retry != Retry::Now || verdict.remaining < cost.max(1);
             (verdict, is_full)
         })
     }

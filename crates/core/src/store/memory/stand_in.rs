@@ -110,7 +110,7 @@ impl Memory {
         }
         let mut anew = self.keep_warm(charge, wait_us);
         // Not before: another worker would use these units.
-        self.give_back(charge, charged);
+        self.refund(charge, charged);
         for (item, verdict) in charge.iter().zip(&mut anew.verdicts) {
             verdict.used = verdict.used.saturating_sub(item.cost);
         }
@@ -166,9 +166,9 @@ impl Memory {
         let cost = if is_free { 0 } else { item.cost };
         let mut check = shard.check(item, rule, cost, time);
         if !is_bound {
-            check.look.retry = Retry::Now;
-        } else if let Some(max_units) = self.max_units_of(item, mode, time, &check.look) {
-            check.cap(max_units, check.look.left_us().unwrap_or(rule.window_us));
+            check.first.retry = Retry::Now;
+        } else if let Some(max_units) = self.max_units_of(item, mode, time, &check.first) {
+            check.cap(max_units, check.first.left_us().unwrap_or(rule.window_us));
         }
         check
     }
@@ -193,7 +193,7 @@ impl Memory {
         item: &LimitCheck,
         mode: DecisionMode,
         time: &CheckTime,
-        look: &FirstPass,
+        first: &FirstPass,
     ) -> Option<u64> {
         let (recovery, now_us) = (self.recovery.as_ref()?, time.now_us());
         if mode == DecisionMode::Alone {
@@ -206,7 +206,7 @@ impl Memory {
             now_us,
         });
         let away = recovery.away_at(now_us).or(begins)?;
-        let ends_us = look.left_us().map(|us| time.moment.now_us + us);
+        let ends_us = first.left_us().map(|us| time.moment.now_us + us);
         (recovery.last_answers).max_units(item, &self.fleet, away, ends_us)
     }
 
@@ -241,7 +241,7 @@ impl Memory {
         };
         for (item, verdict) in charge.iter().zip(&decision.verdicts) {
             let rule = &item.window.rule;
-            if item.limit.gives_back || item.cost == 0 {
+            if item.limit.refunds || item.cost == 0 {
                 continue;
             }
             let own = match rule.algorithm {

@@ -35,7 +35,7 @@ impl OverrideWindows {
     }
 
     /// The windows for `limit`. Those of a calendar are made once for each configuration.
-    pub(super) fn of(&self, limit: &Limit) -> Cow<'_, [Arc<Window>]> {
+    pub(super) fn windows_of(&self, limit: &Limit) -> Cow<'_, [Arc<Window>]> {
         if !self.has_calendar {
             return Cow::Borrowed(&self.windows);
         }

@@ -248,7 +248,7 @@ impl RecordTerms {
 pub fn rate_text(rule: &Rule) -> String {
     match rule.algorithm {
         Algorithm::Slots => format!("{} at once", rule.units),
-        _ => Rate::of(*rule).to_string(),
+        _ => Rate::from_rule(*rule).to_string(),
     }
 }
 

@@ -188,15 +188,15 @@ fn calendar_windows_of_an_override_are_made_once_for_each_calendar() {
         calendar.settings().zone.name.to_string()
     };
     let (india, copy, nepal) = (in_zone("+05:30"), in_zone("+05:30"), in_zone("+05:45"));
-    let first = windows.of(&india);
+    let first = windows.windows_of(&india);
     assert_eq!(zone(&first), "+05:30");
     assert!(
-        Arc::ptr_eq(&first[0], &windows.of(&copy)[0]),
+        Arc::ptr_eq(&first[0], &windows.windows_of(&copy)[0]),
         "of another worker"
     );
-    assert_eq!(zone(&windows.of(&nepal)), "+05:45");
+    assert_eq!(zone(&windows.windows_of(&nepal)), "+05:45");
     let plain = OverrideWindows::new("plan", &[]);
-    assert!(matches!(plain.of(&india), Cow::Borrowed([])));
+    assert!(matches!(plain.windows_of(&india), Cow::Borrowed([])));
 }
 
 #[test]

@@ -145,7 +145,7 @@ impl SentinelClient {
     async fn find(&self) -> Result<(RedisLink, NamedMaster), StoreError> {
         let known = *self.epoch.borrow();
         let all = self.addresses.iter();
-        let asking = all.map(|sentinel| self.ask(sentinel, None));
+        let asking = all.map(|sentinel| self.ask_sentinel(sentinel, None));
         let mut asking = pin!(asking.collect::<FuturesUnordered<_>>());
         let mut trying = pin!(FuturesUnordered::new());
         let (mut tried, mut outdated) = (Vec::new(), Vec::new());
@@ -182,7 +182,7 @@ impl SentinelClient {
     }
 
     /// Asks one sentinel, over `link` if there is a connection already.
-    async fn ask(
+    async fn ask_sentinel(
         &self,
         sentinel: &RedisAddress,
         link: Option<RedisLink>,
@@ -221,7 +221,7 @@ impl SentinelClient {
         for turn in (0..self.addresses.len()).cycle() {
             sleep(WATCH_EVERY).await;
             let sentinel = &self.addresses[turn];
-            let Ok((link, named)) = self.ask(sentinel, links[turn].take()).await else {
+            let Ok((link, named)) = self.ask_sentinel(sentinel, links[turn].take()).await else {
                 continue;
             };
             links[turn] = Some(link);

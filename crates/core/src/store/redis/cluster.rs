@@ -93,7 +93,7 @@ impl Reservation<'_> {
                         };
                         replies.push(async move { (part, asking.await) });
                     }
-                    Step::GiveBack(part, stamps) => self.give_back(part, &stamps),
+                    Step::Refund(part, stamps) => self.refund(part, &stamps),
                     Step::Answer(answer) => {
                         if let (Ok(decision), true) = (&answer, self.reserve.parts().len() > 1) {
                             view.learn(charge, !decision.allowed);
@@ -115,12 +115,12 @@ impl Reservation<'_> {
         }
     }
 
-    fn give_back(&self, part: usize, stamps: &[u64]) {
+    fn refund(&self, part: usize, stamps: &[u64]) {
         let charged = self.reserve.charge_of(part, self.asked.charge);
         self.redis.slots.release(&charged);
         let stamps = SmallVec::from_slice(stamps);
         self.redis
-            .notify(Operation::GiveBack, &charged, stamps, self.asked.generation);
+            .notify(Operation::Refund, &charged, stamps, self.asked.generation);
     }
 }
 
@@ -130,8 +130,8 @@ impl Drop for Reservation<'_> {
             return;
         }
         for step in self.reserve.give_up(self.asked.charge) {
-            if let Step::GiveBack(part, stamps) = step {
-                self.give_back(part, &stamps);
+            if let Step::Refund(part, stamps) = step {
+                self.refund(part, &stamps);
             }
         }
     }

@@ -186,7 +186,7 @@ impl ReplyOutput<'_> {
             let outcome = match bundle.operation {
                 Operation::Charge(count) => reply.outcome(bundle.charge(), count),
                 Operation::Report | Operation::Book(_) => reply.outcome(bundle.charge(), 1),
-                Operation::GiveBack | Operation::Settle | Operation::GiveBackOldest => {
+                Operation::Refund | Operation::Settle | Operation::RefundOldest => {
                     let end = reply.end();
                     end.map(|end| end.map(|()| GroupOutcome::default()))
                 }

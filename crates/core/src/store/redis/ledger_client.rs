@@ -222,7 +222,7 @@ impl LedgerStore {
                         *of_shard
                             .entry(field.client)
                             .or_default()
-                            .of_mut(field.count) = amount;
+                            .amount_mut(field.count) = amount;
                     }
                 }
                 cursor = next;

@@ -109,7 +109,7 @@ pub(super) async fn beat(
     match command.query_async::<GreetingReply>(connection).await {
         Ok(reply) => {
             if let Some(beat) = heartbeat(&reply) {
-                shared.hear(greeting, beat);
+                shared.note_greeting(greeting, beat);
             }
         }
         // A server that refuses writes still answers denials: the last count holds.

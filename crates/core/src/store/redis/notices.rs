@@ -14,18 +14,13 @@ use crate::store::gather::{OnFailure, StoreRequest};
 use crate::store::{StoreError, is_slots};
 
 impl Redis {
-    pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
+    pub fn refund(&self, charge: &Charge, decision: &Decision, generation: u64) {
         let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
-        self.notify(Operation::GiveBack, charge, stamps.collect(), generation);
+        self.notify(Operation::Refund, charge, stamps.collect(), generation);
     }
 
-    pub fn give_back_oldest(&self, charge: &Charge, generation: u64) {
-        self.notify(
-            Operation::GiveBackOldest,
-            charge,
-            SmallVec::new(),
-            generation,
-        );
+    pub fn refund_oldest(&self, charge: &Charge, generation: u64) {
+        self.notify(Operation::RefundOldest, charge, SmallVec::new(), generation);
     }
 
     pub fn settle(&self, charge: &Charge, generation: u64) {
@@ -44,7 +39,7 @@ impl Redis {
         if charge.is_empty() || !self.shared.is_current(generation) {
             return;
         }
-        if matches!(operation, Operation::GiveBack | Operation::GiveBackOldest) {
+        if matches!(operation, Operation::Refund | Operation::RefundOldest) {
             let mut cache = self.cache.lock();
             charge
                 .iter()

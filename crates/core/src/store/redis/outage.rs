@@ -296,7 +296,7 @@ pub(super) struct Outages {
 }
 
 impl Outages {
-    pub(super) fn of(topology: &RedisTopology) -> Outages {
+    pub(super) fn new(topology: &RedisTopology) -> Outages {
         Outages {
             reporters: Mutex::default(),
             unmade: Arc::default(),
@@ -380,10 +380,10 @@ impl RedisShared {
         }
     }
 
-    pub(super) fn hear(&self, greeting: Greeting, beat: Heartbeat) {
+    pub(super) fn note_greeting(&self, greeting: Greeting, beat: Heartbeat) {
         let (recovery, now_us) = (&self.recovery, self.clock.now_us());
         recovery.store_clock.note(beat.now_us, now_us);
-        if recovery.heard(greeting, beat, now_us) {
+        if recovery.take_greeting(greeting, beat, now_us) {
             self.owe_all();
         }
         let fleet = recovery.fleet();

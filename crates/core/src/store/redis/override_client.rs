@@ -226,9 +226,9 @@ impl OverrideClient {
         // nothing.
         let mut asked = charge.clone();
         asked.push(LimitCheck::never(first));
-        let mut end = self.ask(&asked)?;
+        let mut end = self.send_charge(&asked)?;
         if end == GroupEnd::AskAgain {
-            end = self.ask(&asked)?;
+            end = self.send_charge(&asked)?;
         }
         let decision = end.done().and_then(|outcome| outcome.denied);
         let mut decision = decision.ok_or(StoreError::Garbled)?;
@@ -236,7 +236,10 @@ impl OverrideClient {
         Ok(decision)
     }
 
-    fn ask(&mut self, charge: &Charge) -> Result<GroupEnd<GroupOutcome>, OverrideClientError> {
+    fn send_charge(
+        &mut self,
+        charge: &Charge,
+    ) -> Result<GroupEnd<GroupOutcome>, OverrideClientError> {
         let shared = Arc::clone(&self.shared);
         // By its text: operators need no permission for EVALSHA.
         let call = ScriptCall {

@@ -123,7 +123,7 @@ impl SlotLease {
     pub(super) fn add_held(&self, batch: &mut Batch) {
         let reports = self.reports();
         for bundle in batch.bundles.iter_mut().filter(|bundle| may_hold(bundle)) {
-            let held = bundle.charge().iter().map(|item| reports.held(item));
+            let held = bundle.charge().iter().map(|item| reports.held_units(item));
             bundle.extra = held.collect();
         }
     }

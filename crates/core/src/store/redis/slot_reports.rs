@@ -57,7 +57,7 @@ enum ReportState {
 
 impl SlotReports {
     /// Units held now: what a call reports of this item beside asking for more.
-    pub(super) fn held(&self, item: &LimitCheck) -> u64 {
+    pub(super) fn held_units(&self, item: &LimitCheck) -> u64 {
         self.keys.get(&item.id()).map_or(0, |key| key.units)
     }
 
@@ -277,7 +277,7 @@ mod tests {
         let due = held.due(now, 100);
         let said = due
             .iter()
-            .map(|charge| (charge[0].tag.0[0], held.held(&charge[0])))
+            .map(|charge| (charge[0].tag.0[0], held.held_units(&charge[0])))
             .collect();
         due.iter().for_each(|charge| held.reported(charge));
         said
@@ -288,7 +288,7 @@ mod tests {
         let (mut held, start) = (SlotReports::default(), clock::now());
         assert_eq!(held.next_due(start), None);
         held.granted(&request(1), 2, start);
-        assert_eq!(held.held(&request(1)[0]), 2);
+        assert_eq!(held.held_units(&request(1)[0]), 2);
         assert_eq!(held.next_due(start), Some(start + LEASE / 3));
         assert_eq!(says(&mut held, start), []);
         assert_eq!(says(&mut held, start + LEASE / 3), [(1, 2)]);
@@ -323,7 +323,7 @@ mod tests {
         let due = held.due(now, 100);
         held.reported(&due[0]);
         held.granted(&request(1), 1, now);
-        assert_eq!(held.held(&request(1)[0]), 1);
+        assert_eq!(held.held_units(&request(1)[0]), 1);
         assert_eq!(says(&mut held, now + LEASE), [(1, 1)]);
     }
 

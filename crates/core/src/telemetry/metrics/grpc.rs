@@ -28,7 +28,7 @@ impl GrpcStatus {
     /// The client left before the end of the answer.
     pub const CANCELLED: GrpcStatus = GrpcStatus::Code(1);
 
-    pub fn of(fields: &HeaderMap) -> Option<GrpcStatus> {
+    pub fn from_fields(fields: &HeaderMap) -> Option<GrpcStatus> {
         let value = fields.get("grpc-status")?.to_str().ok()?;
         value.trim().parse().ok().map(GrpcStatus::Code)
     }
@@ -41,7 +41,7 @@ impl GrpcStatus {
             StatusCode::OK => None,
             status => Some(GrpcStatus::Code(meaning(status))),
         };
-        GrpcStatus::of(answer.headers()).or_else(of_http)
+        GrpcStatus::from_fields(answer.headers()).or_else(of_http)
     }
 
     pub fn code(self) -> Option<u16> {

@@ -43,12 +43,12 @@ impl<'c> EventSearch<'c> {
         }
         let mut hit = self.whole.len();
         for (index, finder) in needles.counts.iter().enumerate() {
-            hit = hit.min(self.look(index, at, |rest| finder.find(rest)));
+            hit = hit.min(self.find_next(index, at, |rest| finder.find(rest)));
         }
         let escapes = needles.counts.len();
-        hit = hit.min(self.look(escapes, at, |rest| find_escape(rest, &needles.escape)));
+        hit = hit.min(self.find_next(escapes, at, |rest| find_escape(rest, &needles.escape)));
         if may_err {
-            hit = hit.min(self.look(escapes + 1, at, |rest| needles.error.find(rest)));
+            hit = hit.min(self.find_next(escapes + 1, at, |rest| needles.error.find(rest)));
         }
         if hit == self.whole.len() {
             return hit;
@@ -58,7 +58,12 @@ impl<'c> EventSearch<'c> {
     }
 
     /// The next place of one word, from `at` on.
-    fn look(&mut self, index: usize, at: usize, find: impl Fn(&[u8]) -> Option<usize>) -> usize {
+    fn find_next(
+        &mut self,
+        index: usize,
+        at: usize,
+        find: impl Fn(&[u8]) -> Option<usize>,
+    ) -> usize {
         if self.found.len() <= index {
             self.found.resize(index + 1, None);
         }

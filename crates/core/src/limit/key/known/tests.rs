@@ -12,11 +12,11 @@ const SECRET: HashSecret = HashSecret::from_bytes([7; 32]);
 fn known(keys: &[(&str, KnownKey<'_>)]) -> Option<Arc<KnownKeys>> {
     let keys = keys
         .iter()
-        .map(|(key, said)| (KeyDigest::of(key.as_bytes()), *said));
+        .map(|(key, said)| (KeyDigest::new(key.as_bytes()), *said));
     Some(Arc::new(KnownKeys::new(keys, SECRET)))
 }
 
-fn look<T>(
+fn with_facts<T>(
     keys: &ApiKeys,
     headers: &[(&'static str, &str)],
     see: impl FnOnce(&Facts<'_>) -> T,
@@ -47,7 +47,7 @@ fn look<T>(
 
 fn derive(keys: &ApiKeys, key: &str, headers: &[(&'static str, &str)]) -> Derived {
     let key = Key::parse([key]).unwrap();
-    look(keys, headers, |facts| {
+    with_facts(keys, headers, |facts| {
         key.derive(facts, Missing::Ip, &SECRET)
     })
 }
@@ -113,7 +113,7 @@ fn a_known_key_has_a_name_and_a_tier() {
         ("k3", Some(KnownKey::default())),
         ("k4", None),
     ] {
-        look(&keys, &[("x-api-key", key)], |facts| {
+        with_facts(&keys, &[("x-api-key", key)], |facts| {
             assert_eq!(facts.known_key(), expected, "{key}");
             let known = facts.key_standing();
             let facts = Facts {
@@ -132,9 +132,9 @@ fn a_known_key_has_a_name_and_a_tier() {
 fn a_digest_is_read_in_either_case() {
     // echo -n abc | sha256sum
     let hex = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-    assert_eq!(KeyDigest::parse_hex(hex), Some(KeyDigest::of(b"abc")));
+    assert_eq!(KeyDigest::parse_hex(hex), Some(KeyDigest::new(b"abc")));
     let upper = hex.to_uppercase();
-    assert_eq!(KeyDigest::parse_hex(&upper), Some(KeyDigest::of(b"abc")));
+    assert_eq!(KeyDigest::parse_hex(&upper), Some(KeyDigest::new(b"abc")));
     for wrong in ["", &hex[1..], &format!("{hex}0"), &hex.replace('b', "g")] {
         assert_eq!(KeyDigest::parse_hex(wrong), None, "{wrong}");
     }
@@ -153,7 +153,7 @@ fn a_verified_token_counts_without_its_signature() {
         let headers = headers
             .each_ref()
             .map(|(name, value)| (*name, value.as_str()));
-        look(&keys, &headers, |facts| {
+        with_facts(&keys, &headers, |facts| {
             let verified = Facts {
                 claims: Some(&claims),
                 ..*facts

@@ -33,7 +33,7 @@ fn derived(key: &str, certificate: Option<&Certificate>) -> Derived {
     key.derive(&facts, Missing::Deny, &SECRET)
 }
 
-fn of(subject: &str, names: Vec<AltName>) -> Certificate {
+fn certificate(subject: &str, names: Vec<AltName>) -> Certificate {
     Certificate {
         subject: subject.to_owned(),
         names,
@@ -53,7 +53,7 @@ fn given(part: &str, text: &str) -> KeyHash {
 #[test]
 fn a_client_is_who_its_certificate_says() {
     let uri = AltName::Uri("spiffe://x/y".to_owned());
-    let worker = of("CN=worker", vec![uri, AltName::Dns("w".to_owned())]);
+    let worker = certificate("CN=worker", vec![uri, AltName::Dns("w".to_owned())]);
     for (part, text) in [
         ("tls:subject", "CN=worker"),
         ("tls:san", "spiffe://x/y"),
@@ -62,7 +62,7 @@ fn a_client_is_who_its_certificate_says() {
         let tag = given(part, text);
         assert_eq!(derived(part, Some(&worker)), Derived::Hash(tag), "{part}");
     }
-    let address = of("", vec![AltName::Ip("::1".parse().unwrap())]);
+    let address = certificate("", vec![AltName::Ip("::1".parse().unwrap())]);
     let tag = given("tls:san", "::1");
     assert_eq!(derived("tls:san", Some(&address)), Derived::Hash(tag));
 }
@@ -76,7 +76,7 @@ fn identities_never_change_from_version_to_version() {
 #[test]
 fn who_shows_none_or_one_that_says_nothing_has_no_key() {
     assert_eq!(derived("tls:subject", None), Derived::Denied);
-    let nameless = of("", Vec::new());
+    let nameless = certificate("", Vec::new());
     assert_eq!(derived("tls:subject", Some(&nameless)), Derived::Denied);
     assert_eq!(derived("tls:san", Some(&nameless)), Derived::Denied);
 }

@@ -358,7 +358,7 @@ impl SteppedCluster {
                 }
                 self.shared.learn_overrides(&overrides);
                 if let (Some(greeting), Some(beat)) = (self.learning.take(), beat) {
-                    self.shared.hear(greeting, beat);
+                    self.shared.note_greeting(greeting, beat);
                 }
                 self.learned(now);
                 true

@@ -254,7 +254,7 @@ async fn send(shared: &Arc<RedisShared>) {
         let denials = std::mem::replace(&mut waiting, rest);
         let link = lock(&bans.link).clone();
         let answer = match link {
-            Some(connection) => ask(shared, connection, &denials).await,
+            Some(connection) => report_denials(shared, connection, &denials).await,
             None => TellingEnd::Again(ATTEMPTS_WITHOUT_LINK),
         };
         if let TellingEnd::Again(most) = answer {
@@ -281,7 +281,7 @@ enum TellingEnd {
     Again(u8),
 }
 
-async fn ask(
+async fn report_denials(
     shared: &RedisShared,
     mut connection: MultiplexedConnection,
     denials: &[WaitingDenials],

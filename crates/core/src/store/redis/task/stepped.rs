@@ -317,7 +317,7 @@ impl SteppedTask {
         match (std::mem::replace(&mut self.stage, Stage::Down), message) {
             (Stage::Connecting { greeting, .. }, FromServer::Hello(reply)) => {
                 self.task.shared.learn_overrides(&reply.overrides);
-                self.hear(greeting, reply.beat);
+                self.note_greeting(greeting, reply.beat);
                 self.pay_first(now + PROBE_TIMEOUT, OWED_CALLS_FIRST);
             }
             (
@@ -342,7 +342,7 @@ impl SteppedTask {
                 FromServer::Hello(reply),
             ) => {
                 self.task.shared.learn_overrides(&reply.overrides);
-                self.hear(greeting, reply.beat);
+                self.note_greeting(greeting, reply.beat);
                 self.takes_writes = reply.takes_writes;
                 let shared = &self.task.shared;
                 shared.journal.ripen(shared.instant());
@@ -397,9 +397,9 @@ impl SteppedTask {
         }
     }
 
-    fn hear(&self, greeting: Option<Greeting>, beat: Option<Heartbeat>) {
+    fn note_greeting(&self, greeting: Option<Greeting>, beat: Option<Heartbeat>) {
         if let (Some(greeting), Some(beat)) = (greeting, beat) {
-            self.task.shared.hear(greeting, beat);
+            self.task.shared.note_greeting(greeting, beat);
         }
     }
 

@@ -1,20 +1,20 @@
 //! Units of a log that are given back: those of one charge, or the oldest ones.
 
-use super::{AgedLog, GIVE_BACK, Log, Ring, STAMPS, wrapped};
+use super::{AgedLog, Log, MAX_REFUND_ENTRIES, Ring, STAMPS, wrapped};
 use crate::limit::Rule;
 
 impl Log {
     /// Refunds up to `cost` units of the entry stamped `stamp` (modulo 2^48), by lowering all
-    /// totals from it on. Nothing happens if the entry has expired, or if more than `GIVE_BACK`
+    /// totals from it on. Nothing happens if the entry has expired, or if more than `MAX_REFUND_ENTRIES`
     /// entries came since.
-    pub fn give_back(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
+    pub fn refund(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
         match self.own_rule(rule) {
-            None => self.give_back_by(aged, rule, cost, stamp),
-            Some(own) => self.give_back_by(aged, &own, cost, stamp),
+            None => self.refund_by(aged, rule, cost, stamp),
+            Some(own) => self.refund_by(aged, &own, cost, stamp),
         }
     }
 
-    fn give_back_by(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
+    fn refund_by(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
         let age = self.newest.wrapping_sub(stamp) & (STAMPS - 1);
         let Some(stamp) = self.newest.checked_sub(age).filter(|_| aged.used > 0) else {
             return;
@@ -23,7 +23,7 @@ impl Log {
             return;
         }
         let place = self.first_where(aged.skip, |i| self.entry(rule, i).0 >= stamp);
-        if self.entry(rule, place).0 != stamp || self.count - place > GIVE_BACK {
+        if self.entry(rule, place).0 != stamp || self.count - place > MAX_REFUND_ENTRIES {
             return;
         }
         let before = match place {
@@ -54,14 +54,14 @@ impl Log {
 
     /// Refunds up to `cost` of the units that count, oldest first. So the log counts at least what
     /// it would count if the refunded request were another one that still counts.
-    pub fn give_back_oldest(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) {
+    pub fn refund_oldest(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) {
         match self.own_rule(rule) {
-            None => self.give_back_oldest_by(aged, rule, cost),
-            Some(own) => self.give_back_oldest_by(aged, &own, cost),
+            None => self.refund_oldest_by(aged, rule, cost),
+            Some(own) => self.refund_oldest_by(aged, &own, cost),
         }
     }
 
-    fn give_back_oldest_by(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) {
+    fn refund_oldest_by(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) {
         let taken = u32::try_from(aged.used.min(cost)).unwrap_or(u32::MAX);
         if taken == 0 {
             return;
