@@ -1,5 +1,5 @@
-//! Our reading of requests and our writing of answers beside hyper's server: heads mean the same to
-//! both, and both write the same bytes. Where they differ, we refuse what hyper forgives.
+//! Our reading of requests and our writing of responses beside hyper's server: heads mean the same
+//! to both, and both write the same bytes. Where they differ, we refuse what hyper forgives.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::content::Content;
 use super::head::{self, HeadBounds, Unreadable};
-use super::write::{self, AnswerTerms};
+use super::write::{self, ResponseTerms};
 use crate::request_head::HeadError;
 use crate::wire::{MAX_PIECES, Outflow};
 
@@ -77,10 +77,10 @@ fn ours(bytes: &[u8]) -> Result<Option<Ours>, Unreadable> {
 }
 
 /// Has hyper read `bytes` and then the end. Returns the requests that hyper sees, and the bytes
-/// that it writes for each `answer`.
+/// that it writes for each `response`.
 async fn hypers(
     bytes: &[u8],
-    answer: impl Fn(usize) -> Response<BoxBody<Bytes, Infallible>>,
+    response: impl Fn(usize) -> Response<BoxBody<Bytes, Infallible>>,
 ) -> (Vec<ReadHead>, Vec<u8>) {
     let (near, mut far) = tokio::io::duplex(1 << 20);
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -91,7 +91,7 @@ async fn hypers(
             &request,
             !request.body().is_end_stream(),
         ));
-        std::future::ready(Ok::<_, Infallible>(answer(seen.len() - 1)))
+        std::future::ready(Ok::<_, Infallible>(response(seen.len() - 1)))
     });
     let mut builder = http1::Builder::new();
     builder.half_close(true).header_read_timeout(None);
@@ -190,7 +190,7 @@ fn changed(mut bytes: Vec<u8>, changes: &[(usize, usize, &'static [u8])]) -> Vec
     bytes
 }
 
-/// An answer from which any number of equal ones can be made.
+/// A response from which any number of equal ones can be made.
 #[derive(Clone, Debug)]
 struct Plan {
     status: u16,
@@ -219,31 +219,31 @@ impl Plan {
         BodyExt::boxed(StreamBody::new(stream::iter(frames)))
     }
 
-    fn answer(&self) -> Response<BoxBody<Bytes, Infallible>> {
-        let mut answer = Response::new(self.body());
-        *answer.status_mut() = self.status.try_into().unwrap();
+    fn response(&self) -> Response<BoxBody<Bytes, Infallible>> {
+        let mut response = Response::new(self.body());
+        *response.status_mut() = self.status.try_into().unwrap();
         if let Some(reason) = self.reason {
             let reason = ReasonPhrase::from_static(reason.as_bytes());
-            answer.extensions_mut().insert(reason);
+            response.extensions_mut().insert(reason);
         }
         for &(name, value) in &self.lines {
             let name = HeaderName::from_static(name);
-            answer
+            response
                 .headers_mut()
                 .append(name, HeaderValue::from_static(value));
         }
         if self.said && !self.pieces.is_empty() {
             let length = HeaderValue::from(self.content().len());
-            answer.headers_mut().insert(CONTENT_LENGTH, length);
+            response.headers_mut().insert(CONTENT_LENGTH, length);
         }
-        answer
+        response
     }
 
     /// As we write it, and whether another may follow.
-    fn written(&self, asked: AnswerTerms) -> (Vec<u8>, bool) {
-        let (answer, mut outflow) = (self.answer(), Outflow::default());
-        let length = write::length_of(answer.body());
-        let begun = write::put_head(&mut outflow.flat, &answer, length, Duration::ZERO, asked);
+    fn written(&self, asked: ResponseTerms) -> (Vec<u8>, bool) {
+        let (response, mut outflow) = (self.response(), Outflow::default());
+        let length = write::length_of(response.body());
+        let begun = write::put_head(&mut outflow.flat, &response, length, Duration::ZERO, asked);
         let begun = begun.unwrap();
         let mut framing = begun.framing;
         let pieces = match self.known {
@@ -295,7 +295,7 @@ fn plans() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// The bytes of answers without the dates that were put in.
+/// The bytes of responses without the dates that were put in.
 fn undated(bytes: &[u8]) -> Vec<u8> {
     let text = bytes.escape_ascii().to_string();
     let mut parts = text.split("\\r\\ndate: ").map(|part| match part.get(..29) {
@@ -308,18 +308,18 @@ fn undated(bytes: &[u8]) -> Vec<u8> {
         .into()
 }
 
-/// Whether the first head of undated answers says that the connection ends.
-fn has_close(answers: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(answers);
+/// Whether the first head of undated responses says that the connection ends.
+fn has_close(responses: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(responses);
     let head = text.split("\\r\\n\\r\\n").next().unwrap_or_default();
     let mut lines = head.split("\\r\\n");
     lines.any(|line| line.starts_with("connection: ") && line.contains("close"))
 }
 
-/// Undated answers without what depends on the version in the first line. hyper answers a request
+/// Undated responses without what depends on the version in the first line. hyper answers a request
 /// of HTTP/1.0 with that version, which needs no `close`.
-fn without_version(answers: &[u8]) -> Vec<u8> {
-    let text = String::from_utf8_lossy(answers);
+fn without_version(responses: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(responses);
     let (head, rest) = text.split_once("\\r\\n\\r\\n").unwrap_or((&text, ""));
     let mut kept = Vec::new();
     for line in head.split("\\r\\n") {
@@ -411,8 +411,8 @@ proptest! {
         match ours(&bytes[blank..]) {
             Ok(Some(ours)) => {
                 let both = [&bytes[blank..blank + ours.length], last].concat();
-                let answers = hypers(&both, |_| Response::new(nothing()));
-                let (seen, _) = runtime().block_on(answers);
+                let responses = hypers(&both, |_| Response::new(nothing()));
+                let (seen, _) = runtime().block_on(responses);
                 let has_content = ours.head.has_content;
                 let headers = &ours.head.headers;
                 let two_lengths = headers.contains_key(CONTENT_LENGTH)
@@ -427,8 +427,8 @@ proptest! {
             }
             Ok(None) => {}
             Err(_) => {
-                let answers = hypers(&bytes[blank..], |_| Response::new(nothing()));
-                let (seen, _) = runtime().block_on(answers);
+                let responses = hypers(&bytes[blank..], |_| Response::new(nothing()));
+                let (seen, _) = runtime().block_on(responses);
                 prop_assert!(seen.is_empty(), "{}", text);
             }
         }
@@ -453,14 +453,14 @@ proptest! {
         };
         let version = if is_http10 { "HTTP/1.0" } else { "HTTP/1.1" };
         let asking = format!("{method} / {version}\r\n{option}\r\nGET / HTTP/1.1\r\n\r\n");
-        let (mut ours, follows) = plan.written(AnswerTerms { is_head, is_http10, may_follow });
+        let (mut ours, follows) = plan.written(ResponseTerms { is_head, is_http10, may_follow });
         let second = Plan { status: 404, lines: Vec::new(), known: true, ..plan.clone() };
         if follows {
-            let asked = AnswerTerms { is_head: false, is_http10: false, may_follow: true };
+            let asked = ResponseTerms { is_head: false, is_http10: false, may_follow: true };
             ours.extend(second.written(asked).0);
         }
         let plans = [&plan, &second];
-        let (_, theirs) = runtime().block_on(hypers(asking.as_bytes(), |at| plans[at].answer()));
+        let (_, theirs) = runtime().block_on(hypers(asking.as_bytes(), |at| plans[at].response()));
         let (mut ours, mut theirs) = (undated(&ours), undated(&theirs));
         if is_http10 {
             prop_assert!(ours.starts_with(b"HTTP/1.1 "));

@@ -22,9 +22,9 @@ use tidegate_core::exchange::headers::put_line;
 const JOIN_BYTES: usize = 4096;
 const LINE_BYTES: usize = 48;
 
-/// The properties of a request that decide the form of its answer.
+/// The properties of a request that decide the form of its response.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AnswerTerms {
+pub(crate) struct ResponseTerms {
     pub(crate) is_head: bool,
     pub(crate) is_http10: bool,
     pub(crate) may_follow: bool,
@@ -32,7 +32,7 @@ pub(crate) struct AnswerTerms {
 
 /// How content is framed, and how much of it is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AnswerFraming {
+pub(crate) enum ResponseFraming {
     Length(u64),
     Chunks,
     UntilEnd,
@@ -50,29 +50,29 @@ pub(crate) fn length_of<B: http_body::Body>(body: &B) -> Option<u64> {
 #[derive(Debug)]
 pub(crate) struct Unframed;
 
-/// The framing of an answer whose head is written.
+/// The framing of a response whose head is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AnswerStart {
-    pub(crate) framing: AnswerFraming,
+pub(crate) struct ResponseStart {
+    pub(crate) framing: ResponseFraming,
     pub(crate) may_follow: bool,
 }
 
-/// Writes the head of an answer whose body has this `length`. `now` is from the worker's coarse
+/// Writes the head of a response whose body has this `length`. `now` is from the worker's coarse
 /// clock.
 pub(crate) fn put_head<B>(
     out: &mut Vec<u8>,
-    answer: &Response<B>,
+    response: &Response<B>,
     length: Option<u64>,
     now: Duration,
-    terms: AnswerTerms,
-) -> Result<AnswerStart, Unframed> {
-    let status = answer.status();
+    terms: ResponseTerms,
+) -> Result<ResponseStart, Unframed> {
+    let status = response.status();
     if status.is_informational() && status != StatusCode::SWITCHING_PROTOCOLS {
         return Err(Unframed);
     }
-    let headers = answer.headers();
+    let headers = response.headers();
     out.reserve((headers.len() + 2) * LINE_BYTES);
-    put_status(out, status, answer.extensions().get());
+    put_status(out, status, response.extensions().get());
     let has_content = !terms.is_head
         && !status.is_informational()
         && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -81,7 +81,7 @@ pub(crate) fn put_head<B>(
         terms.is_http10 && has_content && length.is_none() && !headers.contains_key(CONTENT_LENGTH);
     let mut lines = HeadWriter {
         out,
-        framing: until_end.then_some(AnswerFraming::UntilEnd),
+        framing: until_end.then_some(ResponseFraming::UntilEnd),
         is_http10: terms.is_http10,
         may_follow: terms.may_follow && !until_end,
         has_connection: false,
@@ -113,12 +113,12 @@ pub(crate) fn put_head<B>(
     Ok(lines.finish(length, now, status, has_content))
 }
 
-/// Resets an answer, except its body, so that it can be used again. It keeps the capacity of its
+/// Resets a response, except its body, so that it can be used again. It keeps the capacity of its
 /// header map.
-pub(crate) fn reset<B>(answer: &mut Response<B>) {
-    *answer.status_mut() = StatusCode::OK;
-    answer.headers_mut().clear();
-    answer.extensions_mut().clear();
+pub(crate) fn reset<B>(response: &mut Response<B>) {
+    *response.status_mut() = StatusCode::OK;
+    response.headers_mut().clear();
+    response.extensions_mut().clear();
 }
 
 struct CachedDate {
@@ -166,7 +166,7 @@ fn put_status(out: &mut Vec<u8>, status: StatusCode, reason: Option<&ReasonPhras
 
 struct HeadWriter<'o> {
     out: &'o mut Vec<u8>,
-    framing: Option<AnswerFraming>,
+    framing: Option<ResponseFraming>,
     is_http10: bool,
     may_follow: bool,
     has_connection: bool,
@@ -196,13 +196,13 @@ impl HeadWriter<'_> {
     ) -> Result<(), Unframed> {
         let values = || headers.get_all(CONTENT_LENGTH).iter();
         let framing = match length {
-            // The answer to HEAD may announce the length that GET would have.
+            // The response to HEAD may announce the length that GET would have.
             Some(0) if !is_head => return Ok(()),
-            Some(known) => AnswerFraming::Length(known),
+            Some(known) => ResponseFraming::Length(known),
             None if values().any(|other| other != value) => return Err(Unframed),
             None => {
                 let number = value.to_str().ok().and_then(|text| text.parse().ok());
-                AnswerFraming::Length(number.ok_or(Unframed)?)
+                ResponseFraming::Length(number.ok_or(Unframed)?)
             }
         };
         if self.framing.replace(framing).is_some() {
@@ -213,7 +213,7 @@ impl HeadWriter<'_> {
     }
 
     fn put_coding(&mut self, headers: &HeaderMap) -> Result<(), Unframed> {
-        if self.framing.replace(AnswerFraming::Chunks).is_some() {
+        if self.framing.replace(ResponseFraming::Chunks).is_some() {
             return Err(Unframed);
         }
         let last = headers.get_all(TRANSFER_ENCODING).iter().next_back();
@@ -237,7 +237,7 @@ impl HeadWriter<'_> {
     }
 
     /// The option that `Connection` needs. A client of HTTP/1.0 expects the end without one, but
-    /// the first line says HTTP/1.1, so the answer always says `close`.
+    /// the first line says HTTP/1.1, so the response always says `close`.
     fn option(&self) -> Option<&'static str> {
         match (self.is_http10, self.may_follow) {
             (_, false) => Some("close"),
@@ -246,14 +246,14 @@ impl HeadWriter<'_> {
         }
     }
 
-    /// Writes the lines that the answer does not have itself, and ends the head.
+    /// Writes the lines that the response does not have itself, and ends the head.
     fn finish(
         self,
         length: Option<u64>,
         now: Duration,
         status: StatusCode,
         has_content: bool,
-    ) -> AnswerStart {
+    ) -> ResponseStart {
         let option = self.option().filter(|_| !self.has_connection);
         let out = self.out;
         if let Some(option) = option {
@@ -262,30 +262,30 @@ impl HeadWriter<'_> {
         let framing = self.framing.unwrap_or_else(|| match length {
             None if has_content => {
                 out.extend_from_slice(b"transfer-encoding: chunked\r\n");
-                AnswerFraming::Chunks
+                ResponseFraming::Chunks
             }
-            None => AnswerFraming::Length(0),
+            None => ResponseFraming::Length(0),
             Some(0) => {
                 if has_content {
                     out.extend_from_slice(b"content-length: 0\r\n");
                 }
-                AnswerFraming::Length(0)
+                ResponseFraming::Length(0)
             }
-            Some(_) if matches!(status.as_u16(), 204 | 304) => AnswerFraming::Length(0),
+            Some(_) if matches!(status.as_u16(), 204 | 304) => ResponseFraming::Length(0),
             Some(length) => {
                 let mut digits = itoa::Buffer::new();
                 put_line(out, &CONTENT_LENGTH, digits.format(length).as_bytes());
-                AnswerFraming::Length(length)
+                ResponseFraming::Length(length)
             }
         });
         if !self.has_date {
             put_date(out, now);
         }
         out.extend_from_slice(b"\r\n");
-        AnswerStart {
+        ResponseStart {
             framing: match has_content {
                 true => framing,
-                false => AnswerFraming::Length(0),
+                false => ResponseFraming::Length(0),
             },
             may_follow: self.may_follow,
         }
@@ -382,21 +382,21 @@ pub(crate) fn put_chunk_size(out: &mut Vec<u8>, length: usize) {
     out.extend_from_slice(&line[begin..]);
 }
 
-impl AnswerFraming {
+impl ResponseFraming {
     pub(crate) fn has_ended(self) -> bool {
-        self == AnswerFraming::Length(0)
+        self == ResponseFraming::Length(0)
     }
 
     pub(crate) fn put(&mut self, outflow: &mut Outflow, mut data: Bytes) {
         match self {
             _ if data.is_empty() => {}
-            AnswerFraming::UntilEnd => push(outflow, data),
-            AnswerFraming::Length(left) => {
+            ResponseFraming::UntilEnd => push(outflow, data),
+            ResponseFraming::Length(left) => {
                 data.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
                 *left -= data.len() as u64;
                 push(outflow, data);
             }
-            AnswerFraming::Chunks => {
+            ResponseFraming::Chunks => {
                 put_chunk_size(&mut outflow.flat, data.len());
                 push(outflow, data);
                 outflow.flat.extend_from_slice(b"\r\n");
@@ -412,9 +412,9 @@ impl AnswerFraming {
         announced: &[HeaderName],
     ) -> Result<(), Unframed> {
         match self {
-            AnswerFraming::Length(0) | AnswerFraming::UntilEnd => {}
-            AnswerFraming::Length(_) => return Err(Unframed),
-            AnswerFraming::Chunks => match trailers {
+            ResponseFraming::Length(0) | ResponseFraming::UntilEnd => {}
+            ResponseFraming::Length(_) => return Err(Unframed),
+            ResponseFraming::Chunks => match trailers {
                 Some(trailers) => put_trailers(&mut outflow.flat, trailers, announced),
                 None => outflow.flat.extend_from_slice(b"0\r\n\r\n"),
             },

@@ -423,7 +423,7 @@ async fn detect_version(
                 }
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Pending if drain.is_closing() => return Poll::Ready(None),
-                // HTTP/1 has an answer for a head that does not come.
+                // HTTP/1 has a response for a head that does not come.
                 Poll::Pending => {
                     let late = (!ahead.is_empty()).then_some(Version::Http1);
                     return phase.alarm.poll(context).map(|()| late);

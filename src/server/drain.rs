@@ -3,7 +3,8 @@
 //! A drain accepts no new connections, lets requests finish, closes idle connections, and cuts the
 //! rest at the deadline. A cut settles the requests and frees their slots. A client may send a
 //! request at the moment when its idle connection is closed, and cannot know whether it was served.
-//! So idle connections stay open for a while, and each answer announces the end of its connection.
+//! So idle connections stay open for a while, and each response announces the end of its
+//! connection.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -84,7 +85,7 @@ impl Drain {
         }
     }
 
-    /// Whether each answer should be the last one on its connection.
+    /// Whether each response should be the last one on its connection.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::SeqCst)
     }
@@ -117,7 +118,7 @@ impl Drain {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// Makes each answer the last one on its connection.
+    /// Makes each response the last one on its connection.
     pub(crate) fn begin(&self, sweep: &Sweep) {
         // `SeqCst`, because of connections that other workers hand off to this one: either the
         // other worker sees the drain, or the drain sees the connection.

@@ -1,8 +1,8 @@
 //! HTTP/1 with clients. One task reads the heads and the content (`intake`), has each request
-//! served, and writes its answer. `socket` is the stream below, with its deadlines.
+//! served, and writes its response. `socket` is the stream below, with its deadlines.
 //!
-//! The next request is read after the answer to the one before. This code must never answer a
-//! request that it does not understand, nor end a truncated answer as if it were whole.
+//! The next request is read after the response to the one before. This code must never answer a
+//! request that it does not understand, nor end a truncated response as if it were whole.
 
 mod intake;
 pub(super) mod socket;
@@ -21,7 +21,7 @@ use tokio::io::AsyncWrite as _;
 use super::worker::ClientConnection;
 use crate::body::RequestBody;
 use crate::http1::head::{self, RequestFraming, Unreadable};
-use crate::http1::write::{self, AnswerFraming, AnswerTerms};
+use crate::http1::write::{self, ResponseFraming, ResponseTerms};
 use crate::proxy::body::Body;
 use crate::proxy::decide;
 use crate::proxy::headers::{RequestFault, check_coding};
@@ -35,7 +35,7 @@ use tidegate_core::exchange::changes::CloseUnanswered;
 
 /// Requests of one connection that are served before other connections have their turn.
 const IN_A_ROW: usize = 16;
-/// Bytes of an answer that are written before other connections have their turn: 0.1 ms of work.
+/// Bytes of a response that are written before other connections have their turn: 0.1 ms of work.
 const TURN_BYTES: usize = 256 << 10;
 
 pub(super) enum Http1End {
@@ -59,19 +59,19 @@ struct Http1Server<'c> {
     outflow: Outflow,
     /// The current request, or memory for the next one. It is large, so it is never moved.
     request: Request<RequestBody>,
-    /// The answer, which is never moved either.
-    answer: Response<Body>,
-    /// How much of the answer's content is left to write.
-    framing: AnswerFraming,
+    /// The response, which is never moved either.
+    response: Response<Body>,
+    /// How much of the response's content is left to write.
+    framing: ResponseFraming,
     is_content_left: bool,
     is_truncated: bool,
-    /// Trailers that the answer has announced to a client that accepts them.
+    /// Trailers that the response has announced to a client that accepts them.
     trailers: Vec<HeaderName>,
     /// Requests since the task last waited for one.
     in_a_row: usize,
 }
 
-enum AfterAnswer {
+enum AfterResponse {
     NextRequest,
     Close,
     Tunnel(Tunnel),
@@ -90,8 +90,8 @@ pub(super) async fn serve(
         client,
         outflow: Outflow::default(),
         request: Request::default(),
-        answer: Response::new(Body::empty()),
-        framing: AnswerFraming::Length(0),
+        response: Response::new(Body::empty()),
+        framing: ResponseFraming::Length(0),
         is_content_left: false,
         is_truncated: false,
         trailers: Vec::new(),
@@ -116,9 +116,9 @@ pub(super) async fn serve(
             IntakeEvent::Broken => return Http1End::Closed,
         };
         match server.serve_request(framing).await {
-            Ok(AfterAnswer::NextRequest) => {}
-            Ok(AfterAnswer::Close) => return server.close().await,
-            Ok(AfterAnswer::Tunnel(tunnel)) => {
+            Ok(AfterResponse::NextRequest) => {}
+            Ok(AfterResponse::Close) => return server.close().await,
+            Ok(AfterResponse::Tunnel(tunnel)) => {
                 let socket = server.intake.into_socket();
                 return Http1End::Tunnel(Box::new(tunnel), Box::new(socket));
             }
@@ -136,8 +136,8 @@ impl Http1Server<'_> {
     async fn serve_request(
         &mut self,
         framing: RequestFraming,
-    ) -> Result<AfterAnswer, ConnectionLost> {
-        let mut terms = AnswerTerms {
+    ) -> Result<AfterResponse, ConnectionLost> {
+        let mut terms = ResponseTerms {
             is_head: self.request.method() == Method::HEAD,
             is_http10: self.request.version() == http::Version::HTTP_10,
             may_follow: framing.may_follow,
@@ -151,38 +151,39 @@ impl Http1Server<'_> {
         *self.request.body_mut() = body;
         self.handle(error).await?;
         *self.request.body_mut() = RequestBody::Empty;
-        let answer = &mut self.answer;
-        if answer
+        let response = &mut self.response;
+        if response
             .extensions_mut()
             .remove::<CloseUnanswered>()
             .is_some()
         {
             return Err(ConnectionLost);
         }
-        let tunnel = answer.extensions_mut().remove::<Tunnel>();
+        let tunnel = response.extensions_mut().remove::<Tunnel>();
         // The rest of the content will not be read, so the next request cannot be found.
-        let is_unread = !is_discardable && self.phase.has_content() && answer.body().is_made_here();
-        let is_last = self.client.is_over() && answer.status() != StatusCode::SWITCHING_PROTOCOLS;
+        let is_unread =
+            !is_discardable && self.phase.has_content() && response.body().is_made_here();
+        let is_last = self.client.is_over() && response.status() != StatusCode::SWITCHING_PROTOCOLS;
         // After a CONNECT the client may have sent bytes for a tunnel that it does not get.
         if is_unread || is_last || is_connect {
             let close = HeaderValue::from_static("close");
-            answer.headers_mut().insert(CONNECTION, close);
+            response.headers_mut().insert(CONNECTION, close);
         }
         terms.may_follow &= !self.intake.has_failed();
-        if takes_trailers || answer.body().has_own_trailers() {
-            self.trailers = write::announced_trailers(answer.headers());
+        if takes_trailers || response.body().has_own_trailers() {
+            self.trailers = write::announced_trailers(response.headers());
         }
-        let may_follow = self.write_answer(terms, tunnel.as_ref()).await?;
+        let may_follow = self.write_response(terms, tunnel.as_ref()).await?;
         if let Some(tunnel) = tunnel {
             self.phase.begin_tunnel();
-            return Ok(AfterAnswer::Tunnel(tunnel));
+            return Ok(AfterResponse::Tunnel(tunnel));
         }
         if may_follow && self.phase.has_content() {
             poll_fn(|context| self.intake.poll_content(context)).await;
         }
         Ok(match may_follow && !self.phase.has_content() {
-            true => AfterAnswer::NextRequest,
-            false => AfterAnswer::Close,
+            true => AfterResponse::NextRequest,
+            false => AfterResponse::Close,
         })
     }
 
@@ -191,12 +192,12 @@ impl Http1Server<'_> {
     async fn handle(&mut self, error: Option<HeadError>) -> Result<(), ConnectionLost> {
         let Http1Server {
             request,
-            answer,
+            response,
             intake,
             client,
             ..
         } = self;
-        let mut handling = pin!(client.handle(request, answer, error));
+        let mut handling = pin!(client.handle(request, response, error));
         poll_fn(|context| match handling.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Ok(())),
             Poll::Pending => {
@@ -211,30 +212,30 @@ impl Http1Server<'_> {
         .await
     }
 
-    /// Writes the answer, and tells it or its tunnel how many bytes it has.
-    async fn write_answer(
+    /// Writes the response, and tells it or its tunnel how many bytes it has.
+    async fn write_response(
         &mut self,
-        terms: AnswerTerms,
+        terms: ResponseTerms,
         tunnel: Option<&Tunnel>,
     ) -> Result<bool, ConnectionLost> {
-        let answer = &mut self.answer;
-        let length = write::length_of(answer.body());
+        let response = &mut self.response;
+        let length = write::length_of(response.body());
         let now = self.client.worker.sweep.elapsed();
         self.outflow.clear();
         self.outflow
             .flat
             .extend_from_slice(self.intake.take_unsent_continue());
-        let start = write::put_head(&mut self.outflow.flat, answer, length, now, terms);
+        let start = write::put_head(&mut self.outflow.flat, response, length, now, terms);
         let start = start.map_err(|_| ConnectionLost)?;
         let head_bytes = self.outflow.flat.len();
         match tunnel {
             Some(tunnel) => tunnel.note_sent(head_bytes),
-            None => answer.body_mut().note_sent(head_bytes),
+            None => response.body_mut().note_sent(head_bytes),
         }
-        // The next request uses the memory of this answer's header map, and the other way round.
-        std::mem::swap(self.request.headers_mut(), answer.headers_mut());
+        // The next request uses the memory of this response's header map, and the other way round.
+        std::mem::swap(self.request.headers_mut(), response.headers_mut());
         head::reset(&mut self.request);
-        write::reset(answer);
+        write::reset(response);
         (self.is_content_left, self.framing) = (true, start.framing);
         poll_fn(|context| {
             if self.phase.has_content() {
@@ -278,7 +279,7 @@ impl Http1Server<'_> {
     /// Moves content from the body to the outflow, up to a bound. Pending if the body has no more.
     fn fill_outflow(&mut self, context: &mut Context<'_>) -> Result<Poll<()>, ConnectionLost> {
         while self.is_content_left && self.outflow.has_room() {
-            let content = self.answer.body_mut();
+            let content = self.response.body_mut();
             let mut trailers = None;
             let mut has_ended = self.framing.has_ended() || content.is_end_stream();
             if !has_ended {
@@ -313,7 +314,7 @@ impl Http1Server<'_> {
                     self.truncate();
                     break;
                 }
-                // The drop of the body reports the end of the answer, before its last byte is
+                // The drop of the body reports the end of the response, before its last byte is
                 // written.
                 *content = Body::empty();
                 self.is_content_left = false;
@@ -324,12 +325,12 @@ impl Http1Server<'_> {
         Ok(Poll::Ready(()))
     }
 
-    /// Ends an answer whose content ended early. The client gets the head and the content so far,
-    /// then the end of the connection. Without a byte of the answer, it would send its request
+    /// Ends a response whose content ended early. The client gets the head and the content so far,
+    /// then the end of the connection. Without a byte of the response, it would send its request
     /// again.
     #[cold]
     fn truncate(&mut self) {
-        *self.answer.body_mut() = Body::empty();
+        *self.response.body_mut() = Body::empty();
         self.is_content_left = false;
         self.is_truncated = true;
     }
@@ -362,16 +363,16 @@ impl Http1Server<'_> {
             Unreadable::TooLarge => (431, false),
             Unreadable::TargetTooLong => (414, false),
         };
-        let answer = match self.client.is_decide_peer {
+        let response = match self.client.is_decide_peer {
             true => decide::unreadable_head(),
             false => local_reply::unreadable_head(status, has_unknown_coding),
         };
         self.client.worker.count_unreadable();
         let socket = &mut self.intake.socket;
         socket.refused = true;
-        // One attempt is enough: the answer fits into an empty socket buffer.
+        // One attempt is enough: the response fits into an empty socket buffer.
         poll_fn(|context| {
-            let written = Pin::new(&mut *socket).poll_write(context, &answer);
+            let written = Pin::new(&mut *socket).poll_write(context, &response);
             Poll::Ready(written.is_ready())
         })
         .await;
@@ -390,7 +391,7 @@ impl Http1Server<'_> {
     }
 
     async fn close(mut self) -> Http1End {
-        if self.is_truncated && self.framing == AnswerFraming::UntilEnd {
+        if self.is_truncated && self.framing == ResponseFraming::UntilEnd {
             // For a client of HTTP/1.0 an orderly end would be the end of the content.
             self.intake.socket.stream.end_as_cut();
             return Http1End::Closed;

@@ -151,8 +151,8 @@ pub(super) fn serve(
     let service = service_fn(move |request: Request<Incoming>| {
         client.downstream.usage.count_request();
         let stream = executor.open_stream(Arc::clone(&shared_flow));
-        let answering = stream::answer(request, Arc::clone(&client), stream);
-        answering.map(|response| match response.extensions().get() {
+        let serving = stream::serve_request(request, Arc::clone(&client), stream);
+        serving.map(|response| match response.extensions().get() {
             Some(CloseUnanswered) => Err(h2::Error::from(h2::Reason::CANCEL)),
             None => Ok(response),
         })

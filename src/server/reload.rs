@@ -118,7 +118,7 @@ impl Reloader {
     }
 
     /// Reloads on requests and on changes of the file until the server ends. If a reload panics,
-    /// its requests get no answer.
+    /// its requests get no response.
     async fn serve_requests(&mut self, requests: &mut Requests) {
         let mut shutdown = self.handles.shutdown.clone();
         let mut checks = tokio::time::interval(CHECK_EVERY);

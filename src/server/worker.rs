@@ -3,7 +3,7 @@
 //!
 //! A reload replaces the configuration whole, between two requests. A connection reads it at its
 //! start, and each request reads it once. A replaced configuration lives until the last request
-//! that began with it has its answer.
+//! that began with it has its response.
 
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
@@ -89,7 +89,7 @@ impl ClientConnection {
             || self.worker.drain.is_draining()
     }
 
-    /// Has the current configuration serve one request, and puts the answer into `response`. A
+    /// Has the current configuration serve one request, and puts the response into `response`. A
     /// panic is answered with 500 and ends only this request.
     pub(super) async fn handle(
         &self,
@@ -112,7 +112,7 @@ impl ClientConnection {
         };
         let downstream = renewed.as_deref().unwrap_or(&self.downstream);
         let proxy = &serving.proxy;
-        let mut pending = PendingAnswer {
+        let mut pending = PendingResponse {
             meter: proxy.meter(),
             is_pending: true,
         };
@@ -137,14 +137,14 @@ impl ClientConnection {
     }
 }
 
-/// Counts a request whose client leaves before the answer. Its work is then dropped, and this value
-/// with it.
-struct PendingAnswer<'m> {
+/// Counts a request whose client leaves before the response. Its work is then dropped, and this
+/// value with it.
+struct PendingResponse<'m> {
     meter: &'m Meter,
     is_pending: bool,
 }
 
-impl Drop for PendingAnswer<'_> {
+impl Drop for PendingResponse<'_> {
     fn drop(&mut self) {
         if self.is_pending {
             self.meter.unanswered(Unanswered::ClientLeft);

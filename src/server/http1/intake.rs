@@ -24,7 +24,7 @@ const READ_BYTES: usize = 8 << 10;
 const MIN_READ_BYTES: usize = 4 << 10;
 /// Bytes of one read of long content.
 const MAX_READ_BYTES: usize = 64 << 10;
-/// A head of at most this size gets a whole answer even if it exceeds the configured size.
+/// A head of at most this size gets a whole response even if it exceeds the configured size.
 const MIN_HEAD_BYTES: usize = 16 << 10;
 /// A piece of content keeps at most so many times its own bytes.
 const MAX_WASTE: usize = 4;
@@ -124,7 +124,7 @@ impl<'c> Intake<'c> {
         self.is_too_long(self.read.len()) || head::is_whole(&self.read, self.bounds).unwrap_or(true)
     }
 
-    /// Whether so many bytes of an incomplete head are refused without an answer of their own.
+    /// Whether so many bytes of an incomplete head are refused without a response of their own.
     fn is_too_long(&self, head_bytes: usize) -> bool {
         head_bytes + self.blank_bytes >= (2 * self.bounds.bytes).max(MIN_HEAD_BYTES)
     }

@@ -3,13 +3,13 @@
 //!
 //! One alarm per connection serves all of its timeouts; see [`Phase`].
 //!
-//! A client that has closed its writing side may still wait for its answer. It is served for
+//! A client that has closed its writing side may still wait for its response. It is served for
 //! [`HALF_CLOSE_GRACE`]. Without progress until then it counts as gone, and its request is
-//! cancelled. A client that resets the connection has the same time, so that the answer can settle
-//! the cost of the request.
+//! cancelled. A client that resets the connection has the same time, so that the response can
+//! settle the cost of the request.
 //!
-//! The socket of a client that may still be sending is read for a while after the last answer.
-//! Otherwise the kernel resets the connection, and the client may lose that answer.
+//! The socket of a client that may still be sending is read for a while after the last response.
+//! Otherwise the kernel resets the connection, and the client may lose that response.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -31,10 +31,10 @@ use crate::wire::{PrefixedStream, Stream};
 /// such a client looks the same as one that left.
 pub(crate) const HALF_CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// How long a connection keeps its buffers after an answer. A busy connection must never be parked,
-/// because it would allocate for each request.
+/// How long a connection keeps its buffers after a response. A busy connection must never be
+/// parked, because it would allocate for each request.
 const SHORT_WAIT: Duration = Duration::from_millis(500);
-/// How long, and how many bytes, the socket reads after the last answer.
+/// How long, and how many bytes, the socket reads after the last response.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 16 << 20;
 /// As soon as so many bytes of next requests were read during the current one, no more are read.
@@ -53,7 +53,7 @@ pub(crate) struct Http1Socket {
     watched: bool,
     /// The client was told that its head cannot be parsed.
     pub(crate) refused: bool,
-    /// Bytes that are still read and discarded after the last answer.
+    /// Bytes that are still read and discarded after the last response.
     linger_left: Option<usize>,
 }
 
@@ -78,14 +78,15 @@ impl Http1Socket {
             match ended {
                 Ok(false) => {}
                 Err(error) if self.phase.has_content() => return Err(error),
-                // After a reset too, the answer settles the cost of the request.
+                // After a reset too, the response settles the cost of the request.
                 Ok(true) | Err(_) => self.begin_half_close(),
             }
         }
         if self.ended && self.phase.alarm.poll(cx).is_ready() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        // The client has no deadline while it waits for the answer, except that of a stalled write.
+        // The client has no deadline while it waits for the response, except that of a stalled
+        // write.
         if !self.ended && !self.phase.has_content() {
             if !self.stalled {
                 self.phase.alarm.disarm();
@@ -123,8 +124,8 @@ impl Http1Socket {
             Stage::Idle | Stage::Still | Stage::Parked | Stage::Discard | Stage::Tunnel => Ok(()),
             Stage::Head => {
                 // One attempt is enough.
-                let answer = local_reply::head_timeout();
-                let _ = Pin::new(&mut self.stream).poll_write(cx, answer.as_bytes());
+                let response = local_reply::head_timeout();
+                let _ = Pin::new(&mut self.stream).poll_write(cx, response.as_bytes());
                 Ok(())
             }
             Stage::Request if self.ended => Ok(()),
@@ -242,10 +243,10 @@ impl AsyncWrite for Http1Socket {
             Poll::Ready(flushed) => flushed?,
             Poll::Pending => return this.poll_write_alarm(cx).map_ok(drop),
         }
-        // The task flushes after it has written all it has, so outside a request the answer is
+        // The task flushes after it has written all it has, so outside a request the response is
         // sent.
         if this.phase.stage() != Stage::Request {
-            this.phase.note_answer_sent();
+            this.phase.note_response_sent();
         } else if !std::mem::take(&mut this.watched) {
             return Poll::Ready(this.watch_for_end(cx));
         }
@@ -281,8 +282,8 @@ impl Http1Socket {
         };
     }
 
-    /// Reads and discards what the client sends after the last answer. A close with unread bytes
-    /// resets the connection, and the reset can overtake the answer (RFC 9112 section 9.6).
+    /// Reads and discards what the client sends after the last response. A close with unread bytes
+    /// resets the connection, and the reset can overtake the response (RFC 9112 section 9.6).
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut left = self.linger_left.unwrap_or(0);
         let discarded = self.stream.poll_discard(cx, &mut left);
@@ -317,7 +318,7 @@ pub(crate) enum Stage {
     Parked,
     Head,
     Request,
-    /// The answer is sent, and the rest of the request's content is discarded.
+    /// The response is sent, and the rest of the request's content is discarded.
     Discard,
     Tunnel,
 }
@@ -325,7 +326,7 @@ pub(crate) enum Stage {
 #[derive(Debug)]
 pub(crate) struct Phase {
     stage: AtomicU8,
-    answer_pending: AtomicBool,
+    response_pending: AtomicBool,
     /// Whether some of the request's content has not come.
     has_content: AtomicBool,
     pub(crate) alarm: Arc<Alarm>,
@@ -340,7 +341,7 @@ impl Phase {
         alarm.arm(settings.idle_timeout);
         Arc::new(Phase {
             stage: AtomicU8::new(Stage::Parked as u8),
-            answer_pending: AtomicBool::new(false),
+            response_pending: AtomicBool::new(false),
             has_content: AtomicBool::new(false),
             alarm,
             header_timeout: settings.header_timeout,
@@ -357,7 +358,7 @@ impl Phase {
     pub(crate) fn begin_request(&self, has_content: bool) {
         self.set(Stage::Request);
         self.has_content.store(has_content, Ordering::Relaxed);
-        self.answer_pending.store(true, Ordering::Relaxed);
+        self.response_pending.store(true, Ordering::Relaxed);
         self.restart_wait();
     }
 
@@ -372,7 +373,7 @@ impl Phase {
         }
     }
 
-    /// Ends the request: the whole answer is ready to be written.
+    /// Ends the request: the whole response is ready to be written.
     pub(crate) fn end_response(&self) {
         if self.stage() != Stage::Request {
             return;
@@ -391,8 +392,8 @@ impl Phase {
         self.alarm.disarm();
     }
 
-    pub(crate) fn note_answer_sent(&self) {
-        self.answer_pending.store(false, Ordering::Relaxed);
+    pub(crate) fn note_response_sent(&self) {
+        self.response_pending.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn expect_body(&self) {
@@ -407,7 +408,7 @@ impl Phase {
         self.alarm.arm(self.body_timeout);
     }
 
-    /// Replaces the short wait by the long one, because the answer finds no room.
+    /// Replaces the short wait by the long one, because the response finds no room.
     pub(crate) fn leave_short_wait(&self) {
         if self.stage() == Stage::Idle {
             self.set(Stage::Still);
@@ -437,9 +438,9 @@ impl Phase {
     }
 
     /// Goes on with the long wait after the short one. The connection is parked if it is `ready`
-    /// for that and its answer is sent.
+    /// for that and its response is sent.
     pub(crate) fn end_short_wait(&self, ready: bool) {
-        let parks = ready && !self.answer_pending.load(Ordering::Relaxed);
+        let parks = ready && !self.response_pending.load(Ordering::Relaxed);
         self.set(if parks { Stage::Parked } else { Stage::Still });
         self.alarm
             .go_on(self.idle_timeout.saturating_sub(SHORT_WAIT));

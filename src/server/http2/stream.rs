@@ -45,7 +45,7 @@ const EARNED_BY_PIECE: i64 = 4;
 /// The pause between the last bytes of a truncated response and the reset.
 const RESET_PAUSE: Duration = Duration::from_millis(20);
 
-const TRUNCATED: &str = "the upstream's answer ended before its end";
+const TRUNCATED: &str = "the upstream's response ended before its end";
 
 /// An open stream; dropping it counts its end.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl<F: Future<Output = ()>> Future for StreamTask<F> {
 
 /// Serves one request. Its content, if any, has a deadline of its own.
 // An `async fn` would keep the request several times.
-pub(super) fn answer(
+pub(super) fn serve_request(
     mut request: Request<Incoming>,
     client: Arc<ClientConnection>,
     open: OpenStream,
@@ -168,11 +168,11 @@ pub(super) fn answer(
 }
 
 /// The work on one request. It is dropped when the client resets the stream or loses the
-/// connection. If the whole request has come and its answer decides the cost, the work goes on for
-/// [`HALF_CLOSE_GRACE`], as with HTTP/1.1. An answer in this time settles the cost.
+/// connection. If the whole request has come and its response decides the cost, the work goes on
+/// for [`HALF_CLOSE_GRACE`], as with HTTP/1.1. A response in this time settles the cost.
 struct StreamWork {
     work: Option<BoxFuture<'static, Response<StreamBody>>>,
-    /// Whether the answer decides the cost of the request.
+    /// Whether the response decides the cost of the request.
     settles: Arc<AtomicBool>,
     received: BodyProgress,
     flow: Arc<ConnectionFlow>,
@@ -214,7 +214,7 @@ impl Drop for StreamWork {
     }
 }
 
-/// Adds the length that the answer to `GET` would have to the answer to `HEAD`, if it is known.
+/// Adds the length that the response to `GET` would have to the response to `HEAD`, if it is known.
 fn add_length(response: &mut Response<Body>) {
     let length = response.body().size_hint().exact();
     if let Some(length) = length.filter(|&length| length > 0)
@@ -241,7 +241,7 @@ fn join_cookies(headers: &mut HeaderMap) {
 /// The body of a response in pieces. It keeps the client's connection alive.
 pub(super) struct StreamBody {
     body: Body,
-    /// The answer to `HEAD`, for which the library would otherwise send content.
+    /// The response to `HEAD`, for which the library would otherwise send content.
     is_head: bool,
     /// The rest of the last data, without its last bytes.
     rest: Bytes,
@@ -341,7 +341,7 @@ impl http_body::Body for StreamBody {
 /// A reset makes the library drop the frames of the stream that it has not written, even the head.
 /// So an empty mark is passed as content first. The library drops the mark when all bytes before it
 /// are on their way. The reset follows after a pause. Without the pause, curl 7.88 drops a head
-/// that it reads together with the reset (1 to 3 of 20 answers).
+/// that it reads together with the reset (1 to 3 of 20 responses).
 #[derive(Debug)]
 struct PendingReset {
     mark: Arc<MarkState>,
@@ -401,8 +401,8 @@ impl Drop for WriteMark {
     }
 }
 
-/// The error of a truncated answer: the server's HTTP/2 error, if there is one. The library resets
-/// the client's stream with the same reason.
+/// The error of a truncated response: the server's HTTP/2 error, if there is one. The library
+/// resets the client's stream with the same reason.
 fn reset_cause(error: &UpstreamError) -> Cause {
     let mut cause = error.source();
     while let Some(inner) = cause {
