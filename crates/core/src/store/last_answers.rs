@@ -131,6 +131,22 @@ impl LastAnswers {
         map.keys.insert(id, seen);
     }
 
+    /// Notes an answer that was not compared with the one before. A lower number of units must not
+    /// hide a loss: the number before stays as long as none of its units can have expired.
+    pub fn note_uncompared(&self, answer: &StoreAnswer<'_>) {
+        let id = answer.item.id();
+        let slack_us = slack_us(answer.item.window.rule.window_us);
+        let before = self.map(id).keys.get(&id).cloned();
+        self.note(answer);
+        let stands = |before: &LastAnswer| answer.now_us + slack_us < before.next_at_us;
+        if let Some(before) = before.filter(stands)
+            && let Some(seen) = self.map(id).keys.get_mut(&id)
+        {
+            seen.used = seen.used.max(before.used);
+            seen.next_at_us = seen.next_at_us.min(before.next_at_us);
+        }
+    }
+
     /// Notes a decision that this process made by an earlier answer. Newer answers may have been
     /// noted since, so a denial does not change the units that all proxies had used. Those of a
     /// lease count from when this process spends them.

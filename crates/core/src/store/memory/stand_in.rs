@@ -299,7 +299,8 @@ impl Memory {
             // A store that does not know of all units says too little.
             if !is_on || answers.is_tighter(&answer, &self.fleet) {
                 match source {
-                    Source::Store => answers.note(&answer),
+                    Source::Store if recovery.may_compare(now_us) => answers.note(&answer),
+                    Source::Store => answers.note_uncompared(&answer),
                     _ => answers.note_earlier(&answer),
                 }
             }

@@ -4,12 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use smallvec::smallvec;
+
 use super::entry_row::CountEntry;
 use super::shard::{KEY_BYTES, Shard};
 use super::{KeyRing, Memory, SHARD_KEYS, TIDY_KEYS, TIDY_SHARDS};
 use crate::clock::Micros;
-use crate::config::{Fleet, StoreKind, StoreSettings};
-use crate::limit::{Algorithm, Charge, Key, KeyHash, Limit, LimitCheck, OnError, Rule};
+use crate::config::{self, StoreKind, StoreSettings};
+use crate::limit::{
+    Algorithm, Charge, Decision, Key, KeyHash, Limit, LimitCheck, OnError, Retry, Rule, Verdict,
+};
+use crate::store::fleet::Fleet;
+use crate::store::recovery::{Heartbeat, Recovery};
+use crate::telemetry::decisions::Source;
 
 const KEYS: u64 = 240_000;
 const WINDOW_US: u64 = 60_000_000;
@@ -26,7 +33,7 @@ fn bench(max_keys: usize) -> Bench {
         prefix: String::new(),
         timeout: Duration::from_millis(25),
         on_error: OnError::Local,
-        fleet: Fleet::Fixed(1),
+        fleet: config::Fleet::Fixed(1),
         hash_key: None,
         file: None,
         known_keys: false,
@@ -152,4 +159,55 @@ fn a_denial_is_found_without_a_charge() {
     let waited_us = bench.time.load(Ordering::Relaxed) + WINDOW_US;
     bench.time.store(waited_us, Ordering::Relaxed);
     assert_eq!(bench.memory.find_denial(&both), None);
+}
+
+/// A store that comes back with older data has too few units. Until its answers are compared, they
+/// must not replace what shows that.
+#[test]
+fn older_data_of_the_store_is_noticed_after_an_outage() {
+    let bench = bench(1000);
+    let now_us = || bench.time.load(Ordering::Relaxed);
+    let timeout = Duration::from_millis(25);
+    let recovery = Recovery::new(Arc::new(Fleet::new(2)), [1; 16], timeout, now_us());
+    let recovery = Arc::new(recovery);
+    let (time, charge) = (Arc::clone(&bench.time), bench.charge(1));
+    let memory = bench.memory.stand_in(&recovery);
+    let answer = |used, at_us| Decision {
+        allowed: true,
+        at_us,
+        spread_us: 0,
+        verdicts: smallvec![Verdict {
+            used,
+            remaining: 2 - used,
+            retry: Retry::Now,
+            reset_us: WINDOW_US,
+            next_us: WINDOW_US,
+            stamp: 0,
+        }],
+    };
+    let greet = |us| {
+        let beat = Heartbeat {
+            size: 2,
+            now_us: us,
+            ..Heartbeat::default()
+        };
+        recovery.take_greeting(recovery.greeting(false, false), beat, us);
+    };
+    let start_us = now_us();
+    let warm = memory.keep_warm(&charge, 0);
+    memory.note(&charge, &answer(1, start_us), Some(&warm), Source::Store);
+    recovery.away(start_us + 1);
+    for later in [2, 3] {
+        greet(start_us + later);
+    }
+    assert!(!recovery.is_on());
+    time.store(start_us + 10, Ordering::Relaxed);
+    memory.note(&charge, &answer(0, start_us + 10), None, Source::Store);
+    time.store(start_us + 1_000_000, Ordering::Relaxed);
+    let lost = memory.lost_by(&charge, &answer(1, start_us + 1_000_000), true);
+    assert_eq!(
+        lost.len(),
+        1,
+        "the store had two units, one of them of another proxy"
+    );
 }
