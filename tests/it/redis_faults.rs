@@ -65,7 +65,7 @@ const SILENT: [Fault; 4] = [
 ];
 
 /// It reads and does not write.
-const UNWRITABLE: [Fault; 4] = [
+const UNWRITABLE: [Fault; 5] = [
     Fault {
         name: "a replica",
         kinds: &["readonly"],
@@ -85,6 +85,16 @@ const UNWRITABLE: [Fault; 4] = [
         },
         end: |weather| {
             weather.order("REPLICAOF NO ONE");
+        },
+    },
+    Fault {
+        name: "without its replicas",
+        kinds: &["noreplicas"],
+        begin: |weather| {
+            weather.order("CONFIG SET min-replicas-to-write 1");
+        },
+        end: |weather| {
+            weather.order("CONFIG SET min-replicas-to-write 0");
         },
     },
     Fault {
@@ -401,6 +411,52 @@ fn what_a_full_redis_does_not_count_is_charged_to_it_before_anybody_asks_it_agai
         let meanwhile = passed(20);
         redis.run("CONFIG SET maxmemory 0");
         assert_eq!((before, meanwhile, passed(60)), (10, 20, 10));
+    }
+}
+
+#[test]
+fn denials_hide_no_outage_of_writes() {
+    let refusals = [
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+        (
+            "CONFIG SET min-replicas-to-write 1",
+            "CONFIG SET min-replicas-to-write 0",
+        ),
+    ];
+    for (begin, end) in refusals {
+        let (redis, upstream) = (RedisServer::start(), Upstream::ok());
+        let looked = Looked::start(&format!(
+            "upstream = \"{}\"\n[store]\nurl = \"redis://127.0.0.1:{}\"\non_error = \"deny\"\n\
+             [limit.default]\nrate = \"1/day\"\nkey = \"header:x-key\"\n\
+             [log]\naccess = \"off\"\n",
+            upstream.url(),
+            redis.port()
+        ));
+        let keys = std::cell::Cell::new(1);
+        let ask = |key: u32| {
+            looked
+                .tidegate
+                .get_with("/", &format!("X-Key: {key}\r\n"))
+                .status
+        };
+        assert_eq!((ask(0), ask(0)), (200, 429));
+        redis.run(begin);
+        looked.wait_until("the outage is noticed", |looked| {
+            let key = keys.replace(keys.get() + 1);
+            assert_eq!((ask(key), ask(0)), (503, 429), "{begin}");
+            looked
+                .get("/metrics")
+                .text()
+                .contains("tidegate_degraded 1")
+        });
+        redis.run(end);
+        looked.wait_until("writes work again", |looked| {
+            looked
+                .get("/metrics")
+                .text()
+                .contains("tidegate_degraded 0")
+        });
+        assert_eq!(ask(1), 200);
     }
 }
 

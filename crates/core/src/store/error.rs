@@ -83,7 +83,10 @@ impl StoreError {
         matches!(
             self,
             StoreError::Server(
-                ServerTrouble::OutOfMemory | ServerTrouble::ReadOnly | ServerTrouble::Misconfigured
+                ServerTrouble::OutOfMemory
+                    | ServerTrouble::ReadOnly
+                    | ServerTrouble::Misconfigured
+                    | ServerTrouble::NoReplicas
             )
         )
     }
@@ -133,6 +136,8 @@ pub enum ServerTrouble {
     TryAgain,
     /// MISCONF: it cannot persist, and refuses writes.
     Misconfigured,
+    /// NOREPLICAS: fewer replicas follow it than `min-replicas-to-write` asks for.
+    NoReplicas,
     Busy,
     MaxClients,
     /// It has no database of the configured number.
@@ -143,7 +148,7 @@ pub enum ServerTrouble {
 }
 
 /// The troubles, their labels, and the codes that servers' error texts begin with.
-const TROUBLES: [(ServerTrouble, &str, &[&str]); 14] = [
+const TROUBLES: [(ServerTrouble, &str, &[&str]); 15] = [
     (ServerTrouble::Auth, "noauth", &["NOAUTH", "WRONGPASS"]),
     (ServerTrouble::Permission, "noperm", &["NOPERM"]),
     (ServerTrouble::Loading, "loading", &["LOADING"]),
@@ -157,6 +162,7 @@ const TROUBLES: [(ServerTrouble, &str, &[&str]); 14] = [
     ),
     (ServerTrouble::TryAgain, "tryagain", &["TRYAGAIN"]),
     (ServerTrouble::Misconfigured, "misconf", &["MISCONF"]),
+    (ServerTrouble::NoReplicas, "noreplicas", &["NOREPLICAS"]),
     (ServerTrouble::Busy, "busy", &["BUSY"]),
     (ServerTrouble::MaxClients, "maxclients", &[]),
     (ServerTrouble::NoDatabase, "no_database", &[]),
@@ -172,6 +178,8 @@ impl ServerTrouble {
         let known = TROUBLES.iter().find(|(_, _, codes)| codes.contains(&code));
         match known {
             Some((trouble, ..)) => *trouble,
+            // Redis 7, of a command in a script.
+            None if text.contains("executing the script can't run") => ServerTrouble::Permission,
             None if text.contains("max number of clients") => ServerTrouble::MaxClients,
             None if text.contains("DB index") => ServerTrouble::NoDatabase,
             None if text.contains("cluster support disabled") => ServerTrouble::NoCluster,
@@ -187,6 +195,9 @@ impl ServerTrouble {
             ServerTrouble::Cluster => {
                 ": a cluster that does not serve the slot, or a node of one where `store.url` has \
                  no `+cluster`"
+            }
+            ServerTrouble::NoReplicas => {
+                ": fewer replicas follow it than its `min-replicas-to-write`, so it refuses writes"
             }
             ServerTrouble::NoDatabase => ": it has no database of the number in `store.url`",
             ServerTrouble::NoCluster => ": it is no node of a cluster; write `redis://` in its URL",

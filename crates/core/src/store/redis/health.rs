@@ -85,9 +85,15 @@ impl ServerHealth {
         }
         match report.trouble {
             None => self.call_succeeded(report.wrote, shared, now),
-            // The server still answers denials, so it is still worth asking.
-            Some(kind @ StoreError::Server(ServerTrouble::OutOfMemory)) => {
+            // The server still answers denials, so it is still worth asking. The denials must not
+            // hide this trouble.
+            Some(kind) if kind.refuses_writes() => {
+                let is_new = !self.trouble.is_some_and(StoreError::refuses_writes);
                 self.begin_trouble(kind, shared, now);
+                // After a failover a new connection may lead to the master.
+                if is_new && kind == StoreError::Server(ServerTrouble::ReadOnly) {
+                    return Err(kind);
+                }
             }
             Some(kind) => return Err(kind),
         }

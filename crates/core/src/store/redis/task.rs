@@ -21,10 +21,10 @@ use super::health::{ReplyOutput, ServerHealth};
 use super::link::{PROBE_TIMEOUT, RedisLink, ScriptRun, connect};
 use super::slot_lease::SlotLease;
 use super::{QUEUE, RedisShared, TaskSetup, maintenance};
-use crate::store::StoreError;
 use crate::store::deny_cache::CallSpan;
 use crate::store::gather::{Batch, Bundle, QueuedRequest};
 use crate::store::lease::WorkerCache;
+use crate::store::{ServerTrouble, StoreError};
 
 /// Requests in one call: equal ones cost the server nothing, but the worker must answer each.
 const MAX_REQUESTS: usize = 1024;
@@ -442,7 +442,12 @@ impl ServerTask {
         self.maintenance_at = now + pause;
         self.health
             .call_succeeded(wrote, &shared, self.shared.clock.now());
-        Ok(())
+        // The name of the server, or a sentinel, may lead to another one by now.
+        let read_only = StoreError::Server(ServerTrouble::ReadOnly);
+        match self.health.trouble() == Some(read_only) {
+            true => Err(read_only),
+            false => Ok(()),
+        }
     }
 
     fn next_request(&mut self) -> Option<QueuedRequest> {
