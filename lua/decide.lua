@@ -19,7 +19,7 @@
 -- ARGV[2]  who asks: the holder of slots (8 bytes)
 -- ARGV[3]  the rules: how many (u16), then for each
 --          algorithm (u8: 0 log, 1 counter, 2 slots, 3 calendar), units, window and precision (u48,
---          us); then for each group: operation (u8), items (u8), count (u16), then for each item
+--          us); then for each group: operation (u8), items (u16), count (u16), then for each item
 --          its rule, from 0 (u16), and 0 for a cost of 1 and an extra of 0; else 1, cost and extra
 --          (u48); of a calendar window 2, cost (u56), extra (u48), the end of the window that holds
 --          the clock as the proxy knows it, and of the next one (u56, us since the Unix epoch).
@@ -205,9 +205,10 @@ local function all_lanes(now, rules, replies)
   -- and which is its first key, how many keys were begun anew, and the server's error, if any.
   return function(at, place, from, read)
     local asked, byte = ARGV[3], string.byte
-    local operation, many, low, high = byte(asked, at, at + 3)
+    local operation, many, many_high, low, high = byte(asked, at, at + 4)
     local refused, again = nil, false
-    at, length, begun = at + 4, from, 0
+    many = many + 256 * many_high
+    at, length, begun = at + 5, from, 0
     for i = 1, many do
       local item, rule, rule_high, is_long = items[i], byte(asked, at, at + 2)
       local key, cost, extra, foreign, first, second, unfit = KEYS[place], 1, 0, nil, nil, nil, nil
@@ -278,9 +279,9 @@ end
 local replies, length, place, begun, refusal, other = { '' }, 1, 1, 0, nil, nil
 local KEYS, byte, size = KEYS, string.byte, #asked
 while at <= size do
-  local operation, many, low, high, rule, rule_high, is_long = byte(asked, at, at + 6)
+  local operation, many, many_high, low, high, rule, rule_high, is_long = byte(asked, at, at + 7)
   local heads, stands, read, refused
-  if many == 1 and (operation == 0 and is_long == 0 or is_long == 3) then
+  if many == 1 and many_high == 0 and (operation == 0 and is_long == 0 or is_long == 3) then
     rule = rules[rule + 256 * rule_high]
     if rule.kind == 'log' then
       heads, stands, read, refused = lane(KEYS[place], rule, now, low + 256 * high)
@@ -289,7 +290,7 @@ while at <= size do
     end
   end
   if heads or stands then
-    at, place = at + (is_long == 3 and 17 or 7), place + 1
+    at, place = at + (is_long == 3 and 18 or 8), place + 1
     if refused then
       length = length + 1
       replies[length] = '\2\0\0'

@@ -142,9 +142,10 @@ pub fn write<'c>(
             Operation::Settle => (2, 0),
             Operation::RefundOldest => (3, 0),
         };
-        let many = u8::try_from(group.charge.len()).unwrap_or(u8::MAX);
-        let [low, high] = count.to_le_bytes();
-        packed.extend_from_slice(&[operation, many, low, high]);
+        let many = u16::try_from(group.charge.len()).unwrap_or(u16::MAX);
+        packed.push(operation);
+        packed.extend_from_slice(&many.to_le_bytes());
+        packed.extend_from_slice(&count.to_le_bytes());
         for (index, item) in group.charge.iter().enumerate() {
             write_pieces(cmd, key_of(call.prefix, item, &item.tag.text()));
             let rule = place_of(&item.window.rule, &rules).unwrap_or(u16::MAX);
