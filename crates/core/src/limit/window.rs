@@ -194,7 +194,12 @@ fn store_suffix(name: &str, rule: Rule, calendar: Option<&Calendar>) -> String {
         Algorithm::Calendar => 3,
     };
     hasher.update(&[LAYOUT, algorithm]);
-    hasher.update(&rule.window_us.to_le_bytes());
+    // Each lease of slots says when it ends, so a changed `hold` needs no other key.
+    let window_us = match rule.algorithm {
+        Algorithm::Slots => 0,
+        _ => rule.window_us,
+    };
+    hasher.update(&window_us.to_le_bytes());
     // Older versions hashed the precision here, which was 1 for all but coarse logs.
     hasher.update(&1_u64.to_le_bytes());
     if let Some(calendar) = calendar {

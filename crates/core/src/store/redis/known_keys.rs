@@ -43,6 +43,8 @@ pub(super) struct SharedKeys {
     reading: AtomicBool,
     /// The server refuses to show them, and the log says so.
     refused: AtomicBool,
+    /// The store has no keys any more, and the log says so.
+    lost: AtomicBool,
     has_read: watch::Sender<bool>,
 }
 
@@ -53,6 +55,7 @@ impl SharedKeys {
             version: AtomicU64::new(UNREAD),
             reading: AtomicBool::new(false),
             refused: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             has_read: watch::channel(false).0,
         }
     }
@@ -124,7 +127,12 @@ pub(super) async fn refresh(
         }
         Err(error) => return Err(error.into()),
     };
-    if version == keys.version.load(Ordering::Acquire) {
+    let known = keys.version.load(Ordering::Acquire);
+    if version == known {
+        return Ok(());
+    }
+    if version == 0 && known != UNREAD {
+        warn_lost(keys, table);
         return Ok(());
     }
     let Some(claim) = KeysClaim::try_new(shared) else {
@@ -164,6 +172,17 @@ fn warn_refused(shared: &RedisShared, error: &RedisError) {
     if !shared.known_keys.refused.swap(true, Ordering::Relaxed) {
         let kind = StoreError::from(error).label();
         tracing::warn!(kind, "redis: the known API keys cannot be read: {error}");
+    }
+}
+
+/// Warns once; the keys that are known stay. A removed key leaves a version behind.
+fn warn_lost(keys: &SharedKeys, table: &RegisteredKeys) {
+    if !keys.lost.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            keys = table.len(),
+            "redis: the store was emptied and has no API keys any more; the known ones hold until \
+             one is written or this process ends"
+        );
     }
 }
 
@@ -294,6 +313,7 @@ async fn read_and_swap(
         };
         keys.version.store(version, Ordering::Release);
         keys.refused.store(false, Ordering::Relaxed);
+        keys.lost.store(false, Ordering::Relaxed);
         log_read(known, version, &table, changes.map_or(0, |all| all.len()));
     };
     // A panic there is reported by its thread, and the next version is read anew.
