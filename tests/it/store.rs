@@ -142,6 +142,22 @@ fn a_cost_above_the_limit_never_passes_and_a_cost_of_zero_only_looks() {
 }
 
 #[test]
+fn a_request_may_have_hundreds_of_limits() {
+    with_each_store(async |fixture| {
+        let limits: Vec<_> = (0..300)
+            .map(|number| limit(&format!("of-many-{number}"), log_rule(2, MINUTE)))
+            .collect();
+        let all: Charge = limits.iter().flat_map(|limit| one(limit, 1, 1)).collect();
+        for allowed in [true, true, false] {
+            let decision = fixture.charge(&all).await;
+            assert_eq!((decision.allowed, decision.verdicts.len()), (allowed, 300));
+        }
+        let last = fixture.charge(&one(&limits[299], 1, 0)).await;
+        assert_eq!(last.verdicts[0].used, 2);
+    });
+}
+
+#[test]
 fn giving_back_the_oldest_frees_exactly_so_many_units() {
     with_each_store(async |fixture| {
         for algorithm in [Algorithm::Log, Algorithm::Counter] {
