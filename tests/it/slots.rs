@@ -355,6 +355,8 @@ fn an_emptied_redis_hears_again_which_slots_are_held() {
     );
     let mut waiting = holder.connect();
     waiting.send("GET /wait HTTP/1.1\r\nHost: test\r\n\r\n");
+    // Before that, the other proxy would have the slot.
+    wait_for("the request", || gate.upstream.seen().len() == 1);
     wait_for("the slot", || other.get("/").status == 429);
     redis.run("FLUSHALL");
     wait_for("the slot after the loss", || other.get("/").status == 429);
