@@ -17,6 +17,7 @@ pub(super) fn read_answer(status: StatusCode, body: &[u8]) -> KeyAnswer {
             None => KeyAnswer::Failed(CallbackFailure::Unusable),
         },
         StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND => KeyAnswer::Unknown,
+        status if status.as_u16() >= 500 => KeyAnswer::Failed(CallbackFailure::ServerError),
         _ => KeyAnswer::Failed(CallbackFailure::Unusable),
     }
 }
@@ -90,8 +91,12 @@ mod tests {
         assert_eq!(read(401, "{}"), KeyAnswer::Unknown);
         assert_eq!(read(404, "no"), KeyAnswer::Unknown);
         let unusable = KeyAnswer::Failed(CallbackFailure::Unusable);
-        for status in [201, 204, 302, 400, 403, 429, 500, 503] {
+        for status in [201, 204, 302, 400, 403, 429] {
             assert_eq!(read(status, "{}"), unusable, "{status}");
+        }
+        for status in [500, 503] {
+            let failed = KeyAnswer::Failed(CallbackFailure::ServerError);
+            assert_eq!(read(status, "{}"), failed, "{status}");
         }
         for body in [
             "<html>",

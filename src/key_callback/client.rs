@@ -11,7 +11,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, HOST, HeaderMap, HeaderValue, USER_AGENT};
 use http::{Request, Response};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Empty, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -39,6 +39,8 @@ pub(super) struct CallbackClient {
     headers: Option<HeaderMap>,
     /// Whether a failure of TLS was logged.
     has_told: AtomicBool,
+    /// Whether an answer that cannot be used was logged.
+    has_told_unusable: AtomicBool,
     permits: Semaphore,
     idle: Mutex<Vec<ServiceConnection>>,
 }
@@ -58,6 +60,7 @@ impl CallbackClient {
             tls: secure.then(|| TlsClient::new(&settings.tls, &[b"http/1.1".as_slice()])),
             headers: headers(settings),
             has_told: AtomicBool::new(false),
+            has_told_unusable: AtomicBool::new(false),
             permits: Semaphore::new(MAX_CONNECTIONS),
             idle: Mutex::default(),
         }
@@ -157,11 +160,24 @@ impl CallbackClient {
     ) -> Result<KeyAnswer, CallbackFailure> {
         let (head, body) = response.into_parts();
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
-        let body = body.map_err(|_| CallbackFailure::Unusable)?.to_bytes();
+        let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+            true => CallbackFailure::Unusable,
+            false => CallbackFailure::Unreachable,
+        });
+        let body = body?.to_bytes();
         if !connection.sender.is_closed() {
             lock(&self.idle).push(connection);
         }
-        Ok(read_answer(head.status, &body))
+        let answer = read_answer(head.status, &body);
+        let is_unusable = answer == KeyAnswer::Failed(CallbackFailure::Unusable);
+        if is_unusable && !self.has_told_unusable.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                callback = %self.settings.endpoint,
+                status = head.status.as_u16(),
+                "api keys: the callback answered neither 200 with a client, nor 401, nor 404"
+            );
+        }
+        Ok(answer)
     }
 }
 

@@ -190,6 +190,12 @@ fn known_keys_stay_known_while_the_service_is_away() {
         let text = looked.post("/api/v1/explain", &question(key, live)).text();
         assert!(text.contains(expected), "{key} {live}: {text}");
     }
+    service.broken.store(403, Ordering::Relaxed);
+    for number in 0..5 {
+        assert_eq!(status(proxy, &format!("made-up-{number}")), 401);
+    }
+    proxy.wait_for_line("answered neither 200 with a client, nor 401, nor 404");
+    assert_eq!(looked.json("/api/v1/status")["known_keys"]["up"], true);
     service.broken.store(503, Ordering::Relaxed);
     for number in 0..5 {
         assert_eq!(status(proxy, &format!("new-{number}")), 401);

@@ -34,7 +34,7 @@ pub const MAX_UNDER_WAY: usize = 1000;
 const MAX_KEY: usize = 4096;
 /// Parts of the cache, each with a lock of its own.
 const SHARDS: usize = 16;
-/// Failures in a row after which the service counts as away.
+/// Outages in a row after which the service counts as away.
 const FAILURES: u32 = 3;
 /// How often a service that is away gets a question. A key whose question failed rests as long.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
@@ -57,17 +57,28 @@ pub enum CallbackFailure {
     Unreachable,
     /// There is no TLS with the service: its certificate is not trusted, for example.
     Untrusted,
+    /// The service answers with a status of 500 and above.
+    ServerError,
     /// An answer with another status, or with content that cannot be read.
     Unusable,
 }
 
+impl CallbackFailure {
+    /// Whether it shows that the service is away. An answer that cannot be used may concern one
+    /// key alone: a client could invent such keys.
+    fn is_outage(self) -> bool {
+        self != CallbackFailure::Unusable
+    }
+}
+
 /// The label `outcome`, in the order of [`outcome_of`].
-pub const OUTCOMES: [&str; 6] = [
+pub const OUTCOMES: [&str; 7] = [
     "known",
     "unknown",
     "timeout",
     "unreachable",
     "untrusted",
+    "server_error",
     "unusable",
 ];
 /// The label `reason` of questions that were not asked, in the order of [`Refusal`].
@@ -296,7 +307,8 @@ impl KeyCallback {
         self.known.counts.outcomes[outcome].add(1);
         let took = now.saturating_duration_since(question.asked);
         self.known.counts.durations.observe(took, &REQUEST_BOUNDS);
-        self.note_health(matches!(answer, KeyAnswer::Failed(_)), outcome, now);
+        let is_outage = matches!(&answer, KeyAnswer::Failed(failure) if failure.is_outage());
+        self.note_health(is_outage, outcome, now);
         let is_known = matches!(answer, KeyAnswer::Known(_));
         let id = &question.id;
         let mut shard = self.shard(id);
@@ -314,9 +326,9 @@ impl KeyCallback {
         self.known.freed.notify_waiters();
     }
 
-    fn note_health(&self, has_failed: bool, outcome: usize, now: Instant) {
+    fn note_health(&self, is_outage: bool, outcome: usize, now: Instant) {
         let mut health = lock(&self.known.health);
-        if !has_failed {
+        if !is_outage {
             health.failures = 0;
             if let Some(away) = health.away.take() {
                 let seconds = now.saturating_duration_since(away.since).as_secs();
@@ -388,7 +400,8 @@ fn outcome_of(answer: &KeyAnswer) -> usize {
         KeyAnswer::Failed(CallbackFailure::Timeout) => 2,
         KeyAnswer::Failed(CallbackFailure::Unreachable) => 3,
         KeyAnswer::Failed(CallbackFailure::Untrusted) => 4,
-        KeyAnswer::Failed(CallbackFailure::Unusable) => 5,
+        KeyAnswer::Failed(CallbackFailure::ServerError) => 5,
+        KeyAnswer::Failed(CallbackFailure::Unusable) => 6,
     }
 }
 

@@ -111,6 +111,28 @@ fn a_service_that_is_away_is_asked_once_in_a_while() {
 }
 
 #[test]
+fn answers_that_cannot_be_used_do_not_make_the_service_away() {
+    run(async {
+        let (callback, mut questions) = KeyCallback::new(&settings());
+        for number in 0..2 * FAILURES {
+            let key = format!("made-up-{number}");
+            let one = asks(&callback, &key, 1);
+            let unusable = KeyAnswer::Failed(CallbackFailure::Unusable);
+            questions.recv().await.unwrap().answer(unusable);
+            one.await.unwrap();
+            let now = clock::now();
+            assert!(!callback.wants_answer(key.as_bytes(), now), "it rests");
+        }
+        assert!(!callback.is_away());
+        let one = asks(&callback, "k1", 2);
+        let known = KeyAnswer::Known(KeyClient::default());
+        questions.recv().await.unwrap().answer(known);
+        one.await.unwrap();
+        assert!(is_known(&callback, "k1"));
+    });
+}
+
+#[test]
 fn no_more_questions_are_under_way_than_there_may_be() {
     run(async {
         let (callback, mut questions) = KeyCallback::new(&settings());
