@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use super::response_rewrite::count_slashes;
 use crate::path::{CanonicalPath, Case, fold};
 
 /// `/a` in place of `/b`.
@@ -80,14 +81,18 @@ impl Replacement {
         let (path, query) = path.split_at(end);
         let bare = self.to.trim_end_matches('/');
         let rest = path.strip_prefix(bare)?;
-        if !rest.is_empty() && !rest.starts_with('/') || path.starts_with("//") {
+        let is_below = rest.is_empty() || rest.starts_with('/');
+        if !is_below || path.is_empty() || path.starts_with("//") {
             return None;
         }
-        let from = match self.to.ends_with('/') && rest.is_empty() {
+        let from = match self.to.ends_with('/') && rest.is_empty() && !self.from().is_empty() {
             true => self.from(),
             false => &self.shown,
         };
-        Some(format!("{}{query}", join(from, rest)))
+        let mut new = join(from, rest);
+        let slashes = count_slashes(new.as_bytes());
+        new.replace_range(1..slashes.max(1), "");
+        Some(new + query)
     }
 
     fn replace(&self, path: &str) -> Option<String> {
@@ -222,6 +227,13 @@ mod tests {
             ("/a/", "/", "/x", Some("/a/x")),
             ("/a/", "/", "//evil.example", None),
             ("/a", "/", "/x", Some("/a/x")),
+            ("/a/", "/", "?q", None),
+            ("/", "/b/", "/b", Some("/")),
+            ("/", "/b/", "/b?/b", Some("/?/b")),
+            ("/", "/b", "/b/x", Some("/x")),
+            ("/", "/b/", "/b//\\evil.example", Some("/evil.example")),
+            ("/", "/b", "/b/\t/evil.example", Some("/evil.example")),
+            ("/a", "/b", "/b/\\x", Some("/a/\\x")),
         ] {
             assert_eq!(undo(from, to, path).as_deref(), back, "{from} {to} {path}");
         }

@@ -120,13 +120,11 @@ impl TextRewrite {
         }
     }
 
-    /// The new text of a place. A path that begins with two slashes is another host (RFC 3986
-    /// section 4.2), and browsers read `\` as `/`. Its rest is what a client asked for, so it
-    /// begins with one slash, unless the rule or the server names another host itself.
+    /// The new text of a place. Its rest is what a client asked for, so it begins with one slash,
+    /// unless the rule or the server names another host itself.
     fn place(&self, text: &[u8]) -> Option<Vec<u8>> {
         let mut place = self.apply(text)?;
-        let slashes = place.iter().take_while(|byte| b"/\\".contains(byte));
-        let slashes = slashes.count();
+        let slashes = count_slashes(&place);
         if slashes > 1 && !self.to.starts_with("//") && !text.starts_with(b"//") {
             place.drain(1..slashes);
         }
@@ -250,6 +248,13 @@ pub(crate) fn rewrite_cookie(
     is_changed.then(|| parts.join(&b';'))
 }
 
+/// Counts the bytes at the beginning of a place that browsers read as slashes, or leave out: a path
+/// with two slashes is another host (RFC 3986 section 4.2).
+pub(super) fn count_slashes(place: &[u8]) -> usize {
+    let slashes = place.iter().take_while(|byte| b"/\\\t ".contains(byte));
+    slashes.count()
+}
+
 /// Gives the places in `Location` and `Refresh` another text. `None` keeps a place. Returns whether
 /// `Location` gets one.
 pub(crate) fn rewrite_places(
@@ -361,6 +366,12 @@ mod tests {
                 "/evil.example/a//b",
             ),
             (inner, "/", "http://in.test/\\evil.example", "/evil.example"),
+            (
+                inner,
+                "/",
+                "http://in.test/\t/evil.example",
+                "/evil.example",
+            ),
             (
                 "regex:^http://in.test(.*)",
                 "{1}",

@@ -103,7 +103,9 @@ fn restore_location(
     let host = origin.split_once("://").map_or("", |(_, host)| host);
     let is_of_client = host == client_host || origin.is_empty();
     let restored = match is_of_client || is_upstream(host) {
-        true if path.is_empty() && !origin.is_empty() => replacement.undo("/"),
+        true if !path.starts_with('/') && !origin.is_empty() => {
+            replacement.undo(&format!("/{path}"))
+        }
         true => replacement.undo(path),
         false => None,
     };
