@@ -156,8 +156,9 @@ impl Proxy {
                 if let Some(changes) = changes {
                     changes.remove_from(status, &mut head.headers);
                 }
+                let is_made_here = x.response.body().is_made_here();
                 put_page(x.response, status, changes, |headers| {
-                    add_headers(headers, head.headers);
+                    add_headers(headers, head.headers, is_made_here);
                 });
                 body
             }
@@ -225,9 +226,14 @@ fn responds_with_text(x: &ProxyExchange<'_>) -> bool {
     is_admitted && x.route.is_some_and(|route| responds(&route.target))
 }
 
-/// Adds the headers of a page. Those of the error stay, such as those of limits.
-fn add_headers(headers: &mut HeaderMap, mut of_page: HeaderMap) {
-    if of_page.contains_key(CACHE_CONTROL) {
+/// Adds the headers of a page. Those of the error stay, such as those of limits. An error that the
+/// proxy made is for one client, so no cache may keep its page.
+fn add_headers(headers: &mut HeaderMap, mut of_page: HeaderMap, is_made_here: bool) {
+    if is_made_here {
+        for name in [CACHE_CONTROL, EXPIRES, ETAG, LAST_MODIFIED] {
+            of_page.remove(name);
+        }
+    } else if of_page.contains_key(CACHE_CONTROL) {
         headers.remove(CACHE_CONTROL);
     }
     for name in headers.keys() {

@@ -6,7 +6,8 @@ use std::io::Write as _;
 use crate::house::{Answer, Client, Tidegate, Upstream};
 
 const PAGE: &str = "HTTP/1.1 203 Non-Authoritative Information\r\ncontent-type: text/html\r\n\
-                    x-ratelimit-limit: 7\r\nx-page: yes\r\ncontent-length: 8\r\n\r\nthe page";
+                    x-ratelimit-limit: 7\r\nx-page: yes\r\ncontent-length: 8\r\n\
+                    cache-control: max-age=600\r\netag: \"p\"\r\n\r\nthe page";
 const BROKEN: &str = "HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/x-own\r\n\
                       etag: \"x\"\r\nx-kept: yes\r\ncontent-length: 4\r\n\r\nours";
 
@@ -151,6 +152,9 @@ fn a_server_is_asked_for_the_page() {
     let html = "text/html".to_owned();
     assert_eq!(told(&fixed), (502, html.clone(), "the page".to_owned()));
     assert_eq!(fixed.header("x-page").as_deref(), Some("yes"));
+    // An error of the proxy is for one client, whatever the page's server says.
+    assert_eq!(fixed.header("cache-control").as_deref(), Some("no-store"));
+    assert_eq!(fixed.header("etag"), None);
     // The limits are those of the proxy.
     assert_eq!(fixed.header("x-ratelimit-limit").as_deref(), Some("100"));
 
