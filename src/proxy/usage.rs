@@ -400,7 +400,9 @@ impl UsageMeter {
             }
             AnswerCost::Usage(reserve) => {
                 let is_final = reader.is_some_and(AnswerReader::is_final);
-                let reported = reported.filter(|_| self.end == AnswerEnd::Whole || is_final);
+                let is_cut = reader.is_some_and(AnswerReader::is_cut);
+                let is_whole = self.end == AnswerEnd::Whole && !is_cut;
+                let reported = reported.filter(|_| is_whole || is_final);
                 let reported = self.head_tokens.or(reported);
                 let end = UsageEnd {
                     reserve,

@@ -330,6 +330,43 @@ fn an_array_that_its_server_cuts_costs_what_it_has_reported() {
 }
 
 #[test]
+fn a_stream_that_ends_before_its_last_counts_costs_at_least_its_reserve() {
+    let upstream = Upstream::start(|seen, stream| {
+        let (event, more) = match seen.head.split(' ').nth(1).unwrap() {
+            "/anthropic" => (
+                "\"message\":{\"usage\":{\"input_tokens\":10,\"output_tokens\":1}}",
+                "",
+            ),
+            "/whole" => ("\"usage\":{\"input_tokens\":10,\"output_tokens\":1}", ""),
+            _ => (
+                "\"candidates\":[{}],\"usageMetadata\":{\"promptTokenCount\":10}",
+                "data: {\"candidates\":[{}]}\n\n",
+            ),
+        };
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n";
+        let _ = write!(stream, "{head}data: {{{event}}}\n\n{more}");
+        false
+    });
+    let looked = Looked::start(&format!(
+        "upstream = \"{}\"\n[log]\naccess = \"stdout\"\nsample_allowed = 1.0\n\
+         [limit.one]\nrate = \"9000/h\"\nkey = \"ip\"\ncounts = \"tokens\"\n\
+         [[route]]\npath = \"/gemini\"\nlimits = [\"one\"]\nusage = \"gemini\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"one\"]\nusage = \"anthropic\"\n",
+        upstream.url()
+    ));
+    for (count, (path, charged)) in (1..).zip([
+        ("/anthropic", "\"charged\":51,\"outcome\":\"missing\""),
+        ("/gemini", "\"outcome\":\"missing\""),
+        ("/whole", "\"charged\":11,\"outcome\":\"exact\""),
+    ]) {
+        let request = whole("a").replacen('/', path, 1);
+        assert_eq!(looked.tidegate.connect().ask(request).status, 200);
+        let lines = looked.wait_for_lines(count);
+        assert!(lines[count - 1].contains(charged), "{path} {lines:#?}");
+    }
+}
+
+#[test]
 fn a_wrong_end_of_gzip_changes_nothing_that_was_said() {
     let said = SAID.split_once("\r\n\r\n").unwrap().1;
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());

@@ -102,6 +102,12 @@ impl AnswerReader {
         is_valid.then_some(tokens)
     }
 
+    /// Whether an answer that ends here lacks its last counts: a server may have died.
+    pub fn is_cut(&self) -> bool {
+        let is_stream = !matches!(self.progress.frames, Frames::Document(_));
+        is_stream && self.table.ends_with_counts && !self.is_final()
+    }
+
     /// Whether the answer has reported its last counts.
     pub fn is_final(&self) -> bool {
         self.progress.reported.is_final()

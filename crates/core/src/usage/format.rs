@@ -129,6 +129,8 @@ pub struct AnswerTable {
     pub(super) has_nested: bool,
     /// An event with counts says whether they are the last ones.
     pub(super) knows_end: bool,
+    /// A whole stream ends with its last counts.
+    pub(super) ends_with_counts: bool,
     /// The text of the answer is counted too.
     pub(super) counts_text: bool,
 }
@@ -185,6 +187,7 @@ struct AnswerLayout {
     is_cache_apart: bool,
     omits_zero_output: bool,
     total_has_more_output: bool,
+    ends_with_counts: bool,
 }
 
 impl AnswerLayout {
@@ -230,6 +233,7 @@ impl AnswerTable {
             has_model,
             has_nested,
             knows_end: true,
+            ends_with_counts: layout.ends_with_counts,
             counts_text,
         }
     }

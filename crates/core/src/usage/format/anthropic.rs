@@ -15,6 +15,7 @@ pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     is_cache_apart: true,
     omits_zero_output: false,
     total_has_more_output: false,
+    ends_with_counts: true,
 };
 
 const ROWS: &[AnswerRow] = &[

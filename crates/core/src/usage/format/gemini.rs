@@ -14,6 +14,7 @@ pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     is_cache_apart: false,
     omits_zero_output: true,
     total_has_more_output: false,
+    ends_with_counts: true,
 };
 
 const ROWS: &[AnswerRow] = &[

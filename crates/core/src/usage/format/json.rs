@@ -47,6 +47,7 @@ impl AnswerTable {
             has_model: paths.model.is_some(),
             has_nested: false,
             knows_end: false,
+            ends_with_counts: false,
             counts_text: wanted,
         }
     }

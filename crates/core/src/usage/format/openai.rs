@@ -14,6 +14,8 @@ pub(super) const LAYOUT: AnswerLayout = AnswerLayout {
     is_cache_apart: false,
     omits_zero_output: false,
     total_has_more_output: true,
+    // The last counts of some servers have a choice without `finish_reason`.
+    ends_with_counts: false,
 };
 
 const ROWS: &[AnswerRow] = &[
