@@ -4,15 +4,17 @@
 //! server never gets two checks at once, and a check never outlasts its timeout. The head of the
 //! answer decides; what is left of the timeout is for the body.
 
+use std::collections::HashSet;
 use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use futures_util::future::join_all;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use http::header::{ACCEPT, HOST, USER_AGENT};
 use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::connection::{ExchangeOptions, UpstreamConnection};
 use super::error::UpstreamError;
@@ -45,18 +47,36 @@ pub async fn run_health_checks(settings: &[UpstreamSettings], vitals: &Vitals) {
     while let Some(Ok(())) = tasks.join_next().await {}
 }
 
+/// Checks each server on its own, so that one that hangs does not hold up the others.
 async fn check_upstream(upstream: Arc<Upstream>, rules: HealthCheck) {
-    let chance = RandomState::new();
-    for round in 0_u64.. {
-        let began = clock::now();
-        // Not in tasks of their own: after this task has ended, no check may report a result.
-        let servers = upstream.current_servers();
-        join_all(servers.iter().map(|server| check_server(server, &rules))).await;
-        // Varies the interval by 10 %, so that several proxies do not check in step.
-        let part = 0.9 + 0.2 * (chance.hash_one(round) >> 11) as f64 / (1_u64 << 53) as f64;
-        let interval = rules.every.mul_f64(part);
-        sleep(interval.saturating_sub(clock::now() - began)).await;
+    // Not in tasks of their own: after this task has ended, no check may report a result.
+    let mut checks = FuturesUnordered::new();
+    let mut under_way = HashSet::new();
+    loop {
+        for server in upstream.current_servers() {
+            if under_way.insert(server.number) {
+                checks.push(check_and_rest(server, &rules));
+            }
+        }
+        // A name may have other servers meanwhile.
+        match timeout(rules.every, checks.next()).await {
+            Ok(Some(number)) => _ = under_way.remove(&number),
+            Ok(None) => sleep(rules.every).await,
+            Err(_) => {}
+        }
     }
+}
+
+/// Checks a server, and waits until its next check. Returns its number.
+async fn check_and_rest(server: Arc<Server>, rules: &HealthCheck) -> u64 {
+    let began = clock::now();
+    check_server(&server, rules).await;
+    // Varies the interval by 10 %, so that several proxies do not check in step.
+    let chance = RandomState::new().hash_one(server.number);
+    let part = 0.9 + 0.2 * (chance >> 11) as f64 / (1_u64 << 53) as f64;
+    let interval = rules.every.mul_f64(part);
+    sleep(interval.saturating_sub(clock::now() - began)).await;
+    server.number
 }
 
 async fn check_server(server: &Arc<Server>, rules: &HealthCheck) {
@@ -127,7 +147,6 @@ mod tests {
     use std::time::Duration;
 
     use tokio::net::UnixStream;
-    use tokio::time::timeout;
 
     use super::*;
     use crate::config;
@@ -188,6 +207,38 @@ mod tests {
             assert_eq!(server.health.standing(), Standing::Healthy);
         });
         answering.join().unwrap();
+    }
+
+    #[test]
+    fn a_server_that_hangs_does_not_hold_up_the_checks_of_others() {
+        let [hangs, serves] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let text = format!(
+            "[upstream.api]\nservers = [\"http://{}\", \"http://{}\"]\n\
+             health = {{ path = \"/\", every = \"100ms\", timeout = \"60s\" }}\n\
+             [[route]]\npath = \"/*\"\nupstream = \"api\"\nlimits = []\n",
+            hangs.local_addr().unwrap(),
+            serves.local_addr().unwrap()
+        );
+        let (config, _) = config::parse("proxy.toml", &text, &|_| None).unwrap();
+        let answering = std::thread::spawn(move || {
+            for stream in serves.incoming().take(3) {
+                let head = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                stream.unwrap().write_all(head).unwrap();
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            let vitals = Vitals::default();
+            let checks = run_health_checks(&config.upstreams, &vitals);
+            let answered = tokio::task::spawn_blocking(|| answering.join().unwrap());
+            let answered = timeout(Duration::from_secs(20), answered);
+            tokio::select! {
+                () = checks => unreachable!(),
+                answered = answered => answered.unwrap().unwrap(),
+            }
+        });
     }
 
     /// The end of the checks and the answer to a check become ready while the runtime rests. The
