@@ -29,6 +29,7 @@ mod retry;
 mod server;
 mod server_health;
 mod server_set;
+mod whole_timeout;
 
 use std::sync::Arc;
 use std::time::Duration;

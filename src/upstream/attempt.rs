@@ -24,11 +24,11 @@ use super::permit::ServerPermit;
 use super::pool::Upstream;
 use super::retry::{AttemptEnd, is_repeatable, wants_retry};
 use super::server::Server;
+use super::whole_timeout::{EndedByTimeout, WholeTimeout};
 use super::{Outgoing, PrerenderedHeaders, SendOptions};
 use crate::body::RequestBody;
-use crate::clock::Alarm;
 use crate::config::Retries;
-use crate::telemetry::metrics::{GrpcStatus, UpstreamCells};
+use crate::telemetry::metrics::GrpcStatus;
 use crate::trace::TRACEPARENT;
 
 /// An attempt that failed, or whose response may be replaced by that of another attempt.
@@ -50,14 +50,6 @@ struct AttemptTerms<'a> {
     options: &'a SendOptions,
     is_repeatable: bool,
     whole: Option<&'a WholeTimeout<'a>>,
-}
-
-/// The time limit of a whole exchange, with all of its attempts.
-pub(super) struct WholeTimeout<'a> {
-    alarm: Arc<Alarm>,
-    cells: &'a UpstreamCells,
-    /// The server of the attempt that it has ended.
-    ended: OnceLock<String>,
 }
 
 impl Upstream {
@@ -134,6 +126,7 @@ impl Upstream {
         let whole = WholeTimeout {
             alarm: self.terms.sweep.alarm(),
             cells: &self.cells,
+            attempts: outgoing.options.attempts.clone(),
             ended: OnceLock::new(),
         };
         whole.alarm.arm(timeout);
@@ -455,45 +448,5 @@ fn prepare(request: &mut Request<RequestBody>, permit: &ServerPermit, options: &
         && let Some(parent) = attempts.begin(&permit.server.place)
     {
         request.headers_mut().insert(TRACEPARENT, parent.value());
-    }
-}
-
-/// Counts the attempt as a failure when it is dropped after the timeout of the whole exchange.
-/// After an attempt that ended by itself it is forgotten instead.
-struct EndedByTimeout<'a> {
-    permit: &'a ServerPermit,
-    whole: &'a WholeTimeout<'a>,
-    /// False for a request with a body, because a slow client may be the reason. Such an attempt
-    /// does not eject the server.
-    is_to_blame: bool,
-}
-
-impl<'a> EndedByTimeout<'a> {
-    fn new(
-        permit: &'a ServerPermit,
-        whole: Option<&'a WholeTimeout<'a>>,
-        is_to_blame: bool,
-    ) -> Option<EndedByTimeout<'a>> {
-        whole.map(|whole| EndedByTimeout {
-            permit,
-            whole,
-            is_to_blame,
-        })
-    }
-}
-
-impl Drop for EndedByTimeout<'_> {
-    fn drop(&mut self) {
-        // Otherwise the client has left.
-        if !self.whole.alarm.has_rung() {
-            return;
-        }
-        let server = &self.permit.server;
-        server.count_unanswered(self.whole.cells, true);
-        let _ = self.whole.ended.set(server.place.to_string());
-        if self.is_to_blame {
-            server.health.note_failure();
-            self.permit.fail(FailureKind::Failed);
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! Headers that a route sets, adds and removes: with what the upstream and the client saw.
 
 use std::io::Write as _;
+use std::time::Duration;
 
 use crate::house::{Answer, Seen, Tidegate, Upstream};
 use crate::probe::Probe;
@@ -288,14 +289,21 @@ fn headers_repeat_what_the_response_says() {
 fn clients_are_told_each_attempt() {
     let upstream = Upstream::ok();
     let closed = crate::support::free_port();
+    let slow = Upstream::start(|_, _| {
+        std::thread::sleep(Duration::from_secs(5));
+        false
+    });
     let proxy = Tidegate::start(&format!(
         "[[route]]\npath = \"/*\"\nupstream = \"app\"\n\
          headers_down = {{ x-addr = \"{{upstream_addr}}\", \
          x-told = \"{{method}}: {{upstream_status}} in {{upstream_time}} s\" }}\n\
          [[route]]\npath = \"/gone\"\nupstream = \"http://127.0.0.1:{closed}\"\n\
          headers_down = {{ x-addr = \"{{upstream_addr}}\" }}\n\
+         [[route]]\npath = \"/slow\"\nupstream = \"{}\"\ntimeout = \"1200ms\"\n\
+         headers_down = {{ x-time = \"{{upstream_time}}\" }}\n\
          [upstream.app]\nbalance = \"round-robin\"\n\
          servers = [\"http://127.0.0.1:{closed}\", \"{}\"]\n",
+        slow.url(),
         upstream.url()
     ));
     let answers: Vec<Answer> = (0..2).map(|_| proxy.get("/")).collect();
@@ -316,6 +324,11 @@ fn clients_are_told_each_attempt() {
     let addr = answer.header("x-addr").unwrap();
     assert_eq!(answer.status, 502);
     assert!(addr.starts_with(&format!("127.0.0.1:{closed}")), "{addr}");
+    // An attempt that the timeout of the route ends has lasted until then.
+    let answer = proxy.get("/slow");
+    let time = answer.header("x-time").unwrap_or_default();
+    assert_eq!(answer.status, 504);
+    assert!(time.starts_with("1."), "{time}");
 }
 
 #[test]

@@ -290,7 +290,7 @@ fn text_of_attempts(variable: AttemptVariable, attempts: &[RecordedAttempt]) -> 
             .status
             .map_or("502".to_owned(), |one| one.to_string()),
         AttemptVariable::Time => {
-            let ended = attempt.ended.unwrap_or(attempt.began);
+            let ended = attempt.ended.unwrap_or_else(clock::now);
             let seconds = ended.saturating_duration_since(attempt.began).as_secs_f64();
             format!("{seconds:.3}")
         }
