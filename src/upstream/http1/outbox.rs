@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, TRANSFER_ENCODING};
-use http::{Request, Uri};
+use http::{Method, Request, Uri};
 use http_body::Body as _;
 
 use crate::body::{BodyError, RequestBody};
@@ -86,7 +86,8 @@ impl Outbox {
             }
             put_line(out, name, value.as_bytes());
         }
-        if !framed && !matches!(framing, UploadFraming::Nothing) {
+        let is_announced = !matches!(framing, UploadFraming::Nothing);
+        if !framed && (is_announced || has_content_usually(request.method())) {
             put_framing(out, framing);
         }
         if let Some(prerendered) = prerendered {
@@ -184,6 +185,13 @@ impl Http1Upload {
         }
         Poll::Ready(Ok(()))
     }
+}
+
+/// Whether servers expect content with this method. A request without any then has the length 0
+/// (RFC 9110 section 8.6). HTTP/2 need not say so, and a route may have dropped the content.
+fn has_content_usually(method: &Method) -> bool {
+    let without = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE];
+    !without.contains(method) && ![Method::DELETE, Method::CONNECT].contains(method)
 }
 
 fn put_framing(out: &mut Vec<u8>, framing: &UploadFraming) {
@@ -313,6 +321,25 @@ mod tests {
                 format!("{GET}{want}\r\n"),
                 "{lines:?}"
             );
+        }
+    }
+
+    #[test]
+    fn methods_with_content_have_a_length_of_0_without_any() {
+        for (method, has_length) in [
+            ("POST", true),
+            ("PUT", true),
+            ("REPORT", true),
+            ("GET", false),
+            ("DELETE", false),
+            ("OPTIONS", false),
+        ] {
+            let mut request = request(&[]);
+            *request.method_mut() = method.parse().unwrap();
+            let mut outbox = Outbox::default();
+            outbox.begin(&request, None, &UploadFraming::Nothing);
+            let head = written(&mut outbox, 999);
+            assert_eq!(head.contains("content-length: 0\r\n"), has_length, "{head}");
         }
     }
 
