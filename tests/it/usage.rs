@@ -131,6 +131,14 @@ fn a_request_that_asks_no_model_costs_no_tokens() {
         let left = answer.header("ratelimit").unwrap();
         assert!(left.contains(";r=9000"), "{method}: {left}");
     }
+    let count = head("a", 0, "").replacen('/', "/v1/responses/input_tokens", 1);
+    let answer = proxy.connect().ask(&count);
+    let left = answer.header("ratelimit").unwrap();
+    assert!(left.contains(";r=9000"), "it only counts: {left}");
+    for other in ["input_tokens/x", "%2finput_tokens"] {
+        let answer = proxy.connect().ask(count.replace("input_tokens", other));
+        assert_ne!(answer.status, 200, "{other}");
+    }
     // One that opens a tunnel may ask a model in it.
     let upgrade = head("a", 0, "Connection: upgrade\r\nUpgrade: websocket\r\n");
     let answer = proxy.connect().ask(upgrade.replace("POST", "GET"));
@@ -142,10 +150,10 @@ fn a_request_that_asks_no_model_costs_no_tokens() {
         "11 and 40 tokens are reserved: {left}"
     );
     looked.wait_for_settlement();
-    let lines = looked.wait_for_lines(6);
+    let lines = looked.wait_for_lines(9);
     let used = lines.iter().filter(|line| line.contains("\"usage\":"));
     assert_eq!(used.count(), 1, "{lines:#?}");
-    assert_eq!(upstream.seen().len(), 5);
+    assert_eq!(upstream.seen().len(), 6);
 }
 
 #[test]

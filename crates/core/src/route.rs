@@ -176,15 +176,23 @@ impl Route {
     }
 
     /// How the tokens of a request are counted; `None` if it asks no model. Servers of the known
-    /// formats are asked by other methods than these. Any other server may be asked by each.
-    pub fn usage_of(&self, method: &Method, headers: &HeaderMap) -> Option<&Arc<UsageSettings>> {
+    /// formats are asked by other methods than these, and some paths only count tokens. Any other
+    /// server may be asked by each.
+    pub fn usage_of(
+        &self,
+        method: &Method,
+        headers: &HeaderMap,
+        path: &CanonicalPath<'_>,
+    ) -> Option<&Arc<UsageSettings>> {
         let usage = self.usage.as_ref()?;
-        let asks_none = matches!(
-            *method,
-            Method::GET | Method::HEAD | Method::DELETE | Method::OPTIONS
-        );
-        let asks_none = asks_none && self.keeps_method(headers);
-        (usage.format.is_none() || !asks_none).then_some(usage)
+        let asks_none = usage.format.is_some_and(|format| {
+            let by_method = matches!(
+                *method,
+                Method::GET | Method::HEAD | Method::DELETE | Method::OPTIONS
+            );
+            by_method || path.is_plain() && format.only_counts(path.as_str())
+        });
+        (!asks_none || !self.keeps_method(headers)).then_some(usage)
     }
 
     /// Whether a request is a CORS preflight. It is never charged, since no script can avoid it.

@@ -250,7 +250,7 @@ impl Charging<'_> {
         }
         let entry = self.entry;
         let tokens = entry.tokens.as_deref();
-        let usage = route.usage_of(facts.method, facts.headers);
+        let usage = route.usage_of(facts.method, facts.headers, facts.path);
         let call = usage
             .zip(tokens)
             .and_then(|(settings, tokens)| LoggedCall::new(settings, tokens, facts.path.as_str()));

@@ -262,7 +262,7 @@ impl Stages {
         let trace = self.logged_trace(&x.record);
         let admission = &mut x.admission;
         let body = x.body.as_deref();
-        let settings = found.route.usage_of(request.method(), request.headers());
+        let settings = Route::usage_of(found.route, request.method(), request.headers(), &path);
         let reserve = settings.map(|settings| {
             let length = length_of(request);
             match phase {

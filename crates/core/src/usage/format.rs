@@ -46,6 +46,20 @@ impl AnswerFormat {
         }
     }
 
+    /// Whether a call with this path only counts the tokens of a text, and asks no model.
+    pub fn only_counts(self, path: &str) -> bool {
+        match self {
+            AnswerFormat::OpenAi => path.ends_with("/responses/input_tokens"),
+            AnswerFormat::Anthropic => path.ends_with("/messages/count_tokens"),
+            AnswerFormat::Gemini => {
+                let model = gemini::path_model(path).filter(|model| !model.contains(':'));
+                model.is_some() && path.ends_with(":countTokens")
+            }
+            AnswerFormat::Ollama => false,
+            AnswerFormat::Bedrock => path.ends_with("/count-tokens"),
+        }
+    }
+
     /// The model that the path of a request names.
     pub fn path_model(self, path: &str) -> Option<&str> {
         match self {
