@@ -265,7 +265,11 @@ pub(crate) fn rewrite_places(
         let at = text.to_ascii_lowercase();
         let at = at.windows(4).position(|part| part == b"url=")? + 4;
         let (before, url) = text.split_at(at);
-        Some([before, &new(url)?].concat())
+        let quote = url.first().filter(|byte| b"\"'".contains(byte));
+        let (opening, url) = url.split_at(usize::from(quote.is_some()));
+        let end = url.iter().position(|byte| Some(byte) == quote);
+        let (url, rest) = url.split_at(end.unwrap_or(url.len()));
+        Some([before, opening, &new(url)?, rest].concat())
     });
     rewrite_lines(headers, &LOCATION, new)
 }
@@ -316,6 +320,8 @@ mod tests {
             (LOCATION, "http://in.test:81/A/b", "http://in.test:81/A/b"),
             (LOCATION, "/x/OLD/y/z", "/x/y.html"),
             (REFRESH, "7; URL=http://in.test:81/a/", "7; URL=/$/"),
+            (REFRESH, "7;url=\"/x/old/y/z\" q", "7;url=\"/x/y.html\" q"),
+            (REFRESH, "7;url='http://in.test:81/a/", "7;url='/$/"),
             (
                 SET_COOKIE,
                 "c=Path=/app/; Domain=.IN.test",

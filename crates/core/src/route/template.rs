@@ -295,16 +295,10 @@ impl Variable {
             Self::ClientIp => push(out, &facts.client.to_canonical().to_string()),
             Self::PeerIp => push(out, &facts.peer.to_canonical().to_string()),
             Self::Host => push(out, facts.host),
-            Self::Path => push_path(out, facts),
-            Self::Rest => {
-                let rest = facts.route.path.rest_of(facts.path.fullest());
-                push(out, rest);
-                if !rest.is_empty() && facts.target.path().ends_with('/') {
-                    out.push(b'/');
-                }
-            }
+            Self::Path => push_path(out, full_path(facts), facts),
+            Self::Rest => push_path(out, facts.route.path.rest_of(full_path(facts)), facts),
             Self::Uri => {
-                push_path(out, facts);
+                push_path(out, full_path(facts), facts);
                 if let Some(query) = facts.target.query() {
                     out.push(b'?');
                     push(out, query);
@@ -392,15 +386,19 @@ fn push_port(out: &mut Vec<u8>, port: u16) {
     }
 }
 
-fn push_path(out: &mut Vec<u8>, facts: &TemplateFacts<'_>) {
+/// The path with the parameters of its segments (`/a;v=1`), which the canonical path lacks.
+fn full_path<'r>(facts: &TemplateFacts<'r>) -> &'r str {
     let sent = facts.target.path();
-    // The canonical path lacks the parameters of a segment: `/a;v=1`.
-    if sent.contains(';') && has_one_spelling(sent) {
-        return push(out, sent);
+    match sent.contains(';') && has_one_spelling(sent) {
+        true => sent.strip_suffix('/').unwrap_or(sent),
+        false => facts.path.fullest(),
     }
-    let path = facts.path.fullest();
+}
+
+/// Writes a path, or the end of it, with the slash that the client wrote.
+fn push_path(out: &mut Vec<u8>, path: &str, facts: &TemplateFacts<'_>) {
     push(out, path);
-    if path != "/" && facts.target.path().ends_with('/') {
+    if !["", "/"].contains(&path) && facts.target.path().ends_with('/') {
         out.push(b'/');
     }
 }

@@ -142,17 +142,20 @@ fn a_dot_or_a_space_at_the_end_of_a_segment_stays() {
 
 #[test]
 fn parameters_of_a_segment_stay_in_a_path() {
-    for (target, value) in [
-        ("/u/9;v=1/x;w/?q", "/u/9;v=1/x;w/?q"),
-        ("/u/9;v=1//x", "/u/9/x"),
-        ("/u/9;v=1/%78", "/u/9/x"),
-        ("/u/9/x;/./", "/u/9/x/"),
+    for (text, target, value) in [
+        ("{uri}", "/u/9;v=1/x;w/?q", "/u/9;v=1/x;w/?q"),
+        ("{uri}", "/u/9;v=1//x", "/u/9/x"),
+        ("{uri}", "/u/9;v=1/%78", "/u/9/x"),
+        ("{uri}", "/u/9/x;/./", "/u/9/x/"),
+        ("{rest}", "/u/9;v=1/x;w/?q", "x;w/"),
+        ("{rest}", "/u/9/x;w/y;z", "x;w/y;z"),
+        ("{rest}", "/u/9;v=1/%78;w", "x"),
     ] {
-        let template = Template::parse("{uri}").unwrap();
+        let template = Template::parse(text).unwrap();
         let filled = facts("/u/{id}/*", target, &[], |facts| {
             template.fill(facts).unwrap()
         });
-        assert_eq!(String::from_utf8(filled).unwrap(), value, "{target}");
+        assert_eq!(String::from_utf8(filled).unwrap(), value, "{text} {target}");
     }
 }
 
