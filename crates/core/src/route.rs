@@ -313,8 +313,17 @@ impl StatusSet {
     }
 
     pub fn contains(&self, status: StatusCode) -> bool {
-        let code = status.as_u16();
+        self.contains_code(status.as_u16())
+    }
+
+    fn contains_code(&self, code: u16) -> bool {
         self.classes & (1 << (code / 100).min(7)) != 0 || self.codes.contains(&code)
+    }
+
+    /// Whether it has all statuses of another set.
+    pub fn covers(&self, other: &StatusSet) -> bool {
+        let mut codes = other.codes.iter();
+        other.classes & !self.classes == 0 && codes.all(|code| self.contains_code(*code))
     }
 }
 

@@ -46,7 +46,7 @@ enum DefinedSource {
 /// The pages of a file, with their names.
 #[derive(Default)]
 pub(super) struct DefinedPages {
-    names: Vec<Located<String>>,
+    pub(super) names: Vec<Located<String>>,
     pub(super) pages: Vec<Arc<ErrorPage>>,
 }
 

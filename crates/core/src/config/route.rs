@@ -323,8 +323,7 @@ fn read_changes(section: &mut Section<'_>, route: &mut Route, has_path: bool) ->
     route.pass_headers = section.boolean("pass_headers");
     route.pass_body = section.boolean("pass_body");
     route.rewrite_down = forwarding::response_rewrites(section).map(Box::new);
-    let base_form = TextForm::new(Code::BadTemplate, "what stands before a path");
-    route.location_base = section.parse("location_base", base_form, LocationBase::parse);
+    route.location_base = forwarding::location_base(section);
     let answer = forwarding::answer(section);
     check_answers_alone(section);
     let late: Vec<_> = down.iter().chain(&trailers).collect();

@@ -3,6 +3,7 @@
 mod health;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -167,6 +168,44 @@ fn check_effects(section: &Section<'_>, settings: &UpstreamSettings) {
             )
             .at(&section.key_span("balance"), "")
             .help("use `p2c` or `round-robin`, or leave `slow_start` out")
+            .report_to(section.reader);
+    }
+    let servers = &settings.servers;
+    let is_name = |server: &UpstreamServer| {
+        let at = server.address.host_and_port();
+        at.is_some_and(|(host, _)| host.trim_matches(['[', ']']).parse::<IpAddr>().is_err())
+    };
+    if servers.iter().any(is_name) {
+        return;
+    }
+    if settings.dns_every != section.default_duration("dns_every") {
+        no_effect("`dns_every` changes nothing without names")
+            .at(&section.key_span("dns_every"), "all servers are addresses")
+            .help("leave `dns_every` out")
+            .report_to(section.reader);
+    }
+    if servers.len() == 1 {
+        check_single_server(section, settings);
+    }
+}
+
+/// Reports settings that need a second server.
+fn check_single_server(section: &Section<'_>, settings: &UpstreamSettings) {
+    let retries = &settings.retries;
+    if retries.attempts > 0 && !retries.same_server && !retries.on.status.is_empty() {
+        no_effect("no request is sent again because of its status")
+            .at(&section.key_span("retries"), "there is no other server")
+            .help("write `same_server = true` in `retries`, or name another server")
+            .report_to(section.reader);
+    }
+    let eject = settings.eject.as_ref();
+    if eject.is_some_and(|eject| !eject.status.is_empty()) {
+        no_effect("no status makes a server left out")
+            .at(
+                &section.key_span("eject"),
+                "the only server is never left out",
+            )
+            .help("name another server, or leave `eject` out")
             .report_to(section.reader);
     }
 }

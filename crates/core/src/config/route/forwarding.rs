@@ -13,7 +13,8 @@ use crate::path::Case;
 use crate::route::template::{BodyTemplate, Template};
 use crate::route::{
     Action, Bandwidth, CookieFlags, Direction, Expires, ExpiryStart, HeaderChange, HeaderText,
-    Redirect, Replacement, Respond, RespondBody, ResponseRewrites, Target, TextRewrite, method_of,
+    LocationBase, Redirect, Replacement, Respond, RespondBody, ResponseRewrites, Target,
+    TextRewrite, method_of,
 };
 
 /// Changes of one kind of head, at most.
@@ -296,6 +297,23 @@ pub(super) fn method(section: &mut Section<'_>) -> Option<Template> {
             _ => Ok(template),
         }
     })
+}
+
+/// Reads `location_base`.
+pub(super) fn location_base(section: &mut Section<'_>) -> Option<LocationBase> {
+    let form = TextForm::new(Code::BadTemplate, "what stands before a path");
+    let base = section.parse("location_base", form, LocationBase::parse);
+    let places = ["redirect", "rewrite_down", "replace_prefix"];
+    if base.is_some() && !places.iter().any(|key| section.has(key)) {
+        no_effect("`location_base` changes nothing")
+            .at(
+                &section.key_span("location_base"),
+                "the route changes no `Location`",
+            )
+            .help("write it beside `redirect`, `rewrite_down` or `replace_prefix`")
+            .report_to(section.reader);
+    }
+    base
 }
 
 /// Reads `rewrite_down`: tables of old and new texts, and of the flags of cookies.

@@ -141,6 +141,23 @@ fn a_setting_that_changes_nothing() {
     assert_eq!(server("[server]\nhttps_port = 443\n"), ["T246"]);
     let trusting = "trusted_proxies = \"10.0.0.1\"\n[server]\nhttps_port = 443\n";
     assert_eq!(server(trusting), [""; 0]);
+    let base = "[[route]]\npath = \"/a\"\nlocation_base = \"https://{host}\"\n";
+    assert_eq!(server(base), ["T245"]);
+    let made = "replace_prefix = { from = \"/a\", to = \"/b\", location = true }\n";
+    assert_eq!(server(&format!("{base}{made}")), [""; 0]);
+    let page = |name: &str, status: &str| {
+        format!("[error_page.{name}]\nstatus = \"{status}\"\nbody = \"x\"\n")
+    };
+    let pages = page("a", "5xx") + &page("b", "502");
+    assert_eq!(server(&pages), ["T245"]);
+    assert_eq!(server(&format!("{pages}upstream_errors = true\n")), [""; 0]);
+    assert_eq!(server(&(page("a", "502") + &page("b", "5xx"))), [""; 0]);
+    let alone = "[[route]]\npath = \"/a\"\nerror_pages = [\"b\"]\n";
+    assert_eq!(server(&format!("{pages}{alone}")), [""; 0]);
+}
+
+#[test]
+fn a_setting_of_an_upstream_that_changes_nothing() {
     let upstream = |settings: &str| {
         codes(&format!(
             "[upstream.a]\nservers = \"http://a\"\n{settings}\n\
@@ -152,6 +169,41 @@ fn a_setting_that_changes_nothing() {
     let slow = "slow_start = \"9s\"\nbalance = \"hash:ip\"";
     assert_eq!(upstream(slow), ["T245"]);
     assert_eq!(upstream(&slow.replace("hash:ip", "p2c")), [""; 0]);
+    for (settings, other) in [
+        ("dns_every = \"9s\"", None),
+        (
+            "retries = { attempts = 2, on = [\"503\"] }",
+            Some("retries = { attempts = 2, on = [\"503\"], same_server = true }"),
+        ),
+        (
+            "eject = { status = \"5xx\" }",
+            Some("eject = { for = \"9s\" }"),
+        ),
+    ] {
+        let with = |servers: &str, settings: &str| {
+            codes(&format!(
+                "[upstream.a]\nservers = [{servers}]\n{settings}\n\
+                 [[route]]\npath = \"/*\"\nupstream = \"a\"\n"
+            ))
+        };
+        assert_eq!(
+            with("\"http://10.0.0.1\"", settings),
+            ["T245"],
+            "{settings}"
+        );
+        assert_eq!(
+            with("\"http://[::1]:80\"", settings),
+            ["T245"],
+            "{settings}"
+        );
+        assert_eq!(
+            upstream(settings),
+            [""; 0],
+            "{settings}: a name may have several"
+        );
+        let other = other.unwrap_or("");
+        assert_eq!(with("\"http://10.0.0.1\"", other), [""; 0], "{other}");
+    }
 }
 
 #[test]

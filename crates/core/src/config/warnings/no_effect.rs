@@ -5,7 +5,7 @@ use http::HeaderName;
 use crate::config::compile::Compiled;
 use crate::config::*;
 use crate::limit::key::{Alternatives, ApiKeySource, Key, Part, UnknownKey};
-use crate::route::CostSource;
+use crate::route::{CostSource, ErrorPage, Route};
 
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     check_https_port(reader, compiled);
@@ -17,6 +17,36 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     check_costs(reader, compiled);
     check_usages(reader, compiled);
     check_bans(reader, compiled);
+    check_pages(reader, compiled);
+}
+
+/// Reports error pages whose statuses an earlier page has, in all routes.
+fn check_pages(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let defined = &compiled.definitions.error_pages;
+    for (number, page) in defined.pages.iter().enumerate() {
+        // A page with variables is not for all responses.
+        let covers = |first: &Arc<ErrorPage>| {
+            let replaces_all = first.replaces_upstream || !page.replaces_upstream;
+            replaces_all && first.made_text().is_none() && first.statuses.covers(&page.statuses)
+        };
+        let mut earlier = defined.pages.iter().zip(&defined.names).take(number);
+        let Some((first, name)) = earlier.find(|(first, _)| covers(first)) else {
+            continue;
+        };
+        let has = |route: &Route, page| route.error_pages.iter().any(|own| Arc::ptr_eq(own, page));
+        let mut routes = compiled.config.routes.iter();
+        if !routes.any(|route| has(route, page) && !has(route, first)) {
+            let covered = &defined.names[number];
+            no_effect(format!(
+                "`error_page.{}` replaces no response",
+                covered.value
+            ))
+            .at(&covered.span, "")
+            .at(&name.span, "has its statuses, and comes first")
+            .help("give it other statuses, or name it alone in `error_pages` of a route")
+            .report_to(reader);
+        }
+    }
 }
 
 /// Reports costs of routes without a limit that counts.
