@@ -270,6 +270,8 @@ impl Charging<'_> {
                 Ok(()) => {}
                 Err(Derived::Skip) => continue,
                 Err(_) if exempt => {}
+                // A limit in shadow mode refuses no request.
+                Err(_) if limit.shadow => continue,
                 Err(_) => return Err(Outside::NoKey),
             }
             if banned.is_none() && !exempt {
@@ -284,9 +286,13 @@ impl Charging<'_> {
                 (None, _) => RequestCost::Units(limit.units(weight)),
                 (Some(_), None) if limit.counts_usage() => continue,
                 (Some(_), None) => RequestCost::Units(limit.units(1)),
-                (Some(_), Some(call)) => RequestCost::Call {
-                    cost: call.cost(limit, is_refunded).ok_or(Outside::Unpriced)?,
-                    smallest: self.plan.smallest(number, windows),
+                (Some(_), Some(call)) => match call.cost(limit, is_refunded) {
+                    Some(cost) => RequestCost::Call {
+                        cost,
+                        smallest: self.plan.smallest(number, windows),
+                    },
+                    None if limit.shadow => continue,
+                    None => return Err(Outside::Unpriced),
                 },
             };
             self.charge_limit(limit, number, windows, &cost, &mut charges);

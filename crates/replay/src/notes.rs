@@ -119,6 +119,7 @@ fn missing_parts(engine: &Engine, notes: &mut Vec<String>) {
             Missing::Ip => "it counted by the address (missing = \"ip\")",
             Missing::Shared => "all such requests were counted together (missing = \"shared\")",
             Missing::Skip => "it was not asked (missing = \"skip\")",
+            Missing::Deny if limit.shadow => "in shadow mode it left such requests out",
             Missing::Deny => "such requests were refused (missing = \"deny\")",
         };
         notes.push(format!(

@@ -411,7 +411,9 @@ fn slots_are_released_after_other_keys_were_forgotten() {
 fn what_reaches_no_limit_is_told_apart() {
     let text = "[upstream.u]\nservers = [\"http://127.0.0.1:9\"]\n[limit.a]\nrate = \"1/s\"\n\
                 [limit.key]\nrate = \"1/s\"\nkey = \"header:x\"\nmissing = \"deny\"\n\
-                [[route]]\npath = \"/a\"\nupstream = \"u\"\nlimits = [\"a\"]\n\
+                [limit.trial]\nrate = \"1/s\"\nkey = \"header:x\"\nmissing = \"deny\"\n\
+                shadow = true\n\
+                [[route]]\npath = \"/a\"\nupstream = \"u\"\nlimits = [\"trial\", \"a\"]\n\
                 [[route]]\npath = \"/free\"\nupstream = \"u\"\nlimits = []\n\
                 [[route]]\npath = \"/key\"\nupstream = \"u\"\nlimits = [\"a\", \"key\"]\n";
     let lines = [

@@ -168,6 +168,12 @@ fn each_quantity_is_counted() {
     let other = usage.replace("gpt", "other");
     let engine = replayed(money, &[own(0.0, 1, 200, &other)]);
     assert_eq!(engine.counts.totals.outside[&Outside::Unpriced], 1);
+    // A limit in shadow mode refuses no call.
+    let engine = replayed(
+        &format!("{money}shadow = true\n"),
+        &[own(0.0, 1, 200, &other)],
+    );
+    assert!(engine.counts.totals.outside.is_empty());
     // A model of the answer without a price costs what that of the request costs.
     let asked = format!("{other},\"requested_model\":\"gpt\"");
     let engine = replayed(money, &[own(0.0, 1, 200, &asked)]);
