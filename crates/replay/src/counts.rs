@@ -76,6 +76,8 @@ pub struct Totals {
     pub times: Option<(u64, u64)>,
     /// Requests without a duration, which a limit of concurrent requests could not count.
     pub untimed: u64,
+    /// Requests without a port, if routes ask for one of several.
+    pub portless: u64,
     /// Requests with an unknown API key, on routes that count by it.
     pub unknown_keys: u64,
     pub calls: CallTotals,

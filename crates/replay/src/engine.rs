@@ -19,7 +19,7 @@ use super::entry::{LogEntry, TargetParts};
 use super::plan::ReplayPlan;
 use super::sequence::StartOrder;
 use super::tokens::LoggedTokens;
-use crate::config::Config;
+use crate::config::{Config, Listen};
 use crate::limit::key::jwt::JwtRules;
 use crate::limit::key::{BodyFacts, Derived, Facts, KeyStanding};
 use crate::limit::{Algorithm, Limit, Window};
@@ -33,6 +33,8 @@ pub struct Engine {
     pub counts: ReplayCounts,
     /// The host of requests whose log has none.
     host: String,
+    /// The ports that the proxy listens on. Empty if no route asks for a port.
+    ports: Vec<u16>,
     /// The headers of the last request: the next one uses their memory.
     headers: HeaderMap,
     /// `None` if no limit counts tokens. Requests then have the order of their lines.
@@ -45,6 +47,7 @@ struct Charging<'e> {
     plan: &'e mut ReplayPlan,
     counts: &'e mut ReplayCounts,
     entry: &'e LogEntry<'e>,
+    ports: &'e [u16],
 }
 
 /// The charges of one request.
@@ -69,7 +72,14 @@ impl Engine {
         let plan = ReplayPlan::new(&config);
         let counts_usage = config.routes.iter().any(counts_usage);
         let order = counts_usage.then(StartOrder::default);
+        let of_tls = config.tls.iter().flat_map(|tls| &tls.listen);
+        let listens = config.listen.iter().chain(of_tls);
+        let asks_port = config.routes.iter().any(|route| route.port.is_some());
         Engine {
+            ports: listens
+                .filter_map(Listen::port)
+                .filter(|_| asks_port)
+                .collect(),
             order,
             counts: ReplayCounts::new(&plan, max_keys),
             plan,
@@ -106,10 +116,16 @@ impl Engine {
             plan: &mut self.plan,
             counts: &mut self.counts,
             entry,
+            ports: &self.ports,
         };
         if let Err(outside) = charging.charge(&self.headers, &self.host, now_us) {
             *self.counts.totals.outside.entry(outside).or_default() += 1;
         }
+    }
+
+    /// The port of requests that have none.
+    pub fn first_port(&self) -> Option<u16> {
+        self.ports.first().copied()
     }
 
     /// Whether requests are replayed in the order of their beginnings.
@@ -133,17 +149,30 @@ fn read_method(text: &str) -> Result<Method, Outside> {
     method.ok_or(Outside::Refused)
 }
 
-/// Logs do not tell the port that a request came to.
-const LOGGED_PORT: u16 = 0;
-
 impl Charging<'_> {
+    /// The port that a request came to: that of the log, or of the host if the proxy listens there.
+    /// Without one, it is the first that the proxy listens on.
+    fn find_port(&mut self, authority: &str) -> u16 {
+        let Some(first) = self.ports.first() else {
+            return 0;
+        };
+        let of_host = authority
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.parse().ok());
+        let of_host = of_host.filter(|port| self.ports.contains(port));
+        let logged = self.entry.port.or(of_host);
+        let is_portless = logged.is_none() && self.ports.len() > 1;
+        self.counts.totals.portless += u64::from(is_portless);
+        logged.unwrap_or(*first)
+    }
+
     /// The stages of the proxy from the route to the decision.
     fn charge(&mut self, headers: &HeaderMap, own_host: &str, now_us: u64) -> Result<(), Outside> {
         let (config, entry) = (self.config, self.entry);
         let target = TargetParts::split(&entry.target);
         let method = read_method(&entry.method)?;
-        let host = target.host.or(entry.host.as_deref());
-        let host = match host.unwrap_or(own_host) {
+        let authority = target.host.or(entry.host.as_deref()).unwrap_or(own_host);
+        let host = match authority {
             "" => "".into(),
             host => host_of(host).map_err(|_| Outside::Refused)?,
         };
@@ -162,7 +191,7 @@ impl Charging<'_> {
             method: &method,
             headers,
             query: target.query,
-            port: LOGGED_PORT,
+            port: self.find_port(authority),
         };
         let found = config.routes.find(&query).ok_or(Outside::NoRoute)?;
         let route = found.route;

@@ -23,6 +23,8 @@ pub struct LogEntry<'l> {
     /// Path and query, or a whole URL, as it was sent.
     pub target: Cow<'l, str>,
     pub host: Option<Cow<'l, str>>,
+    /// The port that the request came to, where the log has its own member for it.
+    pub port: Option<u16>,
     /// The response's status; 0 if the log does not have it.
     pub status: u16,
     /// How long the request took, microseconds.
@@ -76,6 +78,7 @@ impl LogEntry<'_> {
             method: own(&self.method),
             target: own(&self.target),
             host: self.host.as_ref().map(own),
+            port: self.port,
             status: self.status,
             duration_us: self.duration_us,
             headers: headers

@@ -80,6 +80,7 @@ struct EntryBuilder<'l> {
     request: Option<&'l [u8]>,
     method: Option<Cow<'l, str>>,
     target: Option<Cow<'l, str>>,
+    port: Option<u16>,
     query: Option<Cow<'l, str>>,
     host: Option<Cow<'l, str>>,
     status: u16,
@@ -213,6 +214,7 @@ impl<'l> EntryBuilder<'l> {
             method,
             target,
             host: self.host,
+            port: self.port,
             status: self.status,
             duration_us: self.duration_us,
             headers: self.headers,
@@ -299,17 +301,19 @@ impl<'l> EntryBuilder<'l> {
                         self.tokens_mut().set(field, text);
                     }
                 }
-                None => self.add_header_member(name, value),
+                None => self.add_rare_member(name, value),
             },
         }
     }
 
-    /// Reads nginx's `http_x_api_key` and Traefik's `request_X-Api-Key`.
-    fn add_header_member(&mut self, name: &'l [u8], value: JsonValue<'l>) {
+    /// Reads nginx's `server_port` and `http_x_api_key`, and Traefik's `request_X-Api-Key`.
+    fn add_rare_member(&mut self, name: &'l [u8], value: JsonValue<'l>) {
         let (Ok(name), Some(value)) = (std::str::from_utf8(name), value.text()) else {
             return;
         };
-        if let Some(header) = name.strip_prefix("http_") {
+        if name == "server_port" {
+            self.port = value.parse().ok();
+        } else if let Some(header) = name.strip_prefix("http_") {
             self.headers.push((header.replace('_', "-").into(), value));
         } else if let Some(header) = name.strip_prefix("request_")
             && header.starts_with(|c: char| c.is_ascii_uppercase())

@@ -18,6 +18,13 @@ pub fn of_log(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
             counted(totals.unknown_keys, "request")
         ));
     }
+    if let Some(port) = engine.first_port().filter(|_| totals.portless > 0) {
+        notes.push(format!(
+            "{} had no port in the log: for routes with `port` they came to {port}, the first of \
+             `listen`",
+            counted(totals.portless, "request")
+        ));
+    }
     if engine.config.jwks.is_some() {
         notes.push("the keys of `jwks_url` are not fetched here: no token was believed".to_owned());
     }

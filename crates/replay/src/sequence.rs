@@ -71,6 +71,7 @@ mod tests {
             method: "GET".into(),
             target: "/".into(),
             host: None,
+            port: None,
             status: 200,
             duration_us: Some(took_us),
             headers: Vec::new(),

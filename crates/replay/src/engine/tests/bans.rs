@@ -21,6 +21,7 @@ fn replayed(requests: impl Iterator<Item = (u64, &'static str, u8)>) -> Engine {
             method: "GET".into(),
             target: path.into(),
             host: None,
+            port: None,
             status: 200,
             duration_us: None,
             headers: crate::entry::Headers::new(),
