@@ -34,11 +34,71 @@ pub(super) fn read<'d>(route: &ApisixRoute<'d>, file: &mut ApisixFile<'d>) -> Ro
         closed: find_missing(route, file),
         ..RoutePlugins::default()
     };
+    // APISIX runs the plugins of each global rule beside those of the route. A file of ADC has the
+    // plugins of one rule.
+    let root = file.root;
+    let mut rules = vec![("", root.entries_at("global_rules"))];
+    for rule in root.list_at("global_rules") {
+        let id = rule.text_at("id").unwrap_or_default();
+        rules.push((id, rule.entries_at("plugins")));
+    }
+    for (id, plugins) in rules {
+        let scope = &format!("global rule {id}");
+        for (name, config) in plugins {
+            found.add(
+                PluginOf {
+                    route,
+                    scope,
+                    name,
+                    config,
+                },
+                file,
+            );
+        }
+    }
     for (name, config) in find_effective(route, file) {
+        found.add(
+            PluginOf {
+                route,
+                scope: &route.what,
+                name,
+                config,
+            },
+            file,
+        );
+    }
+    found
+}
+
+/// A plugin of a route, and whose it is.
+struct PluginOf<'r, 'd> {
+    route: &'r ApisixRoute<'d>,
+    /// `route NAME` or `global rule ID`. Requests of one scope are counted together.
+    scope: &'r str,
+    name: &'d str,
+    config: &'d TreeItem,
+}
+
+impl<'d> RoutePlugins<'d> {
+    fn add(&mut self, plugin: PluginOf<'_, 'd>, file: &mut ApisixFile<'d>) {
+        let PluginOf {
+            route,
+            scope,
+            name,
+            config,
+        } = plugin;
+        if config.is_true("_meta.disable") {
+            return;
+        }
         match name {
-            "ai-proxy" | "ai-proxy-multi" => found.proxy = Some(config),
-            BUDGETS => found.budgets = Some(config),
-            "limit-count" => add_request_limit(route, config, file, &mut found),
+            "ai-proxy" | "ai-proxy-multi" => self.proxy = Some(config),
+            BUDGETS => {
+                if let Some(global) = self.budgets.replace(config) {
+                    let why = format!("{} has one too, and only that is kept", route.what);
+                    global.lost(name, why);
+                }
+            }
+            "limit-count" => self.add_request_limit(scope, config, file),
             name if has_word(NEEDLESS, name) => {
                 config.needless(name, "tidegate has metrics, logs and traces of its own");
             }
@@ -46,11 +106,32 @@ pub(super) fn read<'d>(route: &ApisixRoute<'d>, file: &mut ApisixFile<'d>) -> Ro
             name => {
                 let why = "it may guard the route, and tidegate has nothing like it";
                 config.lost(name, format!("{why}; {} is closed", route.what));
-                found.closed = Some(format!("`{name}`: {why}"));
+                self.closed = Some(format!("`{name}`: {why}"));
             }
         }
     }
-    found
+
+    /// Translates `limit-count`: its own count, or `rules` with several.
+    fn add_request_limit(&mut self, scope: &str, config: &TreeItem, file: &mut ApisixFile<'_>) {
+        let known = "count time_window window_type key key_type rules rejected_code rejected_msg \
+                     policy group allow_degradation show_limit_quota_header redis_host redis_port \
+                     redis_password redis_database redis_timeout sync_interval _meta";
+        config.note_unknown("limit-count.", known);
+        note_window(config);
+        if config.is_true("allow_degradation") {
+            let why = "without its store APISIX lets requests pass; `on_error = \"allow\"` of the \
+                       limit does the same";
+            config.lost("limit-count.allow_degradation", why);
+        }
+        let rules = config.list_at("rules");
+        for rule in rules {
+            rule.note_unknown("limit-count.rules.", "count time_window key header_prefix");
+            self.limits.extend(add_count(scope, rule, config, file));
+        }
+        if rules.is_empty() {
+            self.limits.extend(add_count(scope, config, config, file));
+        }
+    }
 }
 
 /// Returns why a route is closed that names plugins of another file.
@@ -74,21 +155,18 @@ fn find_missing(route: &ApisixRoute<'_>, file: &ApisixFile<'_>) -> Option<String
     missing
 }
 
-/// Returns the plugins of a route by name. Those of the route replace those of its plugin config,
-/// of its service, and of the global rules.
+/// Returns the plugins of a route by name. Those of the route replace those of its plugin config
+/// and of its service, also if they are switched off.
 fn find_effective<'d>(
     route: &ApisixRoute<'d>,
     file: &ApisixFile<'d>,
 ) -> BTreeMap<&'d str, &'d TreeItem> {
-    let rules = file.root.list_at("global_rules").iter();
-    let mut all: Vec<&'d TreeItem> = rules.collect();
-    all.extend(route.service);
+    let mut all = Vec::from_iter(route.service);
     let id = route.item.get("plugin_config_id");
     all.extend(id.and_then(|id| file.find("plugin_configs", id)));
     all.push(route.item);
     let plugins = all.into_iter().flat_map(|one| one.entries_at("plugins"));
     plugins
-        .filter(|(_, config)| !config.is_true("_meta.disable"))
         .map(|(name, config)| (name.as_str(), config))
         .collect()
 }
@@ -138,36 +216,9 @@ pub(super) fn key_of(text: &str) -> Result<KeyDraft, String> {
     }
 }
 
-/// Translates `limit-count`: its own count, or `rules` with several.
-fn add_request_limit(
-    route: &ApisixRoute<'_>,
-    config: &TreeItem,
-    file: &mut ApisixFile<'_>,
-    found: &mut RoutePlugins<'_>,
-) {
-    let known = "count time_window window_type key key_type rules rejected_code rejected_msg \
-                 policy group allow_degradation show_limit_quota_header redis_host redis_port \
-                 redis_password redis_database redis_timeout sync_interval _meta";
-    config.note_unknown("limit-count.", known);
-    note_window(config);
-    if config.is_true("allow_degradation") {
-        let why = "without its store APISIX lets requests pass; `on_error = \"allow\"` of the \
-                   limit does the same";
-        config.lost("limit-count.allow_degradation", why);
-    }
-    let rules = config.list_at("rules");
-    for rule in rules {
-        rule.note_unknown("limit-count.rules.", "count time_window key header_prefix");
-        found.limits.extend(add_count(route, rule, config, file));
-    }
-    if rules.is_empty() {
-        found.limits.extend(add_count(route, config, config, file));
-    }
-}
-
 /// Adds the limit of one count. Routes of a `group` share it.
 fn add_count(
-    route: &ApisixRoute<'_>,
+    scope: &str,
     rule: &TreeItem,
     config: &TreeItem,
     file: &mut ApisixFile<'_>,
@@ -199,7 +250,7 @@ fn add_count(
     }
     let scope = match config.text_at("group") {
         Some(group) => format!("group {group}"),
-        None => route.what.clone(),
+        None => scope.to_owned(),
     };
     let name = scope
         .trim_start_matches("route ")

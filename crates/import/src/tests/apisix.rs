@@ -22,6 +22,41 @@ fn a_route_whose_plugins_are_in_another_file_is_closed() {
 }
 
 #[test]
+fn a_global_rule_counts_beside_the_plugins_of_a_route() {
+    let limit = |more: &str| format!("{{limit-count: {{{more}time_window: 60}}}}");
+    let off = limit("_meta: {disable: true}, count: 9, ");
+    let import = |rules: &str| {
+        let text = format!(
+            "services:\n- {{id: s, upstream: {{nodes: {{'10.0.0.1:80': 1}}}}, plugins: {}}}\n\
+             routes:\n- {{id: a, uri: /a, service_id: s}}\n\
+             - {{id: b, uri: /b, service_id: s, plugins: {off}}}\n\
+             global_rules: {rules}\n",
+            limit("count: 4, ")
+        );
+        import_text(SourceProgram::Apisix, &text)
+    };
+    let rule = |id: u8| format!("{{id: {id}, plugins: {}}}", limit("count: 2, "));
+    let imported = import(&format!("[{}, {}]", rule(1), rule(2)));
+    let global = "\"global-rule-1-requests\", \"global-rule-2-requests\"";
+    let lines = [
+        ("a", format!("[{global}, \"a-requests\"]")),
+        ("b", format!("[{global}]")),
+    ];
+    for (name, limits) in lines {
+        let route = imported.route(&format!("route {name}"));
+        assert!(route.contains(&limits), "{}", imported.text);
+    }
+    assert_eq!(
+        imported.text.matches("[limit.").count(),
+        3,
+        "{}",
+        imported.text
+    );
+    // ADC writes the plugins without rules.
+    import("{key-auth: {}}").assert_closed("route b");
+}
+
+#[test]
 fn nodes_of_weight_0_get_no_requests() {
     let import = |nodes: &str| {
         let text =
