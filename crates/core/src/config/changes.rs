@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::reference::document_as_json;
 use super::routes::unique_name;
-use super::secrets::{HIDDEN, for_each_secret};
+use super::secrets::{HIDDEN, for_each_secret, secret_parameters};
 use super::{Config, StoreKind, StoreSettings};
 use crate::limit::{Limit, Window};
 
@@ -313,7 +313,7 @@ fn short_text(value: &Value) -> String {
 fn one_line(value: &Value) -> String {
     let parts: Vec<String> = match value {
         Value::String(text) if text.starts_with(SECRET) => return HIDDEN.to_owned(),
-        Value::String(text) => return without_password(text),
+        Value::String(text) => return without_url_secrets(text),
         Value::Array(values) => values.iter().map(one_line).collect(),
         Value::Object(table) => {
             let pair = |(key, value): (&String, &Value)| match value {
@@ -327,14 +327,20 @@ fn one_line(value: &Value) -> String {
     parts.join(", ")
 }
 
-/// A text as a log may show it: on one line, with the password of a URL hidden.
-pub(super) fn without_password(text: &str) -> String {
-    let hidden = match (text.find("://"), text.rfind('@')) {
-        (Some(scheme), Some(at)) if scheme + 3 <= at => {
-            format!("{}***{}", &text[..scheme + 3], &text[at..])
+/// A text as a log may show it: on one line, with the password and the secret parameters of a URL
+/// hidden.
+pub(super) fn without_url_secrets(text: &str) -> String {
+    let scheme = text.find("://").map(|at| at + "://".len());
+    let user = scheme.and_then(|begin| Some(begin..text.rfind('@').filter(|at| begin <= *at)?));
+    let mut hidden = text[user.as_ref().map_or(0, |user| user.end)..].to_owned();
+    if scheme.is_some() {
+        for secret in secret_parameters(&hidden).into_iter().rev() {
+            hidden.replace_range(secret, HIDDEN);
         }
-        _ => text.to_owned(),
-    };
+    }
+    if let Some(user) = user {
+        hidden.insert_str(0, &format!("{}{HIDDEN}", &text[..user.start]));
+    }
     let line = |c: char| if c.is_control() { ' ' } else { c };
     hidden.chars().map(line).collect()
 }

@@ -29,7 +29,7 @@ pub fn effective(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Value {
     let mut top = with_secrets(text, env);
     for_each_text(&mut top, &mut |text| {
         if text.contains("://") {
-            *text = changes::without_password(text);
+            *text = changes::without_url_secrets(text);
         }
     });
     for_each_secret(&mut top, &mut |text| HIDDEN.clone_into(text));

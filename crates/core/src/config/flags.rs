@@ -3,7 +3,7 @@
 //! The flags become a small document that is parsed as a file is. Findings about the document are
 //! then reworded for the flags. A password in `--redis` is never shown again.
 
-use super::changes::without_password;
+use super::changes::without_url_secrets;
 use super::diagnostic::{Code, Diagnostic, Diagnostics, SourceText, TextSpan};
 use super::effective::toml_string;
 use super::load::{Loaded, parse};
@@ -74,7 +74,7 @@ fn parse_flags(command: &str, prefix: &str, flags: &[Flag<'_>]) -> Loaded {
         let (in_document, in_line) = (document.len(), line.len());
         // The shell has filled in its variables: dollar signs stay dollar signs.
         document.push_str(&toml_string(&value.replace('$', "$$")));
-        line.push_str(&without_password(value));
+        line.push_str(&without_url_secrets(value));
         spans.push(FlagSpan {
             document: in_document..document.len(),
             line: in_line..line.len(),

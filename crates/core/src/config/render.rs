@@ -10,6 +10,7 @@ use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 use serde_json::json;
 
 use super::diagnostic::{Diagnostic, Diagnostics, Severity, SourceText};
+use super::secrets::secret_parameters;
 
 /// The errors and warnings for people: file, line, column, the source line, the message, the help.
 /// `colour` adds terminal colours.
@@ -207,8 +208,8 @@ fn masked(text: &str) -> String {
                 in_list = value.trim_start().starts_with('[');
                 hidden_strings(line, line.len() - value.len())
             }
-            Some(_) => [passwords(line), inline_secrets(line, section)].concat(),
-            None => passwords(line),
+            Some(_) => [url_secrets(line), inline_secrets(line, section)].concat(),
+            None => url_secrets(line),
         };
         in_list &= !trimmed.trim_end_matches(',').ends_with(']');
         push_masked(line, &hidden, &mut out);
@@ -272,13 +273,15 @@ fn inline_secrets(line: &str, section: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// The passwords in URLs: `redis://user:PASSWORD@host`.
-fn passwords(line: &str) -> Vec<Range<usize>> {
+/// The secrets in URLs: `redis://user:PASSWORD@host`, `https://host/?token=TOKEN`.
+fn url_secrets(line: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     for (at, _) in line.match_indices("://") {
         let begin = at + "://".len();
         let rest = &line[begin..];
         let end = rest.find(['"', '\'', ' ', '\n']).unwrap_or(rest.len());
+        let parameters = secret_parameters(&rest[..end]).into_iter();
+        found.extend(parameters.map(|one| begin + one.start..begin + one.end));
         // Passwords may hold slashes and more that they should not.
         let Some(sign) = rest[..end].rfind('@') else {
             continue;
@@ -372,6 +375,10 @@ help: did you mean `key`?
             ("url = \"redis://:hush@h\"", "url = \"redis://:****@h\""),
             ("url = \"redis://u:a/b@h\"", "url = \"redis://u:***@h\""),
             ("url = \"http://h/\" # a@b", "url = \"http://h/\" # a@b"),
+            (
+                "url = \"http://h/?a=b&key=c\"",
+                "url = \"http://h/?a=b&key=*\"",
+            ),
             ("password = \"hüsh\" # x", "password = \"*****\" # x"),
             ("password = hush", "password =*****"),
             ("password = \"hush", "password = \"****"),

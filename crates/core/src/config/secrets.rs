@@ -1,5 +1,7 @@
 //! The texts of a file that are secrets by their place. No command, log or admin shows them.
 
+use std::ops::Range;
+
 use serde_json::{Map, Value};
 
 /// Stands for a secret.
@@ -68,6 +70,25 @@ pub fn sounds_secret(name: &str) -> bool {
     ];
     let name = name.to_ascii_lowercase();
     words.iter().any(|word| name.contains(word))
+}
+
+/// The values of a URL's query parameters whose names sound secret. A value that a variable fills
+/// in is none.
+pub(super) fn secret_parameters(url: &str) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let mut begin = 0;
+    for part in url.split(['?', '&', ';', '#']) {
+        let end = begin + part.len();
+        if let Some((name, value)) = part.split_once('=')
+            && sounds_secret(name)
+            && !name.contains('/')
+            && !value.starts_with('{')
+        {
+            found.push(end - value.len()..end);
+        }
+        begin = end + 1;
+    }
+    found
 }
 
 pub(super) fn for_each_text(value: &mut Value, change: &mut dyn FnMut(&mut String)) {

@@ -84,6 +84,10 @@ fn variables_are_filled_in_and_defaults_said() {
 #[test]
 fn nothing_secret_is_in_it() {
     let text = r#"
+        [api_key]
+        known = { url = "https://h/keys?token=hush&page=2" }
+        [jwt]
+        jwks_url = "https://u:hush@h/?user=a@b&key=hush#x"
         [store]
         url = "redis://:hush@h1"
         urls = ["redis://u:hush@h1"]
@@ -108,6 +112,8 @@ fn nothing_secret_is_in_it() {
         "#;
     let whole = toml(&effective(text, &env));
     assert!(!whole.contains("hush"), "{whole}");
+    assert!(whole.contains("keys?token=***&page=2\""), "{whole}");
+    assert!(whole.contains("\"https://***@b&key=***#x\""), "{whole}");
     assert!(whole.contains("authorization = true"), "{whole}");
     assert!(whole.contains("v = \"2\""), "{whole}");
     assert!(
