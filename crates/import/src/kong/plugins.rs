@@ -228,6 +228,13 @@ fn read_key_auth(config: &TreeItem, file: &mut KongFile<'_>) {
             config.lost(&format!("key-auth.{key}"), "tidegate has nothing like it");
         }
     }
+    if config
+        .text_at("anonymous")
+        .is_some_and(|name| !name.is_empty())
+    {
+        let why = "Kong serves clients without a known key as this consumer; here they are refused";
+        config.lost("key-auth.anonymous", why);
+    }
     let sources = &mut file.draft.calls.api_key;
     sources.add_new("from", quote_list(&from));
     sources.add_new("unknown", quote("deny"));

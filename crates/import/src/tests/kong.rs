@@ -31,7 +31,10 @@ fn a_route_stays_open_only_if_a_limit_asks_for_its_keys() {
     };
     let proxy = "{name: ai-proxy, config: {model: {provider: openai}}}";
     route(&[&budget(""), proxy]).assert_open("route r");
-    route(&["{name: rate-limiting, config: {minute: 5}}"]).assert_open("route r");
+    let keyed = "{name: rate-limiting, config: {minute: 5}}";
+    route(&[keyed]).assert_open("route r");
+    let anonymous = "{name: key-auth, config: {anonymous: guest}}";
+    route(&[keyed, anonymous]).assert_lost("key-auth.anonymous: Kong serves clients");
     let plain = budget("");
     let money = budget(", tokens_count_strategy: cost");
     for plugins in [
