@@ -15,7 +15,7 @@ use super::calls::LoggedCall;
 use super::counts::{
     ChargedWindow, LoggedOutcome, Outside, ReplayCounts, RequestCost, WindowCharges,
 };
-use super::entry::{LogEntry, TargetParts};
+use super::entry::{Dated, LogEntry, TargetParts};
 use super::plan::ReplayPlan;
 use super::sequence::StartOrder;
 use super::tokens::LoggedTokens;
@@ -37,7 +37,8 @@ pub struct Engine {
     ports: Vec<u16>,
     /// The headers of the last request: the next one uses their memory.
     headers: HeaderMap,
-    /// `None` if no limit counts tokens. Requests then have the order of their lines.
+    /// `None` while requests have the order of their lines: no limit counts tokens, and no line has
+    /// the time of a beginning.
     order: Option<StartOrder>,
 }
 
@@ -91,6 +92,10 @@ impl Engine {
 
     /// Takes the next line of the log. Call [`Engine::finish`] behind the last one.
     pub fn take(&mut self, entry: &LogEntry<'_>) {
+        // Such a line is written when the answer ends, and workers write theirs in batches.
+        if entry.dates == Dated::Start {
+            self.order.get_or_insert_default();
+        }
         let Some(order) = &mut self.order else {
             return self.replay(entry, entry.at_us);
         };

@@ -166,13 +166,48 @@ mod tests {
     use crate::config;
     use crate::logs::{LineReader, LogOptions};
 
-    #[test]
-    fn forgotten_keys_are_told() {
-        let text = "upstream = \"http://127.0.0.1:9\"\n[limit.default]\nrate = \"2/s\"\n";
+    fn engine_of(text: &str) -> Engine {
         let Ok((config, _)) = config::parse("test", text, &|_| None) else {
             panic!("a bad configuration");
         };
-        let mut engine = Engine::new(config, "", 16);
+        Engine::new(config, "", 16)
+    }
+
+    #[test]
+    fn a_request_comes_to_the_port_of_its_log_or_of_its_host() {
+        let text = "listen = [\":8080\", \":8081\"]\nupstream = \"http://127.0.0.1:9\"\n\
+                    [limit.a]\nrate = \"1/s\"\n\
+                    [[route]]\npath = \"/*\"\nport = 8080\nlimits = [\"a\"]\n\
+                    [[route]]\npath = \"/*\"\nport = 8081\nlimits = []\n";
+        for (host, member, asked, notes) in [
+            ("h", "", 1, 1),
+            ("h:8080", "", 1, 0),
+            ("h:8081", "", 0, 0),
+            ("h:9", "", 1, 1),
+            ("[::1]:8081", "", 0, 0),
+            ("h:8080", ",\"server_port\":\"8081\"", 0, 0),
+        ] {
+            let line = format!(
+                "{{\"ts\":1795214221,\"remote_addr\":\"192.0.2.7\",\"host\":\"{host}\",\
+                 \"request\":\"GET / HTTP/1.1\"{member}}}"
+            );
+            let mut engine = engine_of(text);
+            let mut reader = LineReader::new(&LogOptions::default());
+            engine.take(&reader.read(line.as_bytes()).unwrap().0);
+            let found = of_log(&engine, &[]);
+            let of_port = found.iter().filter(|note| note.contains("came to 8080"));
+            assert_eq!(
+                (engine.counts.rows[0].asked, of_port.count()),
+                (asked, notes),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn forgotten_keys_are_told() {
+        let text = "upstream = \"http://127.0.0.1:9\"\n[limit.default]\nrate = \"2/s\"\n";
+        let mut engine = engine_of(text);
         let mut reader = LineReader::new(&LogOptions::default());
         for client in 0..200 {
             let line = format!(

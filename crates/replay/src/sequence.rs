@@ -1,7 +1,8 @@
 //! Puts requests in the order of their beginnings.
 //!
-//! A log has a line when an answer ends, and the answers of model servers take long. A request is
-//! held until no line that follows can be of an earlier one.
+//! A log has a line when an answer ends, and the answers of model servers take long. The workers of
+//! tidegate write their lines in batches. A request is held until no line that follows can be of an
+//! earlier one.
 
 use std::collections::BTreeMap;
 

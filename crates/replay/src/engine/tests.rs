@@ -11,7 +11,6 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config;
-use crate::entry::Dated;
 use crate::limit::{Charge, Limit, LimitCheck as Asked};
 use crate::meter::{Rates, SCALES};
 use crate::route::RouteQuery;
@@ -450,32 +449,6 @@ fn what_reaches_no_limit_is_told_apart() {
         (engine.counts.rows[0].asked, engine.counts.totals.denied.own),
         (3, 2)
     );
-}
-
-#[test]
-fn a_request_comes_to_the_port_of_its_log_or_of_its_host() {
-    let text = "listen = [\":8080\", \":8081\"]\nupstream = \"http://127.0.0.1:9\"\n\
-                [limit.a]\nrate = \"1/s\"\n\
-                [[route]]\npath = \"/*\"\nport = 8080\nlimits = [\"a\"]\n\
-                [[route]]\npath = \"/*\"\nport = 8081\nlimits = []\n";
-    for (host, member, expected) in [
-        ("h", "", (1, 1)),
-        ("h:8080", "", (1, 0)),
-        ("h:8081", "", (0, 0)),
-        ("h:9", "", (1, 1)),
-        ("[::1]:8081", "", (0, 0)),
-        ("h:8080", ",\"server_port\":\"8081\"", (0, 0)),
-    ] {
-        let line = format!(
-            "{{\"ts\":1795214221,\"remote_addr\":\"192.0.2.7\",\"request\":\"GET / HTTP/1.1\",\
-             \"host\":\"{host}\"{member}}}"
-        );
-        let mut engine = Engine::new(config_of(text), "", 1000);
-        let mut reader = crate::logs::LineReader::new(&crate::logs::LogOptions::default());
-        engine.take(&reader.read(line.as_bytes()).unwrap().0);
-        let found = (engine.counts.rows[0].asked, engine.counts.totals.portless);
-        assert_eq!(found, expected, "{host} {member}");
-    }
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use super::super::*;
 use super::config_of;
 use crate::bans::{BanCounts, BanTotals, RecordName};
-use crate::entry::Dated;
 
 const LIMITS: &str = "upstream = \"http://127.0.0.1:9\"\n\
     [limit.a]\nrate = \"2/10s\"\nexempt = [\"192.0.2.9\"]\n\

@@ -87,6 +87,16 @@ fn a_call_holds_its_reserve_until_its_end() {
 }
 
 #[test]
+fn the_lines_of_our_own_log_are_put_in_their_order() {
+    let limit = "[limit.a]\nrate = \"1/s\"\ncounts = \"requests\"\n";
+    let lines = [0.1, 1.3, 0.0, 2.2, 1.15].map(|at| own(at, 1, 200, &exact(100, 10, 90)));
+    let engine = replayed(limit, &lines);
+    // Those at 0, 1.15 and 2.2 s pass.
+    assert_eq!(denied(&engine).own, 2);
+    assert_eq!(engine.counts.clock.late, 0);
+}
+
+#[test]
 fn an_answer_above_its_reserve_is_charged_at_its_end() {
     let lines = [
         own(0.0, 1_000, 200, &exact(100, 10, 1_500)),
