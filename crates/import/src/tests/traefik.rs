@@ -39,6 +39,41 @@ fn a_router_is_served_at_its_entry_points_alone() {
     imported.assert_lost("have the same port");
 }
 
+#[test]
+fn a_list_of_addresses_is_kept_or_closes_its_routers() {
+    let import = |options: &str| {
+        let router = "    a: {rule: \"Host(`a.test`)\", service: a, middlewares: [m, n]}\n";
+        let middlewares = format!(
+            "  middlewares:\n    m: {{ipAllowList: {{sourceRange: [10.0.0.0/8, \"::1\"]}}}}\n    \
+             n: {{{options}}}\n"
+        );
+        import_routers("", &format!("{router}{middlewares}"))
+    };
+    let imported = import("compress: {}");
+    imported.assert_open("router a");
+    let access = "access   = { allow = [\"10.0.0.0/8\", \"::1\"] }\n";
+    assert!(
+        imported.route("router a").contains(access),
+        "{}",
+        imported.text
+    );
+    for (options, why) in [
+        (
+            "ipWhiteList: {sourceRange: [10.0.0.0/8]}",
+            "a route has one list",
+        ),
+        (
+            "ipAllowList: {sourceRange: [office]}",
+            "its sourceRange cannot be read",
+        ),
+        ("ipAllowList: {}", "its sourceRange cannot be read"),
+    ] {
+        let imported = import(options);
+        imported.assert_closed("router a");
+        imported.assert_lost(why);
+    }
+}
+
 const POINTS: &str = "entryPoints: {web: {address: \":80\"}, websecure: {address: \":443\"}}";
 
 #[test]

@@ -1,12 +1,17 @@
 //! The effect of middlewares on a router's requests, as limits and settings of its routes.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
 use super::{TraefikFile, local_name};
 use crate::draft::{LimitDraft, TargetDraft};
 use crate::files::SourceEntry;
 use crate::patterns;
 use crate::route::{Direction, Prefix};
 use crate::tree::TreeItem;
-use crate::values::{self, KeyDraft, Refill, TomlEntries, TomlEntry, quote};
+use crate::values::{self, KeyDraft, Refill, TomlEntries, TomlEntry};
+use crate::values::{inline_table, quote, quote_one_or_list};
 
 /// Chains of chains, at most.
 const MAX_DEPTH: usize = 8;
@@ -25,9 +30,7 @@ pub(super) struct MiddlewareEffect {
 }
 
 /// Middlewares that guard access or choose another path, and that tidegate has not.
-const CLOSING: [(&str, &str); 9] = [
-    ("ipAllowList", "tidegate keeps no addresses out"),
-    ("ipWhiteList", "tidegate keeps no addresses out"),
+const CLOSING: [(&str, &str); 7] = [
     ("basicAuth", "tidegate asks for no credentials"),
     ("digestAuth", "tidegate asks for no credentials"),
     ("forwardAuth", "tidegate asks no other service"),
@@ -90,6 +93,10 @@ impl MiddlewareReader<'_, '_> {
         match kind.to_ascii_lowercase().as_str() {
             "ratelimit" => self.add_rate_limit(name, options),
             "inflightreq" => self.add_in_flight_limit(name, options),
+            "ipallowlist" | "ipwhitelist" => match self.read_allow_list(&what, options) {
+                Ok(access) => self.effect.entries.add("access", access),
+                Err(why) => self.close(&what, options, why),
+            },
             "stripprefix" if !self.effect.strip.is_empty() => {
                 self.close(&what, options, "a route takes one prefix off");
             }
@@ -127,6 +134,38 @@ impl MiddlewareReader<'_, '_> {
             "compress" => options.lost(&what, "tidegate does not compress"),
             _ => self.close(&what, options, "it is not known what it does"),
         }
+    }
+
+    /// Translates a list of addresses to `access`. The error says why its routers are closed.
+    fn read_allow_list(&mut self, what: &str, options: &TreeItem) -> Result<String, &'static str> {
+        let known = "sourceRange ipStrategy rejectStatusCode";
+        options.note_unknown(&format!("{what}."), known);
+        let ranges = options.texts_at("sourceRange");
+        let is_network =
+            |text: &String| text.parse::<IpNet>().is_ok() || text.parse::<IpAddr>().is_ok();
+        if ranges.is_empty() || !ranges.iter().all(is_network) {
+            return Err("its sourceRange cannot be read");
+        }
+        if self.effect.entries.has("access") {
+            return Err("a route has one list of addresses");
+        }
+        match options.get("ipStrategy") {
+            Some(strategy) if strategy.number_at("depth").is_some_and(|depth| depth > 0) => {
+                return Err("`depth` counts proxies, and `trusted_proxies` needs their addresses");
+            }
+            Some(strategy) => self.read_ip_strategy(what, strategy),
+            None => {
+                let why = "Traefik asks for the address of the connection; here it is the client's \
+                           behind `trusted_proxies`";
+                options.differs(what, why);
+            }
+        }
+        let status = options.text_at("rejectStatusCode");
+        if status.is_some_and(|status| status != "403") {
+            options.lost(&format!("{what}.rejectStatusCode"), "`access` answers 403");
+        }
+        let allow = format!("allow = {}", quote_one_or_list(&ranges));
+        Ok(inline_table(&[allow]))
     }
 
     fn close(&mut self, what: &str, options: &TreeItem, why: &str) {
@@ -208,6 +247,11 @@ impl MiddlewareReader<'_, '_> {
         let Some(strategy) = source.get("ipStrategy") else {
             return KeyDraft::of_part(default);
         };
+        self.read_ip_strategy(what, strategy);
+        KeyDraft::of_part("ip")
+    }
+
+    fn read_ip_strategy(&mut self, what: &str, strategy: &TreeItem) {
         let depth = strategy.number_at("depth");
         if let Some(depth) = depth.filter(|depth| *depth > 0) {
             let why = format!(
@@ -222,7 +266,6 @@ impl MiddlewareReader<'_, '_> {
         let known = "depth excludedIPs ipv6Subnet";
         let path = format!("{what}.ipStrategy.");
         strategy.note_unknown(&path, known);
-        KeyDraft::of_part("ip")
     }
 
     fn read_redirect_scheme(&mut self, what: &str, options: &TreeItem) {
