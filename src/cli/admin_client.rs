@@ -21,9 +21,9 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::output::CommandError;
+use super::output::{CommandError, load};
 use crate::admin::gate::{find_token, unnamed_admin};
-use crate::config::{self, Control};
+use crate::config::{self, Config, Control, effective};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// For the head of a response, and again for its body.
@@ -135,6 +135,17 @@ impl AdminClient {
     ) -> Result<T, CommandError> {
         let result = runtime()?.block_on(request);
         result.map_err(|failure| self.error(&failure))
+    }
+
+    /// The configuration of the proxy, without its secrets. A part that names files of another
+    /// machine cannot be read; then `file` has to do.
+    pub(super) fn config(&self, file: &Path) -> Result<Config, CommandError> {
+        let answer = self.wait(self.get("/api/v1/config"))?;
+        let text = effective::toml(&answer);
+        match config::parse(&self.url(), &text, &config::environment) {
+            Ok((config, _)) => Ok(config),
+            Err(_) => load(file),
+        }
     }
 
     pub(super) async fn get(&self, path: &str) -> Result<Value, AdminFailure> {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::admin_client::AdminArgs;
+use super::admin_client::{AdminArgs, AdminClient};
 use super::display::short_hash;
 use super::output::{self, CommandError};
 use crate::admin::operator_store::{
@@ -29,7 +29,7 @@ use crate::limit::key::{KeyHashPrefix, SHOWN};
 use crate::limit::rate::parse_duration;
 use crate::limit::{Limit, Rule};
 use crate::store::overrides::{self, ChangeKind, MAX_RECORDS, RecordTerms, clean};
-use backend::{ProxyProcess, SharedStore, config_of_proxy};
+use backend::{ProxyProcess, SharedStore};
 use print::{ChangeReport, KeyReport, ListReport, ResetReport, key_text, timestamp, until_text};
 
 /// The longest `--for`: ten years.
@@ -180,7 +180,7 @@ pub(super) fn limits(args: &LimitsArgs) -> Result<u8, CommandError> {
         token_file: args.token_file.clone(),
     };
     let config = match args.admin {
-        Some(_) => config_of_proxy(&admin)?,
+        Some(_) => AdminClient::new(&admin)?.config(&args.config)?,
         None => output::load(&args.config)?,
     };
     let command = LimitsCommand {

@@ -62,6 +62,7 @@ pub(super) fn tap(args: &TapArgs) -> Result<u8, CommandError> {
         tap.look_up(request)?;
         return Ok(0);
     }
+    tap.warn_of_names();
     let ended = runtime()?.block_on(async {
         tokio::select! {
             ended = tap.follow() => ended,
@@ -97,6 +98,30 @@ impl DenialTap<'_> {
         }
         print(denials);
         Ok(())
+    }
+
+    /// Warns of a limit or a route that the proxy has not: it would never deny.
+    fn warn_of_names(&self) {
+        let (limit, route) = (self.args.limit.as_deref(), self.args.route.as_deref());
+        if limit.or(route).is_none() {
+            return;
+        }
+        let Ok(config) = self.client.config(&self.args.admin.config) else {
+            return;
+        };
+        let limits = config.limits.iter().map(|limit| &*limit.name);
+        let rules = config.descriptors.rules().iter().map(|rule| &*rule.name);
+        let routes = config.routes.iter().map(|route| &*route.name).chain(rules);
+        // A candidate has the name of its limit and a mark.
+        let base = limit.map(|name| name.split('~').next().unwrap_or(name));
+        for (what, name, known) in [
+            ("limit", base, limits.collect::<Vec<_>>()),
+            ("route", route, routes.collect()),
+        ] {
+            if let Some(name) = name.filter(|name| !known.contains(name)) {
+                print_error(&format!("warning: the proxy has no {what} `{name}`"));
+            }
+        }
     }
 
     async fn follow(&mut self) -> Result<(), CommandError> {

@@ -185,6 +185,18 @@ fn tap_shows_denials_as_they_happen_and_connects_again() {
         line.unwrap().unwrap()
     };
     wait_for("following http://");
+    let mut lost = mortal(env!("CARGO_BIN_EXE_tidegate"))
+        .args(["tap", "--limit", "logn", "--route", "/nope"])
+        .current_dir(proxy.directory.path())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let warned = BufReader::new(lost.stderr.take().unwrap()).lines();
+    let warned: Vec<String> = warned.map(Result::unwrap).take(2).collect();
+    lost.kill().unwrap();
+    lost.wait().unwrap();
+    assert_eq!(warned[0], "warning: the proxy has no limit `logn`");
+    assert_eq!(warned[1], "warning: the proxy has no route `/nope`");
     let mut shown = BufReader::new(tap.stdout.take().unwrap()).lines();
     for status in [200, 200, 429] {
         assert_eq!(proxy.get("/login").status, status);

@@ -16,8 +16,8 @@ use crate::admin::operator_store::{
 use crate::admin::overrides::{ChangeList, OverrideTexts};
 use crate::cli::admin_client::{AdminArgs, AdminClient, AdminFailure, percent_encoded, runtime};
 use crate::cli::check::store_error;
-use crate::cli::output::{CommandError, load};
-use crate::config::{self, Config, RedisSettings, effective};
+use crate::cli::output::CommandError;
+use crate::config::{Config, RedisSettings};
 use crate::key_selector::{KeySelectionErrorKind, KeySelector, SelectedKey, hash_prefix};
 use crate::limit::key::HashSecret;
 use crate::limit::{KeyHash, Limit};
@@ -205,18 +205,6 @@ impl<'c> ProxyProcess<'c> {
                 .block_on(self.client.get(path))
                 .map_err(|failure| self.error(&failure))?,
         )
-    }
-}
-
-/// The configuration of the running proxy, without its secrets. A part that names files of another
-/// machine cannot be read; then the file that `-c` names has to do.
-pub(super) fn config_of_proxy(args: &AdminArgs) -> Result<Config, CommandError> {
-    let client = AdminClient::new(args)?;
-    let answer = client.wait(client.get("/api/v1/config"))?;
-    let text = effective::toml(&answer);
-    match config::parse(&client.url(), &text, &config::environment) {
-        Ok((config, _)) => Ok(config),
-        Err(_) => load(&args.config),
     }
 }
 
