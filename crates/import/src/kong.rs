@@ -72,10 +72,12 @@ fn refers_to(reference: &TreeItem, entity: &TreeItem) -> bool {
         .any(|own| names.contains(&own))
 }
 
+const UNNAMED: &str = "unnamed";
+
 fn name_of(entity: &TreeItem) -> &str {
     let keys = ["name", "username", "id"];
     let mut names = keys.iter().filter_map(|key| entity.text_at(key));
-    names.next().unwrap_or("unnamed")
+    names.next().unwrap_or(UNNAMED)
 }
 
 /// A route with its service.
@@ -103,8 +105,10 @@ impl<'d> KongFile<'d> {
     }
 
     fn add_route(&mut self, item: &'d TreeItem, service: Option<&'d TreeItem>) {
+        let paths = item.texts_at("paths").join(" ");
+        let name = Some(name_of(item)).filter(|name| *name != UNNAMED || paths.is_empty());
         let route = KongRoute {
-            what: format!("route {}", name_of(item)),
+            what: format!("route {}", name.unwrap_or(&paths)),
             item,
             service,
         };
@@ -123,10 +127,11 @@ impl<'d> KongFile<'d> {
             .ok()
             .and_then(Option::as_ref)
             .map(|model| budgets::read_calls(&route, &plugins, model, self));
-        if let (Ok(None), Some(budgets)) = (&model, plugins.budgets) {
+        if let (Ok(None), Some(budgets)) = (&model, &plugins.budgets) {
             let why = "counted nothing in Kong: the route has no ai-proxy. Here `usage` of the \
                        route and a limit with `counts` would count";
-            budgets.lost(&format!("{}: ai-rate-limiting-advanced", route.what), why);
+            let config = budgets.config();
+            config.lost(&format!("{}: ai-rate-limiting-advanced", route.what), why);
         }
         let parts = RouteParts {
             target,

@@ -65,6 +65,37 @@ impl Imported {
 }
 
 #[test]
+fn a_rule_of_a_gateway_has_a_budget_for_each_route_or_one_that_they_share() {
+    let route = |name: &str| {
+        format!(
+            "kind: AIGatewayRoute\nmetadata: {{name: {name}}}\n\
+             spec: {{parentRefs: [{{name: g}}], hostnames: [{name}.test], \
+             rules: [{{backendRefs: [{{name: s}}]}}]}}\n---\n"
+        )
+    };
+    for (more, count) in [("", 2), ("shared: true, ", 1), ("shared: false, ", 2)] {
+        let text = format!(
+            "{}{}kind: AIServiceBackend\nmetadata: {{name: s}}\n\
+             spec: {{schema: {{name: OpenAI}}, backendRef: {{name: b}}}}\n\
+             ---\nkind: Backend\nmetadata: {{name: b}}\n\
+             spec: {{endpoints: [{{ip: {{address: 10.0.0.1, port: 80}}}}]}}\n\
+             ---\nkind: BackendTrafficPolicy\nmetadata: {{name: p}}\n\
+             spec: {{targetRefs: [{{kind: Gateway, name: g}}], rateLimit: {{global: {{rules: \
+             [{{{more}limit: {{requests: 9, unit: Hour}}}}]}}}}}}\n",
+            route("a"),
+            route("b")
+        );
+        let imported = import_text(SourceProgram::EnvoyAi, &text);
+        assert_eq!(
+            imported.text.matches("[limit.").count(),
+            count,
+            "{}",
+            imported.text
+        );
+    }
+}
+
+#[test]
 fn a_policy_with_a_selector_guards_the_routes_with_its_labels() {
     let import = |selector: &str| {
         let text = format!(

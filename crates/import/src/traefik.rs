@@ -240,7 +240,7 @@ impl Router<'_> {
             let more: Vec<String> = more.cloned().collect();
             names.splice(0..0, more);
         }
-        let mut effect = middlewares::read_middlewares(&names, self.item, file);
+        let mut effect = middlewares::read_middlewares(&names, self, file);
         let ports = self.find_ports(&points, &mut effect);
         if !self.needs_ports && !points.is_empty() && points.iter().all(|point| point.tls) {
             let only = self.item.entry(self.what.clone());

@@ -60,6 +60,8 @@ struct RuleParts {
     /// The models that the rule is for.
     models: Vec<String>,
     what: String,
+    /// The route, if each route has a budget of its own.
+    scope: Option<String>,
     item: TreeItem,
 }
 
@@ -83,8 +85,12 @@ pub(super) fn read_budgets(
         {
             let what = format!("{} rule {}", name_of(policy), number + 1);
             used.extend(costs::metadata_key(item).map(str::to_owned));
+            let scope = format!("AIGatewayRoute {}", name_of(route));
             match read_rule(item, &what, costs) {
-                Ok(rule) => rules.push(rule),
+                Ok(rule) => rules.push(RuleParts {
+                    scope: (!item.is_true("shared")).then_some(scope),
+                    ..rule
+                }),
                 Err(why) => item.lost(&what, why),
             }
         }
@@ -141,6 +147,7 @@ fn read_rule(item: &TreeItem, what: &str, costs: &mut RequestCosts) -> Result<Ru
         key: KeyDraft::default(),
         models: Vec::new(),
         what: what.to_owned(),
+        scope: None,
         item: item.clone(),
     };
     let selectors = item.list_at("clientSelectors");
@@ -223,7 +230,10 @@ impl RuleParts {
         self.key
             .parts
             .retain(|one| one != "global" || self.key.listed.is_empty());
-        let text = format!("BackendTrafficPolicy {}", self.what);
+        let of = self
+            .scope
+            .map_or(String::new(), |scope| format!(" of {scope}"));
+        let text = format!("BackendTrafficPolicy {}{of}", self.what);
         Budget {
             name: self.what.replace(" rule ", "-"),
             source: self.item.entry(text),
@@ -251,6 +261,7 @@ fn join_models(rules: &mut Vec<RuleParts>) {
                 && !one.models.is_empty()
                 && one.key == rule.key
                 && one.counts == rule.counts
+                && one.scope == rule.scope
                 && windows(one) == windows(&rule)
         };
         match joined.iter_mut().find(is_same) {

@@ -15,6 +15,8 @@ pub(super) const WHAT: &str = "ai-rate-limiting-advanced";
 #[derive(Clone, Copy)]
 pub(super) struct BudgetPlugin<'r, 'd> {
     pub(super) config: &'d TreeItem,
+    /// Requests of one scope have one budget.
+    pub(super) scope: &'r str,
     pub(super) tier: Option<&'r str>,
     pub(super) route: &'r KongRoute<'d>,
     pub(super) model: &'r KongModel<'d>,
@@ -33,15 +35,13 @@ pub(super) struct LimitText<'t> {
 impl BudgetPlugin<'_, '_> {
     /// Returns the name of a limit.
     pub(super) fn limit_name(&self, about: &str) -> String {
-        let scope = self
-            .tier
-            .map_or_else(|| scope_name(self.route), str::to_owned);
+        let scope = self.tier.unwrap_or_else(|| scope_name(self.scope));
         format!("{scope}-{about}")
     }
 
     /// Puts rates where they hold: for all clients, or for the tier.
     pub(super) fn budget(&self, about: &str, rates: Vec<Rate>) -> Budget {
-        let text = format!("{WHAT} {about} of {}", scope_name(self.route));
+        let text = format!("{WHAT} {about} of {}", self.scope);
         let (rates, tiers) = match self.tier {
             None => (rates, Vec::new()),
             Some(tier) => {

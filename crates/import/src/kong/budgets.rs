@@ -1,7 +1,7 @@
 //! Budgets of tokens: `ai-rate-limiting-advanced`, with `llm_providers` or with `policies`.
 
 use super::budget_plugin::{BudgetPlugin, LimitText, WHAT};
-use super::identifiers::key_of;
+use super::identifiers::{counted_scope, key_of};
 use super::models::KongModel;
 use super::plugins::KongRoutePlugins;
 use super::policies;
@@ -18,13 +18,16 @@ pub(super) fn read_calls<'d>(
     model: &KongModel<'d>,
     file: &mut KongFile<'d>,
 ) -> RouteCalls {
-    let all = plugins.budgets.map(|config| (config, None)).into_iter();
+    let all = plugins.budgets.iter().map(|plugin| (plugin, None));
     let tiers = plugins.tiers.iter();
-    let all = all.chain(tiers.map(|one| (one.config, Some(one.tier.as_str()))));
+    let all = all.chain(tiers.map(|one| (&one.plugin, Some(one.tier.as_str()))));
     let mut budgets = Vec::new();
-    for (config, tier) in all {
+    for (scoped, tier) in all {
+        let config = scoped.config();
+        let by = config.text_at("identifier").unwrap_or_default();
         let plugin = BudgetPlugin {
             config,
+            scope: &counted_scope(by, &scoped.scope, route),
             tier,
             route,
             model,

@@ -4,9 +4,19 @@ use super::{KongRoute, name_of};
 use crate::tree::TreeItem;
 use crate::values::KeyDraft;
 
-/// The name of a limit of all routes of a service, or of a route without one.
-pub(super) fn scope_name(route: &KongRoute<'_>) -> String {
-    name_of(route.service.unwrap_or(route.item)).to_owned()
+/// The scope whose requests have one budget: that of the plugin, or each service of it.
+pub(super) fn counted_scope(by: &str, scope: &str, route: &KongRoute<'_>) -> String {
+    match (by, route.service) {
+        ("service", Some(service)) => format!("service {}", name_of(service)),
+        _ => scope.to_owned(),
+    }
+}
+
+/// The name of a limit of a scope.
+pub(super) fn scope_name(scope: &str) -> &str {
+    let kinds = ["route ", "service "];
+    let names = kinds.iter().find_map(|kind| scope.strip_prefix(kind));
+    names.unwrap_or(scope)
 }
 
 /// Translates an identifier. The error says why it has no key here.

@@ -24,10 +24,25 @@ const LOST: &str = "\
     cors request-transformer response-transformer proxy-cache proxy-cache-advanced \
     ai-semantic-cache ai-prompt-decorator ai-prompt-template metering-and-billing";
 
+/// A plugin that holds on a route.
+pub(super) struct ScopedPlugin<'d> {
+    /// `route NAME`, `service NAME`, `all routes`, or a consumer. Kong counts the requests of one
+    /// scope together.
+    pub(super) scope: String,
+    plugin: &'d TreeItem,
+}
+
+impl<'d> ScopedPlugin<'d> {
+    /// Returns the configuration. A plugin without one has the defaults.
+    pub(super) fn config(&self) -> &'d TreeItem {
+        self.plugin.get("config").unwrap_or(self.plugin)
+    }
+}
+
 /// A plugin of budgets for one consumer or group.
 pub(super) struct TierPlugin<'d> {
     pub(super) tier: String,
-    pub(super) config: &'d TreeItem,
+    pub(super) plugin: ScopedPlugin<'d>,
 }
 
 /// What the plugins of a route are.
@@ -35,8 +50,7 @@ pub(super) struct TierPlugin<'d> {
 pub(super) struct KongRoutePlugins<'d> {
     /// `config` of ai-proxy.
     pub(super) proxy: Option<&'d TreeItem>,
-    /// `config` of the budgets.
-    pub(super) budgets: Option<&'d TreeItem>,
+    pub(super) budgets: Option<ScopedPlugin<'d>>,
     pub(super) tiers: Vec<TierPlugin<'d>>,
     /// Whether clients must have a key.
     pub(super) has_keys: bool,
@@ -48,14 +62,9 @@ pub(super) struct KongRoutePlugins<'d> {
 
 impl<'d> KongRoutePlugins<'d> {
     pub(super) fn first_budget(&self) -> Option<&'d TreeItem> {
-        let tiers = self.tiers.first().map(|one| one.config);
-        self.budgets.or(tiers)
+        let tiers = self.tiers.first().map(|one| &one.plugin);
+        self.budgets.as_ref().or(tiers).map(ScopedPlugin::config)
     }
-}
-
-/// Returns the configuration of a plugin. A plugin without one has the defaults.
-fn config_of(plugin: &TreeItem) -> &TreeItem {
-    plugin.get("config").unwrap_or(plugin)
 }
 
 fn is_enabled(plugin: &TreeItem) -> bool {
@@ -65,15 +74,15 @@ fn is_enabled(plugin: &TreeItem) -> bool {
 pub(super) fn read<'d>(route: &KongRoute<'d>, file: &mut KongFile<'d>) -> KongRoutePlugins<'d> {
     let mut found = KongRoutePlugins::default();
     for (name, plugin) in find_effective(route, file) {
-        let config = config_of(plugin);
+        let config = plugin.config();
         match name {
             "ai-proxy" | "ai-proxy-advanced" => found.proxy = Some(config),
-            BUDGETS => found.budgets = Some(config),
+            BUDGETS => found.budgets = Some(plugin),
             "key-auth" => {
                 read_key_auth(config, file);
                 found.has_keys = true;
             }
-            "rate-limiting" => add_request_limit(route, config, file, &mut found),
+            "rate-limiting" => add_request_limit(route, &plugin, file, &mut found),
             "request-size-limiting" => {
                 let most = config.number_at("allowed_payload_size").unwrap_or(128);
                 // Kong counts in powers of two.
@@ -86,12 +95,12 @@ pub(super) fn read<'d>(route: &KongRoute<'d>, file: &mut KongFile<'d>) -> KongRo
                 found.entries.add("body_limit", size);
             }
             name => {
-                found.closed = note_other(route, plugin, name).or(found.closed.take());
+                found.closed = note_other(route, plugin.plugin, name).or(found.closed.take());
             }
         }
     }
     for one in find_of_consumers(route, file) {
-        found.add_of_consumer(route, &one);
+        found.add_of_consumer(route, one);
     }
     found
 }
@@ -116,13 +125,14 @@ fn note_other(route: &KongRoute<'_>, plugin: &TreeItem, what: &str) -> Option<St
 impl<'d> KongRoutePlugins<'d> {
     /// Adds the budget of a consumer or a group. Another plugin that may guard closes the route, if
     /// the route asks who its clients are.
-    fn add_of_consumer(&mut self, route: &KongRoute<'d>, one: &ConsumerPlugin<'d>) {
-        let (plugin, name) = (one.plugin, one.plugin.text_at("name").unwrap_or_default());
+    fn add_of_consumer(&mut self, route: &KongRoute<'d>, one: ConsumerPlugin<'d>) {
+        let plugin = one.plugin.plugin;
+        let name = plugin.text_at("name").unwrap_or_default();
         let what = format!("{name} of {}", one.owner);
         match name {
             BUDGETS => self.tiers.push(TierPlugin {
                 tier: clean_name(one.owner),
-                config: config_of(plugin),
+                plugin: one.plugin,
             }),
             "rate-limiting" | "request-size-limiting" => {
                 plugin.lost(&what, "limits of consumers are `tiers` of a limit");
@@ -135,16 +145,11 @@ impl<'d> KongRoutePlugins<'d> {
     }
 }
 
-/// Returns the plugins of a route by name. Those of the route replace those of its service, and
-/// these the global ones.
-fn find_effective<'d>(
-    route: &KongRoute<'d>,
-    file: &KongFile<'d>,
-) -> BTreeMap<&'d str, &'d TreeItem> {
-    let of_all = file.root.list_at("plugins").iter();
-    let of_all = of_all.filter(|one| !is_of_consumers(one));
+/// Returns the enabled plugins that hold on a route: the global ones, then those of its service,
+/// then its own.
+fn find_all<'d>(route: &KongRoute<'d>, file: &KongFile<'d>) -> Vec<ScopedPlugin<'d>> {
     let (mut global, mut service, mut own) = (Vec::new(), Vec::new(), Vec::new());
-    for plugin in of_all {
+    for plugin in file.root.list_at("plugins") {
         match (plugin.get("route"), plugin.get("service")) {
             (Some(one), _) if refers_to(one, route.item) => own.push(plugin),
             (None, Some(one)) if route.service.is_some_and(|item| refers_to(one, item)) => {
@@ -157,10 +162,33 @@ fn find_effective<'d>(
     let nested = route.service.map(|item| item.list_at("plugins"));
     service.extend(nested.unwrap_or_default());
     own.extend(route.item.list_at("plugins"));
-    let all = global.into_iter().chain(service).chain(own);
-    let enabled = all.filter(|one| is_enabled(one) && !is_of_consumers(one));
-    enabled
-        .filter_map(|plugin| Some((plugin.text_at("name")?, plugin)))
+    let of_service = route
+        .service
+        .map_or(String::new(), |item| format!("service {}", name_of(item)));
+    let scopes = [
+        ("all routes", global),
+        (&of_service, service),
+        (&route.what, own),
+    ];
+    let scoped = scopes.into_iter().flat_map(|(scope, plugins)| {
+        let enabled = plugins.into_iter().filter(|one| is_enabled(one));
+        enabled.map(move |plugin| ScopedPlugin {
+            scope: scope.to_owned(),
+            plugin,
+        })
+    });
+    scoped.collect()
+}
+
+/// Returns the plugins of a route by name. Those of the route replace those of its service, and
+/// these the global ones.
+fn find_effective<'d>(
+    route: &KongRoute<'d>,
+    file: &KongFile<'d>,
+) -> BTreeMap<&'d str, ScopedPlugin<'d>> {
+    let all = find_all(route, file).into_iter();
+    all.filter(|one| !is_of_consumers(one.plugin))
+        .filter_map(|one| Some((one.plugin.text_at("name")?, one)))
         .collect()
 }
 
@@ -171,7 +199,7 @@ fn is_of_consumers(plugin: &TreeItem) -> bool {
 /// A plugin of a consumer or of a group, and the name of that.
 struct ConsumerPlugin<'d> {
     owner: &'d str,
-    plugin: &'d TreeItem,
+    plugin: ScopedPlugin<'d>,
 }
 
 /// Returns the plugins of consumers and their groups that hold on a route.
@@ -181,27 +209,25 @@ fn find_of_consumers<'d>(route: &KongRoute<'d>, file: &KongFile<'d>) -> Vec<Cons
         for entity in file.root.list_at(section) {
             let owner = name_of(entity);
             let plugins = entity.list_at("plugins").iter();
-            found.extend(plugins.map(|plugin| ConsumerPlugin { owner, plugin }));
+            found.extend(plugins.filter(|one| is_enabled(one)).map(|plugin| {
+                let scope = owner.to_owned();
+                ConsumerPlugin {
+                    owner,
+                    plugin: ScopedPlugin { scope, plugin },
+                }
+            }));
         }
     }
-    let of_service = route.service.map(|item| item.list_at("plugins"));
-    let plugins = file.root.list_at("plugins").iter();
-    let plugins = plugins.chain(of_service.unwrap_or_default());
-    for plugin in plugins.chain(route.item.list_at("plugins")) {
-        let is_for = |key: &str, own: Option<&TreeItem>| {
-            let scope = plugin.get(key);
-            scope.is_none_or(|one| own.is_some_and(|own| refers_to(one, own)))
-        };
-        let scope = plugin.get("consumer").or(plugin.get("consumer_group"));
-        if let Some(scope) = scope
-            && is_for("route", Some(route.item))
-            && is_for("service", route.service)
-        {
-            let owner = scope.text().unwrap_or_else(|| name_of(scope));
-            found.push(ConsumerPlugin { owner, plugin });
+    for ScopedPlugin { scope, plugin } in find_all(route, file) {
+        if let Some(client) = plugin.get("consumer").or(plugin.get("consumer_group")) {
+            let owner = client.text().unwrap_or_else(|| name_of(client));
+            let scope = format!("{owner} on {scope}");
+            found.push(ConsumerPlugin {
+                owner,
+                plugin: ScopedPlugin { scope, plugin },
+            });
         }
     }
-    found.retain(|one| is_enabled(one.plugin));
     found
 }
 
@@ -246,10 +272,11 @@ fn read_key_auth(config: &TreeItem, file: &mut KongFile<'_>) {
 /// Translates the limits of requests of Kong itself.
 fn add_request_limit(
     route: &KongRoute<'_>,
-    config: &TreeItem,
+    plugin: &ScopedPlugin<'_>,
     file: &mut KongFile<'_>,
     found: &mut KongRoutePlugins<'_>,
 ) {
+    let config = plugin.config();
     let known = "second minute hour day month year limit_by header_name path policy \
                  fault_tolerant hide_client_headers redis error_code error_message sync_rate";
     config.note_unknown("rate-limiting.", known);
@@ -271,9 +298,10 @@ fn add_request_limit(
         return;
     }
     let by = config.text_at("limit_by").unwrap_or("consumer");
-    let name = format!("requests-{}", identifiers::scope_name(route));
+    let scope = identifiers::counted_scope(by, &plugin.scope, route);
+    let name = format!("requests-{}", identifiers::scope_name(&scope));
     let budget = Budget {
-        source: config.entry(format!("rate-limiting by {by}")),
+        source: config.entry(format!("rate-limiting by {by} of {scope}")),
         key: identifiers::key_of(by, config, found.has_keys).unwrap_or_else(|why| {
             config.lost("rate-limiting.limit_by", why);
             KeyDraft::of_part("ip")

@@ -51,6 +51,41 @@ fn a_route_stays_open_only_if_a_limit_asks_for_its_keys() {
 }
 
 #[test]
+fn each_scope_of_a_plugin_has_a_budget_of_its_own() {
+    let limit =
+        |by: &str| format!("{{name: rate-limiting, config: {{minute: 3, limit_by: {by}}}}}");
+    let import = |of_routes: &str, more: &str| {
+        let route = |path: &str| format!("{{paths: [{path}], plugins: [{of_routes}]}}");
+        import_routes(&format!("{}, {}", route("/a/"), route("/b/")), more)
+    };
+    let other = "- {name: b, url: \"http://10.0.0.2\", routes: [{name: c, paths: [/c/]}]}\n";
+    for (imported, names) in [
+        (
+            import(&limit("ip"), ""),
+            &["requests--a", "requests--b"][..],
+        ),
+        (
+            import("", &format!("  plugins: [{}]\n{other}", limit("ip"))),
+            &["requests-api"],
+        ),
+        (
+            import("", &format!("{other}plugins: [{}]", limit("ip"))),
+            &["requests-all-routes"],
+        ),
+        (
+            import("", &format!("{other}plugins: [{}]", limit("service"))),
+            &["requests-api", "requests-b"],
+        ),
+    ] {
+        let found = imported.text.matches("[limit.").count();
+        assert_eq!(found, names.len(), "{}", imported.text);
+        for name in names {
+            imported.assert_has(&format!("[limit.{name}]"));
+        }
+    }
+}
+
+#[test]
 fn guards_of_consumers_close_routes_with_keys() {
     let routes = format!(
         "{{name: keyed, paths: [/a/], plugins: [{KEYS}, {{name: rate-limiting, config: \

@@ -40,6 +40,25 @@ fn a_router_is_served_at_its_entry_points_alone() {
 }
 
 #[test]
+fn each_router_has_counts_of_its_own() {
+    let router = |name: &str| {
+        format!("    {name}: {{rule: \"Host(`{name}.test`)\", service: a, middlewares: [m]}}\n")
+    };
+    let limit = "  middlewares: {m: {rateLimit: {average: 5}}}\n";
+    let imported = import_routers("", &[router("a"), router("b"), limit.to_owned()].concat());
+    assert!(
+        imported.route("router a").contains("[\"m\"]"),
+        "{}",
+        imported.text
+    );
+    assert!(
+        imported.route("router b").contains("[\"m-2\"]"),
+        "{}",
+        imported.text
+    );
+}
+
+#[test]
 fn a_list_of_addresses_is_kept_or_closes_its_routers() {
     let import = |options: &str| {
         let router = "    a: {rule: \"Host(`a.test`)\", service: a, middlewares: [m, n]}\n";

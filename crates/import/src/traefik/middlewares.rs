@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{TraefikFile, local_name};
+use super::{Router, TraefikFile, local_name};
 use crate::draft::{LimitDraft, TargetDraft};
 use crate::files::SourceEntry;
 use crate::patterns;
@@ -42,12 +42,15 @@ const CLOSING: [(&str, &str); 7] = [
 
 pub(super) fn read_middlewares(
     names: &[String],
-    router: &TreeItem,
+    router: &Router<'_>,
     file: &mut TraefikFile<'_>,
 ) -> MiddlewareEffect {
-    let effect = MiddlewareEffect::default();
-    let mut reader = MiddlewareReader { file, effect };
-    reader.read_list(names, router, 0);
+    let mut reader = MiddlewareReader {
+        router: &router.what,
+        file,
+        effect: MiddlewareEffect::default(),
+    };
+    reader.read_list(names, router.item, 0);
     let mut effect = reader.effect;
     effect.entries.add_table("headers_up", &effect.headers_up);
     let (entries, down) = (&mut effect.entries, &effect.headers_down);
@@ -56,6 +59,8 @@ pub(super) fn read_middlewares(
 }
 
 struct MiddlewareReader<'r, 'd> {
+    /// `router NAME`. Each router has counts of its own.
+    router: &'r str,
     file: &'r mut TraefikFile<'d>,
     effect: MiddlewareEffect,
 }
@@ -195,7 +200,8 @@ impl MiddlewareReader<'_, '_> {
             );
             options.differs(&what, why);
         }
-        let text = format!("{what}: average {units}, period {period}, burst {burst}");
+        let router = &self.router;
+        let text = format!("{what} of {router}: average {units}, period {period}, burst {burst}");
         let key = self.read_key(&what, options, "ip");
         let source = options.entry(text);
         let budget = TomlEntry::new("rate", quote(&rate.to_string()));
@@ -209,7 +215,7 @@ impl MiddlewareReader<'_, '_> {
         let Some(amount) = amount else {
             return options.lost(&what, "amount is no number of requests");
         };
-        let source = options.entry(format!("{what}: amount {amount}"));
+        let source = options.entry(format!("{what} of {}: amount {amount}", self.router));
         let key = self.read_key(&what, options, "host");
         let budget = TomlEntry::new("concurrent", amount.to_string());
         self.add_limit(name, source, budget, &key);
