@@ -17,7 +17,7 @@ mod promotion_page;
 mod state;
 mod terminal;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use clap::Args;
@@ -35,7 +35,7 @@ use crate::admin::denials::DenialList;
 use crate::admin::limits::ClientsReport;
 use crate::admin::operator_store::RecordReport;
 use client_page::{ClientChoice, ClientName, ClientPage};
-use frame::{ScreenSize, frame};
+use frame::{ScreenSize, frame, table_columns};
 use order::ClientOrder;
 use promotion_page::PromotionPage;
 use state::{PressedKey, TopAction, TopState, View};
@@ -86,8 +86,12 @@ fn whole_picture(state: &TopState) -> Vec<StyledLine> {
     let snapshot = &state.snapshot;
     let servers: usize = snapshot.upstreams.iter().map(|one| one.servers.len()).sum();
     let rows = snapshot.limits.len() + state.clients.len() + servers;
+    let columns = match std::io::stdout().is_terminal() {
+        true => terminal::size().columns,
+        false => table_columns(state),
+    };
     let size = ScreenSize {
-        columns: terminal::size().columns.max(80),
+        columns: columns.max(80),
         rows: rows + bans::lines(&state.bans, 0.0).len() + 12,
     };
     let mut lines = frame(state, size);

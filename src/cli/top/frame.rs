@@ -47,6 +47,13 @@ pub(super) fn frame(state: &TopState, size: ScreenSize) -> Vec<StyledLine> {
     lines.into_iter().map(fit).collect()
 }
 
+/// The columns that the overview needs to show its tables whole.
+pub(super) fn table_columns(state: &TopState) -> usize {
+    let bans = bans::lines(&state.bans, state.snapshot.status.now);
+    let lines = panels(state, usize::MAX).into_iter().chain(bans);
+    lines.map(|line| line.width()).max().unwrap_or(0)
+}
+
 /// The page that is shown in place of the overview.
 fn page_lines(state: &TopState, columns: usize) -> Option<Vec<StyledLine>> {
     match &state.view {
@@ -326,6 +333,15 @@ mod tests {
     #[test]
     fn a_picture_of_a_busy_proxy() {
         assert_eq!(drawn(&state()), include_str!("frame.txt"));
+    }
+
+    #[test]
+    fn a_pipe_gets_whole_tables() {
+        let mut state = state();
+        state.snapshot.limits[0].name = "a".repeat(90);
+        let columns = table_columns(&state);
+        let picture = render_lines(&frame(&state, ScreenSize { columns, rows: 24 }), false);
+        assert!(columns > 90 && !picture.contains(".."), "{picture}");
     }
 
     #[test]
