@@ -5,7 +5,7 @@ use std::fs;
 use crate::{Grade, Imported, SourceProgram, import};
 
 /// Imports a text in `http`, from a folder that has no other file.
-fn import_http(text: &str) -> Imported {
+pub(super) fn import_http(text: &str) -> Imported {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nginx.conf");
     fs::write(&path, format!("events {{}}\nhttp {{\n{text}\n}}\n")).unwrap();

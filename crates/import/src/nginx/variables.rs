@@ -268,9 +268,11 @@ impl ImportedKey {
 
 pub(super) fn translate_key(text: &str, scope: &BlockScope<'_>) -> Result<ImportedKey, String> {
     let mut all = ImportedKey::default();
+    let mut is_always_there = false;
     for part in split_variables(text) {
         // A fixed text is the same for all clients.
         let ValuePart::Variable(name) = part else {
+            is_always_there = true;
             continue;
         };
         let ImportedKey {
@@ -278,6 +280,7 @@ pub(super) fn translate_key(text: &str, scope: &BlockScope<'_>) -> Result<Import
             differs,
             is_of_server,
         } = translate_key_variable(name, scope, 0)?;
+        is_always_there |= key.missing.is_none();
         all.is_of_server |= is_of_server;
         all.key.exempt.extend(key.exempt);
         all.key.parts.extend(key.parts);
@@ -289,9 +292,18 @@ pub(super) fn translate_key(text: &str, scope: &BlockScope<'_>) -> Result<Import
     if key.parts.is_empty() {
         key.parts.push("global".to_owned());
     }
-    if key.parts.len() > 1 && key.missing == Some("skip") {
-        // nginx leaves out requests only where the whole key is empty.
+    // nginx leaves out requests only where the whole key is empty.
+    if key.missing == Some("skip") && is_always_there {
         key.missing = Some("shared");
+    } else if key.missing == Some("skip") {
+        // Each part stands in for a missing one, so that a part is missing only if all are.
+        let parts = key.parts.clone();
+        let others = |at: usize| [&parts[at..], &parts[..at]].concat().join(" or ");
+        key.parts = (0..parts.len()).map(others).collect();
+        if parts.len() > 1 {
+            let differs = "a value counts apart from the same value of another variable";
+            all.differs = all.differs.or(Some(differs.to_owned()));
+        }
     }
     Ok(all)
 }
@@ -429,7 +441,38 @@ fn contains(outer: &str, inner: &IpNet) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::import_http;
     use super::*;
+
+    #[test]
+    fn a_zone_counts_requests_with_a_part_of_its_key() {
+        for (key, expected) in [
+            ("$http_a", "key     = \"header:a\"\nmissing = \"skip\"\n"),
+            (
+                "$http_a$arg_b",
+                "key     = [\"header:a or query:b\", \"query:b or header:a\"]\n\
+                 missing = \"skip\"\n",
+            ),
+            (
+                "$remote_addr$http_a",
+                "key     = [\"ip\", \"header:a\"]\nmissing = \"shared\"\n",
+            ),
+            (
+                "all:$http_a",
+                "key     = \"header:a\"\nmissing = \"shared\"\n",
+            ),
+            (
+                "$server_name$http_a",
+                "key     = \"header:a\"\nmissing = \"shared\"\n",
+            ),
+        ] {
+            let imported = import_http(&format!(
+                "limit_req_zone {key} zone=a:1m rate=1r/s;\n\
+                 server {{ limit_req zone=a; location / {{ proxy_pass http://10.0.0.1; }} }}"
+            ));
+            imported.assert_has(expected);
+        }
+    }
 
     #[test]
     fn variables_become_ours() {
