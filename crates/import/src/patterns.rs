@@ -1,6 +1,10 @@
 //! Paths, hosts, headers and regular expressions of other programs in routes.
 
+mod confined;
+
 use http::HeaderName;
+
+pub(super) use confined::confine_regex;
 
 use crate::route::{Direction, HeaderChange, HostPattern, PathPattern, PatternError, Regex};
 

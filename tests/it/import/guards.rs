@@ -249,8 +249,8 @@ fn what_nextcloud_and_security_snippets_close() {
         ("GET /", 200, 200),
         ("GET / | User-Agent: DavClnt", 302, 302),
         ("GET /.well-known/carddav", 301, 301),
-        ("GET /.well-known/acme-challenge/x", 200, 404),
-        ("GET /.well-known/foo", 301, 404),
+        ("GET /.well-known/acme-challenge/x", 200, 200),
+        ("GET /.well-known/foo", 301, 301),
         ("GET /build/x", 404, 404),
         ("GET /builder", 200, 200),
         ("GET /data", 404, 404),
@@ -315,6 +315,51 @@ fn other_guards() {
         ("DELETE /case/ | User-Agent: x", 403, 403),
         ("GET /case/ | User-Agent: x", 200, 200),
         ("DELETE /case/", 403, 403),
+    ]);
+}
+
+/// nginx asks the expressions in a prefix only if that is the longest one.
+#[test]
+fn nested_locations() {
+    let site = include_str!("../../fixtures/import/beside/nested_locations.conf");
+    Beside::start(site).check(&[
+        ("GET /x.css", 200, 200),
+        ("GET /x.php", 418, 418),
+        ("GET /admin/", 403, 403),
+        ("GET /admin/x.css", 403, 403),
+        ("GET /admin/x.php", 418, 418),
+        ("GET /if/x.css", 403, 403),
+        ("GET /login/a.css", 200, 200),
+        ("GET /login/b.css", 503, 503),
+        ("GET /c/x.js", 418, 418),
+        ("GET /d/x.js", 403, 403),
+        ("GET /uploads/x.php", 403, 403),
+        ("GET /uploads/a.zip", 200, 200),
+        ("GET /uploads/b.zip", 503, 503),
+        ("GET /uploads/.ht", 404, 404),
+        ("GET /uploads/x/.ht", 404, 404),
+        ("GET /uploads/x", 200, 200),
+        ("GET /.ht", 200, 200),
+        ("GET /own/x.txt", 403, 403),
+        ("GET /other/x.txt", 200, 200),
+        ("GET /same/", 403, 403),
+        ("GET /outer/a/b/c", 403, 403),
+        ("GET /outer/a/x", 200, 200),
+        ("GET /re/x.bak", 404, 404),
+        ("GET /re/x", 200, 501),
+        ("GET /pub/v2/a", 403, 403),
+        ("GET /pub/admin/v2/a", 200, 200),
+        ("GET /v2/", 200, 200),
+        ("GET /zone/", 200, 200),
+        ("GET /zone/", 200, 200),
+        ("GET /zone/ | X-A: 1", 200, 200),
+        ("GET /zone/ | X-A: 1", 503, 503),
+        ("GET /zone/ | X-A: 1 | X-B: 1", 200, 200),
+        ("GET /v2/ | Host: b.example", 418, 418),
+        ("GET /a/v2/ | Host: b.example", 403, 403),
+        ("GET /outer/a/b/public", 403, 403),
+        ("GET /outer/a/b/public/", 200, 200),
+        ("GET /outer/a/b/public/x", 200, 200),
     ]);
 }
 

@@ -24,6 +24,7 @@ pub(super) enum Condition {
         name: Option<String>,
         negated: bool,
     },
+    /// The expression matches its path.
     Path(String),
     Any(Vec<Condition>),
     File,
@@ -143,7 +144,7 @@ fn variable_condition(
             Shown::Optional => certificate_condition(comparison),
             Shown::Always => known_condition(Some("SUCCESS"), comparison),
         },
-        "uri" | "document_uri" => path_condition(comparison),
+        "uri" | "document_uri" => path_condition(comparison, around.path),
         "invalid_referer" => untranslatable("`valid_referers` has nothing like it here"),
         _ => {
             if let Some(condition) = assigned_condition(name, comparison, around) {
@@ -245,15 +246,28 @@ fn host_condition(comparison: Comparison<'_>) -> Condition {
     }
 }
 
-fn path_condition(comparison: Comparison<'_>) -> Condition {
-    match comparison.operand {
+/// Returns the condition for the paths that a location has.
+fn path_condition(comparison: Comparison<'_>, of: &LocationPath<'_>) -> Condition {
+    let Some(prefix) = of.path else {
+        return untranslatable("a route has one expression, and its location has one already");
+    };
+    let regex = match comparison.operand {
         Operand::Text(text) if !comparison.negated => {
-            Condition::Path(format!("^{}$", patterns::escape_regex(text)))
+            Ok(format!("^{}$", patterns::escape_regex(text)))
         }
         Operand::Regex { regex, any_case } if !comparison.negated => {
-            patterns::widen_regex(regex, any_case).map_or_else(untranslatable, Condition::Path)
+            patterns::widen_regex(regex, any_case)
         }
-        _ => untranslatable("a route's path cannot be one that is not found"),
+        _ => Err("a route's path cannot be one that is not found".to_owned()),
+    };
+    match regex {
+        Ok(regex) if of.is_exact || prefix == "/" => Condition::Path(regex),
+        Ok(regex) => match patterns::confine_regex(&regex, prefix) {
+            Ok(Some(confined)) => Condition::Path(confined.text),
+            Ok(None) => Condition::Never,
+            Err(why) => untranslatable(why),
+        },
+        Err(why) => untranslatable(why),
     }
 }
 

@@ -372,30 +372,3 @@ fn with_header(headers: &[HeaderDraft], more: &HeaderDraft) -> Option<Vec<Header
     }
     Some(all)
 }
-
-/// Returns the early answers whose condition is a path, with the paths of their routes. These come
-/// before all locations. Below a prefix, an expression that begins with a dot is matched behind the
-/// prefix, because no part of it can be in the prefix.
-pub(super) fn answers_by_path<'r>(
-    answers: &'r [EarlyAnswer],
-    prefix: Option<&'r str>,
-) -> impl Iterator<Item = (String, &'r RouteAction)> {
-    let prefix = prefix.filter(|prefix| *prefix != "/" && !prefix.contains('.'));
-    answers.iter().filter_map(move |answer| {
-        let Condition::Path(text) = &answer.condition else {
-            return None;
-        };
-        let (flag, rest) = match text.strip_prefix("(?i)") {
-            Some(rest) => ("(?i)", rest),
-            None => ("", text.as_str()),
-        };
-        let path = match prefix.filter(|_| rest.starts_with("\\.")) {
-            Some(prefix) => format!(
-                "regex:{flag}^{}.*(?:{rest})",
-                patterns::escape_regex(prefix)
-            ),
-            None => format!("regex:{text}"),
-        };
-        Some((path, &answer.action))
-    })
-}

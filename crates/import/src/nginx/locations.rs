@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 
 use super::access_logs;
 use super::actions;
-use super::conditions::{self, ConditionScope, ServerTls};
+use super::conditions::{self, Condition, ConditionScope, ServerTls};
 use super::directives::{self, AddressRules};
 use super::early_answers::{self, EarlyAnswer, RequestClass};
 use super::error_pages;
 use super::limits;
-use super::precedence::{self, Location, LocationKind, Nesting};
+use super::precedence::{self, Location, LocationKind};
 use super::rewrites;
 use super::scope::{BlockScope, LocationPath};
 use super::settings;
@@ -45,8 +45,10 @@ impl Site<'_> {
         let mut answers = self.read_answers(self.scope, &whole, draft);
         let refusal = early_answers::take_refusal(&mut answers);
         self.tls.certificates.status = self.tls.certificates.status.or(refusal);
-        for (path, action) in early_answers::answers_by_path(&answers, None) {
-            self.add_for_hosts(self.scope, &path, action, draft);
+        for answer in &answers {
+            if let Condition::Path(regex) = &answer.condition {
+                self.add_for_hosts(self.scope, &format!("regex:{regex}"), &answer.action, draft);
+            }
         }
         let rewrites = actions::read_server_rewrites(self.scope);
         for one in rewrites.answered {
@@ -54,13 +56,13 @@ impl Site<'_> {
         }
         let mut found = Vec::new();
         if !rewrites.answers_all {
-            self.collect(self.scope, Nesting::default(), &mut found, draft);
+            self.collect(self.scope, &mut found, draft);
         }
         let redirects = found.iter().filter_map(|one| one.slash_redirect(&found));
         let redirects: Vec<Location<'_>> = redirects.collect();
         found.extend(redirects);
         for placed in precedence::order(&found) {
-            let location = &mut found[placed.index];
+            let location = &found[placed.index];
             let one = location.scope.block();
             let mut path = match placed.path {
                 Ok(path) => path,
@@ -74,10 +76,6 @@ impl Site<'_> {
             if let Some(why) = path.differs.take_if(|_| path.is_wider) {
                 one.lost(why);
             }
-            if path.is_wider && !location.action.target.denies() {
-                let why = format!("`{}` cannot be said", one.line());
-                location.action = TargetDraft::Closed(why).into();
-            }
             self.add_location(location, &answers, path, draft);
         }
         let is_rest = |one: &Location<'_>| one.path == "/" && one.kind.is_prefix();
@@ -86,10 +84,9 @@ impl Site<'_> {
                 kind: LocationKind::Prefix,
                 path: "/",
                 scope: self.scope.clone(),
-                nesting: Nesting::default(),
                 action: actions::find_action(self.scope, &whole, draft),
+                answers: Vec::new(),
                 is_plain: true,
-                adds_slash: false,
             };
             self.add_location(&rest, &answers, ImportedPath::same("/*"), draft);
         }
@@ -150,7 +147,6 @@ impl Site<'_> {
     fn collect<'d>(
         &self,
         scope: &BlockScope<'d>,
-        nesting: Nesting<'d>,
         found: &mut Vec<Location<'d>>,
         draft: &mut Draft,
     ) {
@@ -169,23 +165,23 @@ impl Site<'_> {
                 continue;
             };
             let inner = scope.enter(one);
-            let below = Nesting {
-                depth: nesting.depth + 1,
-                parent: kind.is_prefix().then_some(path),
-            };
-            self.collect(&inner, below, found, draft);
+            self.collect(&inner, found, draft);
             let mut location = Location {
                 kind,
                 path,
                 is_plain: one.first("if").or(one.first("limit_except")).is_none()
                     && directives::have_same_addresses(&inner, self.scope),
                 scope: inner,
-                nesting,
                 action: TargetDraft::respond(404).into(),
-                adds_slash: false,
+                answers: Vec::new(),
             };
             let path = location.request_path();
             location.action = actions::find_action(&location.scope, &path, draft);
+            location.answers = self.read_answers(&location.scope, &path, draft);
+            if let Some(fallback) = actions::find_fallback(&location.scope) {
+                let answers = self.read_answers(&fallback.scope, &path, draft);
+                location.answers.extend(answers);
+            }
             found.push(location);
         }
     }
@@ -199,22 +195,16 @@ impl Site<'_> {
     ) {
         let (scope, path) = (&location.scope, location.request_path());
         let one = scope.block();
-        if let Some(why) = route_path.differs {
-            one.differs(why);
+        if let Some(why) = &route_path.differs {
+            one.differs(why.clone());
         }
         settings::read_real_ip(scope, draft);
-        let mut own_answers = Vec::new();
-        if one.name == "location" && !location.adds_slash {
-            own_answers = self.read_answers(scope, &path, draft);
-        }
-        if let Some(fallback) = actions::find_fallback(scope) {
-            own_answers.extend(self.read_answers(&fallback.scope, &path, draft));
-        }
+        let mut answers = server_answers.to_vec();
+        let mut own_answers = location.answers.clone();
         let refusal = early_answers::take_refusal(&mut own_answers);
-        let mut answers = [server_answers, &own_answers].concat();
+        answers.append(&mut own_answers);
         if let Some(internal) = scope.first("internal") {
             answers.clear();
-            own_answers.clear();
             let is_reached = |server: BlockScope<'_>| is_fallback(server.block(), location.path);
             if !scope.server().is_some_and(is_reached) {
                 let why = "`X-Accel-Redirect` of an upstream is not followed: clients get its \
@@ -223,16 +213,14 @@ impl Site<'_> {
             }
         }
         let mut action = location.action.clone();
-        if let Some(why) = self.closed.as_ref().filter(|_| !action.target.denies()) {
-            action = TargetDraft::Closed(why.clone()).into();
+        let cannot_say = || format!("`{}` cannot be said", one.line());
+        let wider = route_path.is_wider.then(cannot_say);
+        if let Some(why) = self.closed.clone().or(wider) {
+            close_actions(why, &mut answers, &mut action);
         }
         require_certificate(&mut action.entries, refusal);
-        for answer in answers.iter_mut().chain(&mut own_answers) {
+        for answer in &mut answers {
             require_certificate(&mut answer.action.entries, refusal);
-        }
-        let prefix = path.path.filter(|_| !path.is_exact);
-        for (path, action) in early_answers::answers_by_path(&own_answers, prefix) {
-            self.add_for_hosts(scope, &path, action, draft);
         }
         for host in &self.hosts {
             let class = RequestClass {
@@ -241,17 +229,27 @@ impl Site<'_> {
                 mixed_hosts: &self.mixed_hosts,
                 path: path.path.filter(|_| path.is_exact),
             };
-            for variant in early_answers::variants(&answers, &action, class) {
-                let route = RouteDraft {
-                    host: host.clone(),
-                    path: route_path.pattern.clone(),
-                    trailing_slash: route_path.trailing_slash,
-                    methods: variant.methods,
-                    headers: variant.headers,
-                    ..make_route(scope, &variant.action, draft)
-                };
-                self.add_for_ports(&route, one, draft);
+            let mut add = |path: &ImportedPath, before: &[EarlyAnswer], action: &RouteAction| {
+                for variant in early_answers::variants(before, action, class) {
+                    let route = RouteDraft {
+                        host: host.clone(),
+                        path: path.pattern.clone(),
+                        trailing_slash: path.trailing_slash,
+                        methods: variant.methods,
+                        headers: variant.headers,
+                        ..make_route(scope, &variant.action, draft)
+                    };
+                    self.add_for_ports(&route, one, draft);
+                }
+            };
+            let own = answers.iter().enumerate().skip(server_answers.len());
+            for (index, answer) in own.filter(|_| !path.is_exact) {
+                if let Condition::Path(regex) = &answer.condition {
+                    let path = ImportedPath::same(&format!("regex:{regex}"));
+                    add(&path, &answers[..index], &answer.action);
+                }
             }
+            add(&route_path, &answers, &action);
         }
     }
 
@@ -331,6 +329,19 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
         access_logs,
         entries,
         ..RouteDraft::new(scope.block().source(), target)
+    }
+}
+
+/// Closes a location, and its answers that would reach an upstream.
+fn close_actions(why: String, answers: &mut [EarlyAnswer], own: &mut RouteAction) {
+    let closed = RouteAction::from(TargetDraft::Closed(why));
+    let passes = |one: &&mut RouteAction| matches!(one.target, TargetDraft::Upstream(_));
+    let actions = answers.iter_mut().map(|one| &mut one.action);
+    for action in actions.filter(passes) {
+        action.clone_from(&closed);
+    }
+    if !own.target.denies() {
+        *own = closed;
     }
 }
 

@@ -1,10 +1,15 @@
 //! The order in which nginx tries locations, as paths of routes.
 //!
-//! nginx tries `=` first, then the longest prefix if it has `^~`, then regular expressions in their
-//! order, then the longest prefix. Routes are tried in this order: exact paths, expressions in the
-//! order of the file, paths with `/*`. So some prefixes are written as expressions: those that must
-//! come before an expression, and those that end within a segment.
+//! nginx tries `=` first. Then it finds the longest prefix, and in it the longest one, and so on.
+//! It asks the regular expressions beside each of these prefixes, the innermost first, but not
+//! those beside a prefix with `^~`. The innermost prefix is last. Routes are tried in this order:
+//! exact paths, expressions in the order of the file, paths with `/*`. So some prefixes are written
+//! as expressions: those that must come before an expression, and those that end within a segment.
 
+use std::cmp::Reverse;
+
+use super::conditions::Condition;
+use super::early_answers::EarlyAnswer;
 use super::limits;
 use super::scope::{BlockScope, LocationPath};
 use super::syntax::Directive;
@@ -63,20 +68,12 @@ pub(super) struct Location<'d> {
     pub(super) kind: LocationKind,
     pub(super) path: &'d str,
     pub(super) scope: BlockScope<'d>,
-    pub(super) nesting: Nesting<'d>,
     pub(super) action: RouteAction,
+    /// What its conditions answer before its action.
+    pub(super) answers: Vec<EarlyAnswer>,
     /// No condition answers before the action, and no addresses are refused that the server
     /// admits.
     pub(super) is_plain: bool,
-    /// It sends clients to the path with a slash, before nginx looks into the location.
-    pub(super) adds_slash: bool,
-}
-
-#[derive(Clone, Copy, Default)]
-pub(super) struct Nesting<'d> {
-    pub(super) depth: usize,
-    /// The prefix of the innermost.
-    pub(super) parent: Option<&'d str>,
 }
 
 impl<'d> Location<'d> {
@@ -123,10 +120,9 @@ impl<'d> Location<'d> {
             kind: LocationKind::Exact,
             path,
             scope: self.scope.clone(),
-            nesting: self.nesting,
             action: TargetDraft::Redirect { to, status: 301 }.into(),
+            answers: Vec::new(),
             is_plain: true,
-            adds_slash: true,
         })
     }
 
@@ -135,14 +131,76 @@ impl<'d> Location<'d> {
         self.is_plain && !self.action.target.denies()
     }
 
+    /// Whether some of its answers are for paths, so that they are expressions.
+    fn answers_by_path(&self) -> bool {
+        let mut answers = self.answers.iter();
+        answers.any(|one| matches!(one.condition, Condition::Path(_)))
+    }
+
     fn has_limits(&self) -> bool {
         let mut kinds = limits::KINDS.iter();
         kinds.any(|kind| self.scope.first(kind).is_some())
     }
 
-    /// Whether it is below `^~`, and nginx still asks the expressions before it.
-    fn is_asked_after_regexes(&self, firm: &Location<'_>) -> bool {
-        self.kind == LocationKind::Prefix && self.is_below(firm)
+    /// Returns the block in whose list of expressions or prefixes nginx looks for it.
+    fn home(&self) -> &'d Directive {
+        let is_regex = |one: &Directive| find_regex(one).is_some();
+        let mut around = self.scope.levels[1..].iter();
+        around
+            .find(|one| !is_regex(one))
+            .unwrap_or(&self.scope.levels[0])
+    }
+
+    /// Returns the prefix that all of its paths have because of the locations around it.
+    fn outer_prefix(&self) -> Option<&'d str> {
+        let (kind, path) = parse_location(self.home())?;
+        kind.is_prefix().then_some(path)
+    }
+
+    fn depth(&self) -> usize {
+        self.scope
+            .levels
+            .iter()
+            .filter(|one| one.name == "location")
+            .count()
+    }
+
+    fn is_in(&self, block: &Directive) -> bool {
+        self.scope.levels[1..]
+            .iter()
+            .any(|one| std::ptr::eq(*one, block))
+    }
+
+    /// Whether nginx prefers this prefix to the other one, for paths that have both.
+    fn is_preferred_to(&self, other: &Location<'_>) -> bool {
+        let is_inner = self.path == other.path && self.is_in(other.scope.block());
+        self.kind.is_prefix() && (is_inner || self.is_below(other))
+    }
+
+    /// Returns why nginx never gets to it.
+    fn obstacle(&self, all: &[Location<'_>]) -> Option<&'static str> {
+        let has_prefix = |one: &&Location<'_>| one.kind.is_prefix();
+        let mut inner = all
+            .iter()
+            .filter(has_prefix)
+            .filter(|one| one.is_in(self.scope.block()));
+        if self.kind.is_prefix() && inner.any(|one| one.path == self.path) {
+            return Some("a location in it has the same path");
+        }
+        let path = match self.kind.is_regex() {
+            true => self.outer_prefix()?,
+            false => self.path,
+        };
+        let is_passed_by = |pair: &[&Directive]| {
+            let around = parse_location(pair[0]).filter(|(kind, _)| kind.is_prefix());
+            let beside = all.iter().filter(has_prefix);
+            let mut beside = beside.filter(|one| std::ptr::eq(one.scope.levels[1], pair[1]));
+            around.is_some_and(|(_, outer)| {
+                beside.any(|one| one.path.len() > outer.len() && path.starts_with(one.path))
+            })
+        };
+        let is_passed = self.scope.levels[1..].windows(2).any(is_passed_by);
+        is_passed.then_some("nginx prefers a longer location beside one around it")
     }
 
     fn is_below(&self, other: &Location<'_>) -> bool {
@@ -159,73 +217,119 @@ pub(super) struct PlacedLocation {
 /// Returns all locations in the order in which routes must try their expressions.
 pub(super) fn order(all: &[Location<'_>]) -> Vec<PlacedLocation> {
     let plain = plain_regexes(all);
-    let needs_regex = prefixes_as_regexes(all, plain.is_none());
-    // Those that must come before a guard, which comes before the expressions.
-    let is_hoisted = |index: usize| {
-        let mut firm = all.iter().zip(&needs_regex).filter(|(one, is_regex)| {
-            **is_regex && one.kind == LocationKind::FirmPrefix && !one.is_open()
-        });
-        plain.is_none() && firm.any(|(firm, _)| all[index].is_asked_after_regexes(firm))
+    let before_regexes = match plain {
+        Some(_) => vec![false; all.len()],
+        None => prefixes_before_regexes(all),
     };
-    let rank = |index: &usize| {
-        let one = &all[*index];
-        let longest_first = usize::MAX - one.path.len();
-        match one.kind {
-            LocationKind::Exact => (0, 0),
-            LocationKind::FirmPrefix if needs_regex[*index] => (1, longest_first),
-            _ if is_hoisted(*index) => (1, longest_first),
-            kind if kind.is_regex() => (2, usize::MAX - one.nesting.depth),
-            _ if needs_regex[*index] => (3, longest_first),
-            _ => (4, 0),
-        }
+    let needs_regex = prefixes_as_regexes(all, &before_regexes);
+    let mut placed = Vec::new();
+    let mut add = |index: usize, path: Result<ImportedPath, String>| {
+        let path = match all[index].obstacle(all) {
+            Some(why) => Err(why.to_owned()),
+            None => path,
+        };
+        placed.push(PlacedLocation { index, path });
     };
-    let mut indices: Vec<usize> = (0..all.len()).collect();
-    indices.sort_by_key(rank);
-    let place = |index: usize| {
+    let indices = |is_it: &dyn Fn(usize) -> bool| {
+        let found = (0..all.len()).filter(|index| is_it(*index));
+        found.collect::<Vec<usize>>()
+    };
+    let longest_first = |is_it: &dyn Fn(usize) -> bool| {
+        let mut found = indices(is_it);
+        found.sort_by_key(|index| Reverse(all[*index].path.len()));
+        found
+    };
+    for index in indices(&|index| all[index].kind == LocationKind::Exact) {
+        add(index, exact_path(&all[index], all));
+    }
+    for index in longest_first(&|index| before_regexes[index]) {
         let one = &all[index];
-        match one.kind {
-            LocationKind::Exact => {
-                let path = patterns::exact_path(one.path);
-                let mut path = path.or_else(|_| escaped_path(one.path, "$"))?;
-                path.trailing_slash = one.trailing_slash(all);
-                Ok(path)
+        if one.obstacle(all).is_none() {
+            for regex in regexes_asked_before(one, all) {
+                for path in regex_paths(&all[regex], Some(one.path), all) {
+                    add(regex, path);
+                }
             }
-            LocationKind::Prefix if is_hoisted(index) => {
-                let guards = |one: &Location<'_>| one.kind.is_regex() && !one.is_open();
-                let mut path = escaped_path(one.path, "")?;
-                path.is_wider = all.iter().any(guards);
-                let why = match path.is_wider {
-                    true => {
-                        "nginx asks the expressions before it, and some of them guard; so it is \
-                             closed"
-                    }
-                    false => "it comes before the expressions here, because of the `^~` around it",
-                };
-                Ok(path.differing(Some(why.to_owned())))
-            }
-            kind if kind.is_prefix() && needs_regex[index] => escaped_path(one.path, ""),
-            LocationKind::FirmPrefix if plain.is_none() => {
-                let path = patterns::prefix_path(one.path)?;
-                let why = "the expressions come before it here, also for paths that nginx sends to \
-                           it, because of the longer locations below it";
-                Ok(path.differing(Some(why.to_owned())))
-            }
-            kind if kind.is_prefix() => patterns::prefix_path(one.path),
-            _ => match plain.as_ref().and_then(|all| all[index].clone()) {
-                Some(path) => Ok(path),
-                None => regex_path(one),
-            },
         }
+        add(index, escaped_path(one.path, ""));
+    }
+    // The prefixes before the expressions have these already.
+    let is_placed = |regex: &Location<'_>| {
+        let mut all = all.iter().zip(&before_regexes);
+        all.any(|(one, is_before)| *is_before && std::ptr::eq(one.scope.block(), regex.home()))
     };
-    let placed = indices.into_iter().map(|index| PlacedLocation {
-        index,
-        path: place(index),
-    });
-    placed.collect()
+    let mut regexes = indices(&|index| all[index].kind.is_regex() && !is_placed(&all[index]));
+    regexes.sort_by_key(|index| Reverse(all[*index].depth()));
+    for index in regexes {
+        let plain = plain.as_ref().and_then(|all| all[index].clone());
+        let paths = match plain {
+            Some(path) => vec![Ok(path)],
+            None => regex_paths(&all[index], all[index].outer_prefix(), all),
+        };
+        for path in paths {
+            add(index, path);
+        }
+    }
+    for index in longest_first(&|index| needs_regex[index] && !before_regexes[index]) {
+        add(index, escaped_path(all[index].path, ""));
+    }
+    for index in indices(&|index| all[index].kind.is_prefix() && !needs_regex[index]) {
+        add(index, patterns::prefix_path(all[index].path));
+    }
+    placed
+}
+
+fn exact_path(one: &Location<'_>, all: &[Location<'_>]) -> Result<ImportedPath, String> {
+    let path = patterns::exact_path(one.path);
+    let mut path = path.or_else(|_| escaped_path(one.path, "$"))?;
+    path.trailing_slash = one.trailing_slash(all);
+    Ok(path)
+}
+
+/// Decides for each location whether it is a prefix that must come before the expressions.
+fn prefixes_before_regexes(all: &[Location<'_>]) -> Vec<bool> {
+    let regexes = || all.iter().filter(|one| one.kind.is_regex());
+    // An expression in a shorter prefix.
+    let passes = |regex: &Location<'_>, one: &Location<'_>| {
+        let outer = regex
+            .outer_prefix()
+            .filter(|outer| outer.len() < one.path.len());
+        outer.is_some_and(|outer| one.path.starts_with(outer)) && !one.is_in(regex.home())
+    };
+    let is_first = |one: &Location<'_>| {
+        let is_firm = one.kind == LocationKind::FirmPrefix;
+        one.kind.is_prefix() && (is_firm || regexes().any(|regex| passes(regex, one)))
+    };
+    let first: Vec<&Location<'_>> = all.iter().filter(|one| is_first(one)).collect();
+    let comes_before = |one: &Location<'_>| first.iter().any(|first| one.is_preferred_to(first));
+    all.iter()
+        .map(|one| is_first(one) || comes_before(one))
+        .collect()
+}
+
+/// Returns the expressions that nginx asks before a prefix, in its order.
+fn regexes_asked_before(prefix: &Location<'_>, all: &[Location<'_>]) -> Vec<usize> {
+    let mut found = Vec::new();
+    let mut is_firm = false;
+    for block in &prefix.scope.levels {
+        let is_here = |one: &Location<'_>| {
+            one.kind.is_regex() && !is_firm && std::ptr::eq(one.home(), *block)
+        };
+        let mut here: Vec<usize> = (0..all.len())
+            .filter(|index| is_here(&all[*index]))
+            .collect();
+        here.sort_by_key(|index| Reverse(all[*index].depth()));
+        found.append(&mut here);
+        is_firm = parse_location(block).is_some_and(|(kind, _)| kind == LocationKind::FirmPrefix);
+    }
+    found
 }
 
 /// Returns the regular expressions as plain paths, if each has one and no prefix is in the way.
 fn plain_regexes(all: &[Location<'_>]) -> Option<Vec<Option<ImportedPath>>> {
+    if all.iter().any(Location::answers_by_path) {
+        return None;
+    }
     let each = all.iter().map(|one| {
         if !one.kind.is_regex() {
             return Some(None);
@@ -233,8 +337,9 @@ fn plain_regexes(all: &[Location<'_>]) -> Option<Vec<Option<ImportedPath>>> {
         let path = patterns::plain_regex_path(one.path).ok()?;
         let is_same = one.kind == LocationKind::Regex
             && path.differs.is_none()
-            && one.nesting.parent.is_none()
-            && !uses_groups(one.scope.block());
+            && one.depth() == 1
+            && longer_paths(one, all).is_none()
+            && !uses_groups(one.scope.block(), one.path);
         let fixed = path.pattern.find(['{', '*']).unwrap_or(path.pattern.len());
         let fixed = &path.pattern[..fixed];
         let in_the_way = |other: &Location<'_>| {
@@ -248,45 +353,44 @@ fn plain_regexes(all: &[Location<'_>]) -> Option<Vec<Option<ImportedPath>>> {
     each.collect()
 }
 
-/// Whether a location names groups of its expression by numbers. A `rewrite` has groups of its own.
-fn uses_groups(block: &Directive) -> bool {
+/// Whether a location names groups of its expression. A `rewrite` has groups of its own.
+fn uses_groups(block: &Directive, regex: &str) -> bool {
     let is_group = |part: &ValuePart<'_>| match part {
-        ValuePart::Variable(name) => name.parse::<usize>().is_ok(),
+        ValuePart::Variable(name) => patterns::has_group(regex, name),
         ValuePart::Text(_) => false,
     };
     let has_group = |text: &String| variables::split_variables(text).iter().any(is_group);
-    block
-        .inner()
-        .iter()
-        .any(|one| one.name != "rewrite" && (one.args.iter().any(has_group) || uses_groups(one)))
+    block.inner().iter().any(|one| {
+        one.name != "rewrite" && (one.args.iter().any(has_group) || uses_groups(one, regex))
+    })
 }
 
 /// Decides for each location whether it is a prefix that must be an expression.
-fn prefixes_as_regexes(all: &[Location<'_>], beside_regexes: bool) -> Vec<bool> {
+fn prefixes_as_regexes(all: &[Location<'_>], before_regexes: &[bool]) -> Vec<bool> {
     let needs_regex = |one: &Location<'_>| {
         let ends_in_segment = !one.path.ends_with('/')
             && (!one.is_open()
                 || one.has_limits()
                 || !one.path.ends_with(|c: char| c.is_alphanumeric()));
-        // A guard comes before expressions, also if it has longer prefixes, for which nginx asks
-        // the expressions first.
-        let has_longer = all.iter().any(|other| other.is_asked_after_regexes(one));
-        let before_regexes = beside_regexes
-            && one.kind == LocationKind::FirmPrefix
-            && (!has_longer || !one.is_open());
         // `/foo` and `/foo/` would be the same path.
         let is_twin = |other: &Location<'_>| {
             other.kind.is_prefix() && other.path.strip_suffix('/') == Some(one.path)
         };
         let has_twin = !one.path.is_empty() && all.iter().any(is_twin);
-        one.kind.is_prefix()
-            && (ends_in_segment || has_twin || before_regexes || one.path.contains(['{', '}', '*']))
+        // Its answers must not come before longer prefixes.
+        let has_answers =
+            one.answers_by_path() && all.iter().any(|longer| longer.is_preferred_to(one));
+        let is_pattern = one.path.contains(['{', '}', '*']);
+        one.kind.is_prefix() && (ends_in_segment || has_twin || has_answers || is_pattern)
     };
-    let mut found: Vec<bool> = all.iter().map(needs_regex).collect();
+    let each = all.iter().zip(before_regexes);
+    let mut found: Vec<bool> = each
+        .map(|(one, is_before)| *is_before || needs_regex(one))
+        .collect();
     // A longer prefix must come before such a prefix.
     for (index, one) in all.iter().enumerate() {
         let mut shorter = all.iter().zip(&found);
-        if one.kind.is_prefix() && shorter.any(|(other, is)| *is && one.is_below(other)) {
+        if shorter.any(|(other, is)| *is && one.is_preferred_to(other)) {
             found[index] = true;
         }
     }
@@ -298,28 +402,92 @@ fn escaped_path(path: &str, end: &str) -> Result<ImportedPath, String> {
     ImportedPath::parse(format!("regex:^{}{end}", patterns::escape_regex(path)))
 }
 
-/// Translates a location with a regular expression.
-fn regex_path(one: &Location<'_>) -> Result<ImportedPath, String> {
-    let any_case = one.kind == LocationKind::AnyCaseRegex;
+/// Returns the expression of a block that is a location with one.
+fn find_regex(block: &Directive) -> Option<(LocationKind, &str)> {
+    parse_location(block).filter(|(kind, _)| block.name == "location" && kind.is_regex())
+}
+
+/// Translates a location with a regular expression, for the paths with a prefix.
+fn regex_paths(
+    one: &Location<'_>,
+    prefix: Option<&str>,
+    all: &[Location<'_>],
+) -> Vec<Result<ImportedPath, String>> {
+    let mut own = regex_path(one, one.path, prefix);
+    let mut longer = Ok(None);
+    if let (Some(text), Ok(Some(path))) = (longer_paths(one, all), &mut own)
+        && !path.is_wider
+    {
+        path.trailing_slash = Some(true);
+        longer = regex_path(one, &text, prefix);
+    }
+    [own, longer]
+        .into_iter()
+        .filter_map(Result::transpose)
+        .collect()
+}
+
+/// Returns the expression for paths with more behind its last slash, if a prefix may guard the path
+/// without that slash. Other expressions take such a path as well.
+fn longer_paths(one: &Location<'_>, all: &[Location<'_>]) -> Option<String> {
+    let guards = |one: &Location<'_>| one.kind.is_prefix() && (!one.is_open() || one.has_limits());
+    if one.action.target.denies() || one.path.contains('|') || !all.iter().any(guards) {
+        return None;
+    }
+    let ends = [
+        ("/", "/."),
+        ("/(.*)$", "/(.+)$"),
+        ("/(.*)", "/(.+)"),
+        ("/.*$", "/."),
+        ("/.*", "/."),
+    ];
+    let longer = |(end, longer)| Some(format!("{}{longer}", one.path.strip_suffix(end)?));
+    ends.into_iter().find_map(longer)
+}
+
+/// Translates an expression of a location. `None` if it matches no path with the prefix.
+fn regex_path(
+    one: &Location<'_>,
+    regex: &str,
+    prefix: Option<&str>,
+) -> Result<Option<ImportedPath>, String> {
     let denies = one.action.target.denies();
     if one.path.ends_with("/$") && !denies {
         return Err("a slash at a path's end makes no difference to a route".to_owned());
     }
-    let parent = one.nesting.parent.filter(|parent| *parent != "/");
-    let text = match parent.filter(|_| !denies && !one.path.starts_with('^')) {
-        Some(parent) => format!("^{}.*(?:{})", patterns::escape_regex(parent), one.path),
-        None => one.path.to_owned(),
+    // Routes cannot ask two expressions, and what is in an expression may be open.
+    let outer = one.scope.levels[1..]
+        .iter()
+        .find_map(|around| find_regex(around));
+    let outer = outer.filter(|_| !denies);
+    let (kind, text) = outer.unwrap_or((one.kind, regex));
+    let any_case = kind == LocationKind::AnyCaseRegex;
+    let exact = patterns::translate_regex(text, any_case)
+        .ok()
+        .filter(|_| outer.is_none());
+    let mut is_wider = exact.is_none();
+    let mut text = match exact {
+        Some(exact) => exact.as_str().to_owned(),
+        None => patterns::widen_regex(text, any_case).unwrap_or_default(),
     };
-    let parse = |regex: &str| ImportedPath::parse(format!("regex:{regex}"));
-    if let Ok(same) = patterns::translate_regex(&text, any_case) {
-        return parse(same.as_str());
+    if let Some(prefix) = prefix.filter(|prefix| *prefix != "/") {
+        let uses_groups = uses_groups(one.scope.block(), one.path);
+        let confined = match patterns::confine_regex(&text, prefix) {
+            Ok(None) => return Ok(None),
+            Ok(confined) => confined.filter(|it| it.keeps_groups || !uses_groups),
+            Err(_) => None,
+        };
+        is_wider |= confined.is_none();
+        let whole = || format!("^{}", patterns::escape_regex(prefix));
+        text = confined.map_or_else(whole, |confined| confined.text);
     }
-    // A wider expression closes all requests that the exact one could match.
-    let wider = patterns::widen_regex(&text, any_case).unwrap_or_default();
-    let mut path = parse(&wider)?;
-    path.differs = Some(format!(
-        "the route's expression is `{wider}`, which takes more; so it is closed"
-    ));
-    path.is_wider = true;
-    Ok(path)
+    let mut path = ImportedPath::parse(format!("regex:{text}"))?;
+    if is_wider {
+        // It closes all requests that the exact expression could match.
+        path.differs = Some(format!(
+            "the route's expression is `{text}`, which takes more; so it is closed"
+        ));
+        path.is_wider = true;
+    }
+    Ok(Some(path))
 }
