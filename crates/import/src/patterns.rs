@@ -4,7 +4,7 @@ mod confined;
 
 use http::HeaderName;
 
-pub(super) use confined::confine_regex;
+pub(super) use confined::{confine_regex, matched_texts};
 
 use crate::route::{Direction, HeaderChange, HostPattern, PathPattern, PatternError, Regex};
 

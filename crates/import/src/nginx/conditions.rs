@@ -204,18 +204,35 @@ fn always_if(holds: bool) -> Condition {
     }
 }
 
+/// Methods of which an expression may match a part.
+const METHODS: &str = "GET HEAD POST PUT DELETE OPTIONS PATCH TRACE PROPFIND PROPPATCH MKCOL COPY \
+                       MOVE LOCK UNLOCK";
+
 fn method_condition(comparison: Comparison<'_>) -> Condition {
-    let text = match comparison.operand {
+    let mut list = match comparison.operand {
         Operand::True => return Condition::Always,
-        Operand::Text(text) => text.to_owned(),
-        Operand::Regex { regex, .. } => regex.replace(['^', '$', '(', ')'], "").replace("?:", ""),
+        Operand::Text(text) => vec![text.to_owned()],
+        Operand::Regex { regex, any_case } => {
+            let regex = match patterns::translate_regex(regex, any_case) {
+                Ok(regex) => regex,
+                Err(why) => return untranslatable(why),
+            };
+            let Some(mut list) = patterns::matched_texts(regex.as_str()) else {
+                return untranslatable("not a list of methods");
+            };
+            if regex.as_str().contains("(?i") {
+                // nginx refuses methods in lower case.
+                list.retain(|text| !text.contains(|c: char| c.is_ascii_lowercase()));
+            }
+            let mut known: Vec<&str> = METHODS.split_whitespace().collect();
+            known.retain(|one| regex.is_in(one.as_bytes()) && !list.iter().any(|it| it == one));
+            list.extend(known.into_iter().map(str::to_owned));
+            list
+        }
     };
     let plain = |c: char| c.is_ascii_uppercase() || c == '-';
-    let mut list: Vec<String> = text.split('|').map(str::to_owned).collect();
-    if !list
-        .iter()
-        .all(|one| !one.is_empty() && one.chars().all(plain))
-    {
+    let is_method = |one: &String| !one.is_empty() && one.chars().all(plain);
+    if list.is_empty() || !list.iter().all(is_method) {
         return untranslatable("not a list of methods");
     }
     // The proxy refuses CONNECT by itself, and no route may name it.
@@ -436,4 +453,34 @@ fn mapped_condition(
     };
     let negated = default;
     variable_condition(source, Comparison { operand, negated }, around)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expression_of_methods_is_a_list() {
+        for (regex, any_case, expected) in [
+            ("^(GET|HEAD)$", false, "GET HEAD"),
+            ("^P(OST|UT|ATCH)$", false, "POST PUT PATCH"),
+            ("^(?:PURGE|BAN)$", false, "PURGE BAN"),
+            ("^(get|post)$", true, "GET POST"),
+            ("(?i:^GET$)|(?i:^PUT$)", false, "GET PUT"),
+            ("PUT|DELETE", false, "PUT DELETE"),
+            ("^P", false, "P POST PUT PATCH PROPFIND PROPPATCH"),
+            ("^P.*", false, ""),
+            ("^[A-Z]+$", false, ""),
+            ("^(get|post)$", false, ""),
+            ("^$", false, ""),
+        ] {
+            let operand = Operand::Regex { regex, any_case };
+            let negated = false;
+            let found = match method_condition(Comparison { operand, negated }) {
+                Condition::Methods { list, .. } => list.join(" "),
+                _ => String::new(),
+            };
+            assert_eq!(found, expected, "{regex}");
+        }
+    }
 }

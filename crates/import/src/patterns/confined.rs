@@ -2,6 +2,7 @@
 //! taken out of the expression, byte by byte.
 
 use regex_syntax::ParserBuilder;
+use regex_syntax::hir::literal::Extractor;
 use regex_syntax::hir::{Capture, Class, Hir, HirKind, Look, Repetition};
 
 use super::{escape_regex, regex_beginning};
@@ -55,6 +56,14 @@ pub(crate) fn confine_regex(regex: &str, prefix: &str) -> Result<Option<Confined
         None if is_anchored => Ok(None),
         None => done(format!("{beginning}{later}"), true),
     }
+}
+
+/// Returns the texts that an expression matches; `None` if they are many.
+pub(crate) fn matched_texts(regex: &str) -> Option<Vec<String>> {
+    let texts = Extractor::new().extract(&parse(regex)?);
+    let literals = texts.literals().filter(|_| texts.is_exact())?;
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
+    literals.iter().map(|one| text(one.as_bytes())).collect()
 }
 
 fn parse(regex: &str) -> Option<Hir> {
