@@ -59,8 +59,17 @@ pub(super) fn read_answers(around: ConditionScope<'_>, draft: &mut Draft) -> Vec
         .inner()
         .iter()
         .take_while(|one| one.name != "return");
+    let mut selecting = Vec::new();
     for one in before_return.filter(|one| one.name == "if") {
-        answers.extend(translate_if(one, around, draft));
+        let found = translate_if(one, around, draft);
+        match one.first("return").or(one.first("rewrite")) {
+            Some(_) => answers.extend(found),
+            None => selecting.push(found),
+        }
+    }
+    // nginx goes on behind an `if` that only selects an upstream. The last one that holds counts.
+    if scope.first("return").is_none() {
+        answers.extend(selecting.into_iter().rev().flatten());
     }
     // nginx checks methods after all rewrites.
     for one in scope.named("limit_except") {
@@ -371,4 +380,26 @@ fn with_header(headers: &[HeaderDraft], more: &HeaderDraft) -> Option<Vec<Header
         Some(_) => return None,
     }
     Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::import_http;
+
+    #[test]
+    fn an_upstream_of_an_if_does_not_come_before_later_guards() {
+        let import = |behind: &str| {
+            import_http(&format!(
+                "server {{ location / {{ if ($http_x_a = 1) {{ proxy_pass http://10.0.0.1; }}\n\
+                 {behind} proxy_pass http://10.0.0.3; }} }}"
+            ))
+        };
+        let imported = import("if ($http_x_b = 1) { return 403; }");
+        let mut routes = imported.text.split("[[route]]");
+        let has_both = |one: &&str| one.contains("x-a") && one.contains("x-b");
+        let both = routes.find(has_both).unwrap_or_default();
+        assert!(both.contains("status = 403"), "{}", imported.text);
+        let imported = import("return 403;");
+        imported.assert_has_not("\nupstream ");
+    }
 }
