@@ -5,8 +5,8 @@ use crate::limit::Rule;
 
 impl Log {
     /// Refunds up to `cost` units of the entry stamped `stamp` (modulo 2^48), by lowering all
-    /// totals from it on. Nothing happens if the entry has expired, or if more than `MAX_REFUND_ENTRIES`
-    /// entries came since.
+    /// totals from it on. Nothing happens if the entry has expired, or if more than
+    /// `MAX_REFUND_ENTRIES` entries came since.
     pub fn refund(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
         match self.own_rule(rule) {
             None => self.refund_by(aged, rule, cost, stamp),
