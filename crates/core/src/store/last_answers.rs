@@ -94,6 +94,18 @@ impl LastAnswers {
     }
 
     pub fn note(&self, answer: &StoreAnswer<'_>) {
+        self.insert(answer, |_| false);
+    }
+
+    /// Notes an answer that was not compared with the one before. A lower number of units must not
+    /// hide a loss: the number before stays as long as none of its units can have expired.
+    pub fn note_uncompared(&self, answer: &StoreAnswer<'_>) {
+        let soon_us = answer.now_us + slack_us(answer.item.window.rule.window_us);
+        self.insert(answer, |before| soon_us < before.next_at_us);
+    }
+
+    /// Inserts an answer. It keeps the units of the one before if these still stand.
+    fn insert(&self, answer: &StoreAnswer<'_>, stands: impl Fn(&LastAnswer) -> bool) {
         let StoreAnswer {
             item,
             verdict,
@@ -111,7 +123,7 @@ impl LastAnswers {
         if !map.keys.contains_key(&id) && !map.has_room(now_us) {
             return;
         }
-        let seen = LastAnswer {
+        let mut seen = LastAnswer {
             item: LimitCheck {
                 asker: None,
                 cost: 1,
@@ -128,23 +140,11 @@ impl LastAnswers {
             compared_us: map.keys.get(&id).map_or(0, |seen| seen.compared_us),
             aged_until_us: map.keys.get(&id).map_or(0, |seen| seen.aged_until_us),
         };
-        map.keys.insert(id, seen);
-    }
-
-    /// Notes an answer that was not compared with the one before. A lower number of units must not
-    /// hide a loss: the number before stays as long as none of its units can have expired.
-    pub fn note_uncompared(&self, answer: &StoreAnswer<'_>) {
-        let id = answer.item.id();
-        let slack_us = slack_us(answer.item.window.rule.window_us);
-        let before = self.map(id).keys.get(&id).cloned();
-        self.note(answer);
-        let stands = |before: &LastAnswer| answer.now_us + slack_us < before.next_at_us;
-        if let Some(before) = before.filter(stands)
-            && let Some(seen) = self.map(id).keys.get_mut(&id)
-        {
+        if let Some(before) = map.keys.get(&id).filter(|before| stands(before)) {
             seen.used = seen.used.max(before.used);
-            seen.next_at_us = seen.next_at_us.min(before.next_at_us);
+            seen.next_at_us = before.next_at_us;
         }
+        map.keys.insert(id, seen);
     }
 
     /// Notes a decision that this process made by an earlier answer. Newer answers may have been

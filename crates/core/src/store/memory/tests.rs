@@ -181,7 +181,7 @@ fn older_data_of_the_store_is_noticed_after_an_outage() {
             remaining: 2 - used,
             retry: Retry::Now,
             reset_us: WINDOW_US,
-            next_us: WINDOW_US,
+            next_us: if used > 0 { WINDOW_US } else { 0 },
             stamp: 0,
         }],
     };

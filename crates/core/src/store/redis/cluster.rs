@@ -146,7 +146,7 @@ async fn ask_slot(redis: &Redis, view: &ClusterView, asked: AskedCharge<'_>) -> 
     // If an operator has changed something meanwhile, the decision may be older.
     if !decision.allowed && epoch == shared.overrides.epoch() {
         // If another slot's refusal gives units back, a denial ends early.
-        let longest_us = match view.may_give_back(charge) {
+        let longest_us = match view.may_refund(charge) {
             true => GIVES_BACK_US,
             false => LONGEST_US,
         };
@@ -203,7 +203,7 @@ impl ClusterView {
     }
 
     /// Whether units of these items may be given back because another slot refuses.
-    fn may_give_back(&self, charge: &Charge) -> bool {
+    fn may_refund(&self, charge: &Charge) -> bool {
         let view = self.lock();
         charge
             .iter()
