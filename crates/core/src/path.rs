@@ -198,6 +198,22 @@ impl<'a> CanonicalPath<'a> {
         longest.unwrap_or(&self.resolved)
     }
 
+    /// [`CanonicalPath::fullest`], but a `%2F` that the client `sent` stays one. If it sent a
+    /// backslash too, escaped or not, or a `..`, the escapes are separators.
+    pub fn as_sent(&self, sent: &str) -> Cow<'_, str> {
+        let has_backslash = || sent.contains('\\') || sent.contains("%5c") || sent.contains("%5C");
+        if self.is_plain() || has_backslash() {
+            return Cow::Borrowed(self.fullest());
+        }
+        let unsplit = self
+            .readings()
+            .filter(|text| text.contains(MAYBE_SEPARATOR));
+        match unsplit.max_by_key(|text| text.len()) {
+            Some(text) => Cow::Owned(text.replace(MAYBE_SEPARATOR, "%2F")),
+            None => Cow::Borrowed(self.fullest()),
+        }
+    }
+
     #[inline]
     pub fn is_plain(&self) -> bool {
         match &self.variants {

@@ -4,6 +4,7 @@
 //! Pure. A value from a client must stay within the one value that it is put into. It must never
 //! end a header line, or become another part of a URL.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
@@ -295,10 +296,13 @@ impl Variable {
             Self::ClientIp => push(out, &facts.client.to_canonical().to_string()),
             Self::PeerIp => push(out, &facts.peer.to_canonical().to_string()),
             Self::Host => push(out, facts.host),
-            Self::Path => push_path(out, full_path(facts), facts),
-            Self::Rest => push_path(out, facts.route.path.rest_of(full_path(facts)), facts),
+            Self::Path => push_path(out, &full_path(facts), facts),
+            Self::Rest => {
+                let path = full_path(facts);
+                push_path(out, facts.route.path.rest_of(&path), facts);
+            }
             Self::Uri => {
-                push_path(out, full_path(facts), facts);
+                push_path(out, &full_path(facts), facts);
                 if let Some(query) = facts.target.query() {
                     out.push(b'?');
                     push(out, query);
@@ -336,7 +340,8 @@ impl Variable {
             }
             Self::Cookie(name) => out.extend_from_slice(cookie(facts.headers, name)),
             Self::PathParam(name) => {
-                facts.route.path.push_param(name, facts.path.fullest(), out);
+                let path = facts.path.as_sent(facts.target.path());
+                facts.route.path.push_param(name, &path, out);
             }
             Self::HostGroup(name) => facts.route.host.push_group(name, facts.host, out),
         }
@@ -387,11 +392,11 @@ fn push_port(out: &mut Vec<u8>, port: u16) {
 }
 
 /// The path with the parameters of its segments (`/a;v=1`), which the canonical path lacks.
-fn full_path<'r>(facts: &TemplateFacts<'r>) -> &'r str {
+fn full_path<'r>(facts: &TemplateFacts<'r>) -> Cow<'r, str> {
     let sent = facts.target.path();
     match sent.contains(';') && has_one_spelling(sent) {
-        true => sent.strip_suffix('/').unwrap_or(sent),
-        false => facts.path.fullest(),
+        true => Cow::Borrowed(sent.strip_suffix('/').unwrap_or(sent)),
+        false => facts.path.as_sent(sent),
     }
 }
 
