@@ -36,6 +36,7 @@ use tidegate_core::exchange::rejection::Rejection;
 use tidegate_core::exchange::stages::Stages;
 pub use tidegate_core::exchange::status::StatusAnswers;
 use tidegate_core::exchange::traced::Tracer;
+pub use tidegate_core::exchange::unreadable_head::UnreadableHead;
 pub use tidegate_core::exchange::{Exchange, grpc, headers, limiter, local_reply, problem};
 
 use crate::body::RequestBody;

@@ -22,10 +22,10 @@ use super::worker::ClientConnection;
 use crate::body::RequestBody;
 use crate::http1::head::{self, RequestFraming, Unreadable};
 use crate::http1::write::{self, ResponseFraming, ResponseTerms};
+use crate::proxy::UnreadableHead;
 use crate::proxy::body::Body;
 use crate::proxy::decide;
 use crate::proxy::headers::{RequestFault, check_coding};
-use crate::proxy::local_reply;
 use crate::proxy::upgrade::Tunnel;
 use crate::request_head::HeadError;
 use crate::wire::{MAX_PIECES, Outflow, PrefixedStream, Stream};
@@ -357,17 +357,23 @@ impl Http1Server<'_> {
 
     /// Tells the client that its head cannot be parsed, and closes the connection.
     async fn refuse(mut self, unreadable: Unreadable) -> Http1End {
-        let (status, has_unknown_coding) = match unreadable {
-            Unreadable::Malformed => (400, false),
-            Unreadable::Coding => (400, self.names_unknown_coding()),
-            Unreadable::TooLarge => (431, false),
-            Unreadable::TargetTooLong => (414, false),
+        let head = match unreadable {
+            Unreadable::Coding if self.names_unknown_coding() => {
+                UnreadableHead::with_unknown_coding()
+            }
+            Unreadable::Coding | Unreadable::Malformed => {
+                UnreadableHead::new(StatusCode::BAD_REQUEST)
+            }
+            Unreadable::TooLarge => {
+                UnreadableHead::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
+            }
+            Unreadable::TargetTooLong => UnreadableHead::new(StatusCode::URI_TOO_LONG),
         };
         let response = match self.client.is_decide_peer {
             true => decide::unreadable_head(),
-            false => local_reply::unreadable_head(status, has_unknown_coding),
+            false => head.response(),
         };
-        self.client.worker.count_unreadable();
+        self.client.note_unreadable(head);
         let socket = &mut self.intake.socket;
         socket.refused = true;
         // One attempt is enough: the response fits into an empty socket buffer.

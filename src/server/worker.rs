@@ -25,7 +25,7 @@ use crate::clock::Sweep;
 use crate::config::{Config, ServerSettings};
 use crate::proxy::body::Body;
 use crate::proxy::limiter::{StoreHandle, WorkerStore};
-use crate::proxy::{Downstream, Proxy, local_reply};
+use crate::proxy::{Downstream, Proxy, UnreadableHead, local_reply};
 use crate::request_head::HeadError;
 use crate::store::Store;
 use crate::telemetry::access::{AccessLog, Buffer};
@@ -83,6 +83,16 @@ pub(super) struct ClientConnection {
 }
 
 impl ClientConnection {
+    /// Counts a head that could not be read, and writes its line in the access log. Questions of
+    /// `[decide]` have none.
+    pub(super) fn note_unreadable(&self, head: UnreadableHead) {
+        self.worker.count_unreadable();
+        if !self.is_decide_peer {
+            let serving = self.worker.serving.load();
+            head.write_line(serving.proxy.log(), self.downstream.arrival.ip);
+        }
+    }
+
     /// Whether the connection gets no more requests.
     pub(super) fn is_over(&self) -> bool {
         self.downstream.usage.is_over(self.worker.sweep.elapsed())

@@ -276,3 +276,27 @@ fn a_request_without_its_key_is_told_what_to_send() {
     let log = eventually(|| proxy.stdout(), |text| text.contains('\n'));
     assert!(log.contains("\"reason\":\"missing_key\""), "{log}");
 }
+
+#[test]
+fn a_head_that_cannot_be_read_has_a_line() {
+    let upstream = Upstream::ok();
+    let url = upstream.url();
+    let log = "[log]\naccess = \"stdout\"\n";
+    let proxy = Tidegate::start(&format!("upstream = \"{url}\"\n{log}"));
+    let broken = proxy
+        .connect()
+        .ask("GET / HTTP/1.1\r\nX Y: 1\r\n\r\n".to_owned());
+    assert_eq!(broken.status, 400);
+    let written = eventually(|| proxy.stdout(), |text| text.contains('\n'));
+    let told = broken.text();
+    let id = written.split("\"request_id\":\"").nth(1);
+    let id = id.and_then(|rest| rest.split('"').next()).unwrap();
+    assert!(told.contains(id), "{told} {written}");
+    for part in [
+        "\"client\":\"127.0.0.1\",\"method\":\"-\"",
+        "\"path\":\"*\",\"status\":400",
+        "\"reason\":\"the head of the request cannot be read\"",
+    ] {
+        assert!(written.contains(part), "{part} is missing from {written}");
+    }
+}

@@ -44,6 +44,7 @@ pub mod shadow;
 pub mod stages;
 pub mod status;
 pub mod traced;
+pub mod unreadable_head;
 pub mod usage;
 
 use http::{Request, Response};

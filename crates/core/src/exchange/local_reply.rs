@@ -2,7 +2,6 @@
 //! file makes HTTP of a rejection. No response tells of the inside.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::io::Write as _;
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -20,12 +19,11 @@ use super::Exchange;
 use super::admit::Admission;
 use super::downstream::Downstream;
 use super::grpc::{self, GrpcDenial};
-use super::headers::{RequestFault, put_line};
 use super::problem::{
     self, ABNORMAL_USAGE, BLANK, Detail, Problem, QUOTA_EXCEEDED, REDUCED_CAPACITY,
 };
 use super::rejection::{Blocked, Denial, Rejection, RejectionMessage};
-use super::request_id;
+use super::request_id::{self, RequestId};
 use crate::clock;
 use crate::config::{BodyKind, DenySettings};
 use crate::limit::headers::{
@@ -396,45 +394,26 @@ fn problem_response(
 }
 
 /// A response that closes the connection.
-fn closing(status: StatusCode, detail: &'static str) -> Response<Bytes> {
+pub(super) fn closing(status: StatusCode, detail: &'static str, id: &RequestId) -> Response<Bytes> {
     let message = RejectionMessage {
         close: true,
         ..RejectionMessage::new(status, detail)
     };
-    problem_response(&message, BLANK, &[], request_id::made().as_str())
+    problem_response(&message, BLANK, &[], id.as_str())
 }
 
 /// The response to a request whose handler panicked.
 pub fn panicked() -> Response<Bytes> {
     let detail = "the request could not be handled";
-    closing(StatusCode::INTERNAL_SERVER_ERROR, detail)
-}
-
-/// The bytes of a response to an unreadable head, or to a head with an unknown transfer coding.
-pub fn unreadable_head(status: u16, has_unknown_coding: bool) -> Bytes {
-    let (status, detail) = match has_unknown_coding {
-        true => RequestFault::UnknownCoding.message(),
-        false => (
-            StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST),
-            "the head of the request cannot be read",
-        ),
-    };
-    let response = closing(status, detail);
-    let title = status.canonical_reason().unwrap_or("Bad Request");
-    let mut out = format!("HTTP/1.1 {} {title}\r\n", status.as_u16()).into_bytes();
-    for (name, value) in response.headers() {
-        put_line(&mut out, name, value.as_bytes());
-    }
-    let date = http_date(clock::wall());
-    let length = response.body().len();
-    // Writing into a Vec cannot fail.
-    let _ = write!(out, "content-length: {length}\r\ndate: {date}\r\n\r\n");
-    out.extend_from_slice(response.body());
-    out.into()
+    closing(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        detail,
+        &request_id::made(),
+    )
 }
 
 /// `Thu, 26 Nov 2026 04:12:00 GMT` (RFC 9110 section 5.6.7).
-fn http_date(at: SystemTime) -> String {
+pub(super) fn http_date(at: SystemTime) -> String {
     let at = Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH);
     let date = DateTimePrinter::new().timestamp_to_rfc9110_string(&at);
     date.unwrap_or_default()
