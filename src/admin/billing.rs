@@ -295,7 +295,7 @@ impl From<UsageFailure> for ApiError {
     }
 }
 
-/// What each client used.
+/// Answers `GET /api/v1/usage`: one row for each client and period.
 pub(super) async fn usage(request: ApiRequest) -> Result<BilledUsage, ApiError> {
     let place = request.state.inspect(LedgerPlace::from_snapshot)?;
     let place = place.ok_or_else(|| ApiError::not_found("the configuration has no `[ledger]`"))?;

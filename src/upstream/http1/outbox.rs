@@ -190,8 +190,15 @@ impl Http1Upload {
 /// Whether servers expect content with this method. A request without any then has the length 0
 /// (RFC 9110 section 8.6). HTTP/2 need not say so, and a route may have dropped the content.
 fn has_content_usually(method: &Method) -> bool {
-    let without = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE];
-    !without.contains(method) && ![Method::DELETE, Method::CONNECT].contains(method)
+    !matches!(
+        *method,
+        Method::GET
+            | Method::HEAD
+            | Method::OPTIONS
+            | Method::TRACE
+            | Method::DELETE
+            | Method::CONNECT
+    )
 }
 
 fn put_framing(out: &mut Vec<u8>, framing: &UploadFraming) {
