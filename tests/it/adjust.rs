@@ -458,3 +458,22 @@ fn an_upstream_is_asked_for_what_settles() {
     let codings = header.header("accept-encoding").unwrap();
     assert_eq!(codings, "br, gzip");
 }
+
+#[test]
+fn units_that_are_given_back_in_an_outage_are_not_owed() {
+    let (redis, upstream) = (RedisServer::start(), Upstream::ok());
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"10s\"\n\
+         [limit.login]\nrate = [\"5/min\", \"8/day\"]\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"login\"]\nrefund = [\"2xx\"]\n\
+         [server]\nworkers = 1\n",
+        upstream.url(),
+        redis.port()
+    ));
+    let ask_all = || assert_eq!([(); 10].map(|()| proxy.get("/").status), [200; 10]);
+    ask_all();
+    redis.run("CONFIG SET maxmemory 1mb");
+    ask_all();
+    redis.run("CONFIG SET maxmemory 0");
+    ask_all();
+}

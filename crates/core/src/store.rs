@@ -36,7 +36,7 @@ pub mod store_clock;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::limit::{Algorithm, Charge, Decision, LimitCheck};
+use crate::limit::{Algorithm, Charge, Decided, Decision, LimitCheck};
 use crate::telemetry::decisions::Source;
 
 pub use backing::Backing;
@@ -138,6 +138,14 @@ impl Store {
     pub fn owe(&self, charge: &Charge, generation: u64) {
         if let Store::Redis(redis) = self {
             redis.shared().owe(charge, generation);
+        }
+    }
+
+    /// Gives back units that are owed: the cost of each item of `less`, with its part of the
+    /// decision, which was made `age_us` ago.
+    pub fn owe_less(&self, less: Decided<'_>, age_us: u64, generation: u64) {
+        if let Store::Redis(redis) = self {
+            redis.shared().owe_less(less, age_us, generation);
         }
     }
 

@@ -95,9 +95,13 @@ impl Limiter {
                 &costs,
             );
             if matches!(admission.decider, Some(Decider::Local)) {
-                // A refund stays in the journal, which has no stamps. A debt that is too high never
-                // admits too much.
+                let less = Decided {
+                    charge: &changed.less,
+                    decision: &changed.less_of,
+                };
+                let age_us = self.local.age_us(decision);
                 self.store.owe(&changed.more, admission.generation);
+                self.store.owe_less(less, age_us, admission.generation);
             }
             self.local.charge_more(&changed.more);
             self.local.refund(&changed.less, &changed.less_of);

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::is_slots;
 use super::store_clock::StoreInstant;
 use crate::limit::decide::Count;
-use crate::limit::{Charge, LimitCheck};
+use crate::limit::{Algorithm, Charge, CheckResult, Decided, LimitCheck};
 
 /// Keys remembered, at most.
 const KEYS: usize = 65_536;
@@ -73,6 +73,24 @@ impl Journal {
             fits &= state.add(item, at);
         }
         fits
+    }
+
+    /// Gives back units of a charge that was [`add`](Journal::add)ed `age_us` ago: the cost of each
+    /// item. A count has no charges, so its oldest units go. If the charge has left its window, or
+    /// is being paid, its units stay: a debt that is too high never admits too much.
+    pub(super) fn give_back(&self, less: Decided<'_>, age_us: u64, at: impl Into<StoreInstant>) {
+        let (mut state, at) = (self.state(), at.into());
+        for CheckResult { check, verdict } in less.results() {
+            if let Some((item, count)) = state.owed.get_mut(&check.id()) {
+                let (rule, now) = (item.window.rule, at.moment(item));
+                let room_us = rule.window_us.saturating_sub(age_us);
+                match rule.algorithm {
+                    Algorithm::Calendar => count.refund(&rule, check.cost, verdict.stamp, now),
+                    _ if room_us <= 2 * rule.precision_us => {}
+                    _ => count.refund_oldest(&rule, check.cost, now),
+                }
+            }
+        }
     }
 
     /// The store has lost all that it counted. The cost of `item` is what this process has
@@ -192,7 +210,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Algorithm, Calendar, CalendarUnit, Key, KeyHash, Limit, Rule, Window};
+    use crate::limit::{
+        Calendar, CalendarUnit, Decision, Key, KeyHash, Limit, Retry, Rule, Verdict, Window,
+    };
 
     fn charge(who: u64, cost: u64) -> Charge {
         let rule = Rule {
@@ -229,6 +249,43 @@ mod tests {
         assert_eq!(again.owed.len(), 1, "it may not have been paid");
         again.paid(|_| true);
         assert!(journal.take(64, 2_100_000, |_| true).owed.is_empty());
+    }
+
+    #[test]
+    fn units_are_given_back_while_their_charge_is_in_its_window() {
+        let give_back = |journal: &Journal, cost: u64, age_us: u64, now_us: u64| {
+            let verdict = Verdict {
+                used: 0,
+                remaining: 0,
+                retry: Retry::Now,
+                reset_us: 0,
+                next_us: 0,
+                stamp: 0,
+            };
+            let decision = Decision {
+                verdicts: [verdict].into_iter().collect(),
+                ..Decision::allowed_uncharged(0)
+            };
+            let less = Decided {
+                charge: &charge(1, cost),
+                decision: &decision,
+            };
+            journal.give_back(less, age_us, now_us);
+        };
+        let journal = Journal::default();
+        give_back(&journal, 5, 0, 1_000_000);
+        assert!(!journal.owes());
+        journal.add(&charge(1, 900), 1_000_000);
+        journal.add(&charge(1, 900), 1_500_000);
+        give_back(&journal, 898, 600_000, 1_600_000);
+        let debts = journal.take(64, 1_600_000, |_| true);
+        assert_eq!(debts.owed[0][0].cost, 902);
+        drop(debts);
+        // The first charge has left its window.
+        give_back(&journal, 898, 2_400_000, 2_400_000);
+        let debts = journal.take(64, 2_400_000, |_| true);
+        assert_eq!(debts.owed[0][0].cost, 902);
+        debts.paid(|_| true);
     }
 
     #[test]

@@ -334,6 +334,11 @@ impl Memory {
         decision
     }
 
+    /// How long ago this store made the decision, microseconds.
+    pub fn age_us(&self, decision: &Decision) -> u64 {
+        self.clock.now_us().saturating_sub(decision.at_us)
+    }
+
     /// The time of a check. Only calendar windows need the wall clock.
     fn check_time(&self, item: &LimitCheck, now_us: u64) -> CheckTime {
         if let Some(_calendar) = &item.window.calendar {

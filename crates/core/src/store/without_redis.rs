@@ -12,7 +12,7 @@ use super::overrides::OverrideSnapshot;
 use super::recovery::Recovery;
 use super::{Observed, StoreError};
 use crate::config::{RedisSettings, StoreSettings};
-use crate::limit::{Charge, Decision, LimitCheck};
+use crate::limit::{Charge, Decided, Decision, LimitCheck};
 use crate::telemetry::decisions::{BannedRequest, DecisionLog, Source};
 
 #[derive(Debug)]
@@ -93,6 +93,10 @@ impl RedisShared {
     }
 
     pub(super) fn owe(&self, _: &Charge, _: u64) {
+        match self.0 {}
+    }
+
+    pub(super) fn owe_less(&self, _: Decided<'_>, _: u64, _: u64) {
         match self.0 {}
     }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::RedisShared;
 use crate::clock;
 use crate::config::{RedisAddress, RedisTopology};
-use crate::limit::Charge;
+use crate::limit::{Charge, Decided};
 use crate::store::StoreError;
 use crate::store::recovery::{Greeting, Heartbeat};
 
@@ -420,6 +420,13 @@ impl RedisShared {
         // The store knows no tags that were made with a provisional key.
         if self.is_current(generation) {
             self.journal.add(charge, at);
+        }
+    }
+
+    /// Gives back units that it owes. The local decision was made `age_us` ago.
+    pub fn owe_less(&self, less: Decided<'_>, age_us: u64, generation: u64) {
+        if self.is_current(generation) {
+            self.journal.give_back(less, age_us, self.instant());
         }
     }
 
