@@ -294,3 +294,31 @@ fn a_limit_has_a_status_of_its_own() {
     assert_eq!(limits["limits"][0]["status"], 503);
     assert!(limits["limits"][1]["status"].is_null());
 }
+
+#[test]
+fn only_a_call_of_grpc_is_denied_as_one() {
+    let gate = Gate::start("upstream = \"$UPSTREAM\"\n[limit.default]\nrate = \"1/h\"\n");
+    assert_eq!(gate.proxy.get("/").status, 200);
+    for content_type in ["application/grpc", "application/grpcfoo"] {
+        let line = format!("Content-Type: {content_type}\r\n");
+        let denied = gate.proxy.get_with("/", &line);
+        assert_eq!(denied.status, 429, "HTTP/1.1 has no calls of gRPC");
+        assert!(denied.header("grpc-status").is_none());
+    }
+}
+
+#[test]
+fn a_denial_has_the_permissions_and_all_lines_of_its_route() {
+    let gate = Gate::start(
+        "[limit.default]\nrate = \"1/h\"\n[[route]]\npath = \"/*\"\nupstream = \"$UPSTREAM\"\n\
+         limits = [\"default\"]\n[route.headers_down]\n\
+         access-control-allow-origin = \"https://app.test\"\n\"+x-b\" = [\"1\", \"2\"]\n",
+    );
+    assert_eq!(gate.proxy.get("/").status, 200);
+    let denied = gate.proxy.get_with("/", "Origin: https://evil.test\r\n");
+    assert_eq!(denied.status, 429);
+    let origin = denied.header("access-control-allow-origin");
+    assert_eq!(origin.as_deref(), Some("https://app.test"));
+    let lines = denied.head.lines().filter(|line| line.starts_with("x-b: "));
+    assert_eq!(lines.count(), 2, "{}", denied.head);
+}

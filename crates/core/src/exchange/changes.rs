@@ -9,9 +9,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{
-    CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION, TRAILER,
+    ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_LENGTH, CONTENT_TYPE,
+    HeaderMap, HeaderName, HeaderValue, LOCATION, TRAILER,
 };
 use http::{Method, Request, Response, StatusCode, Version};
+use smallvec::SmallVec;
 
 use super::access_record::AccessRecord;
 use super::downstream::Downstream;
@@ -281,17 +283,32 @@ impl<'t> Changes<'t> {
         }
     }
 
-    /// Adds headers to a refusal of this status that it does not have.
+    /// Adds headers to a refusal of this status that it does not have. The route's own permissions
+    /// for scripts of other origins replace those of the refusal.
     pub fn add_missing(&self, status: StatusCode, headers: &mut HeaderMap) {
+        let mut own: SmallVec<[&HeaderName; 4]> = SmallVec::new();
         let changes = self.down.iter();
         for one in changes.filter(|one| one.change.changes_status(status)) {
             let name = &one.change.name;
-            let value = one.value(headers, &self.late);
-            if let (Some(value), false) = (value, headers.contains_key(name)) {
+            let Some(value) = one.value(headers, &self.late) else {
+                continue;
+            };
+            if own.contains(&name) {
+                headers.append(name, value);
+            } else if is_permission(name) || !headers.contains_key(name) {
                 headers.insert(name, value);
+                own.push(name);
             }
         }
     }
+}
+
+/// Whether a header says which origins may read a response.
+fn is_permission(name: &HeaderName) -> bool {
+    matches!(
+        *name,
+        ACCESS_CONTROL_ALLOW_ORIGIN | ACCESS_CONTROL_ALLOW_CREDENTIALS
+    )
 }
 
 /// In the extensions of a response that is not sent: the connection is closed, or the stream of

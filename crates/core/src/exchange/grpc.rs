@@ -23,7 +23,8 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
 }
 
 pub fn is_grpc_type(content_type: &HeaderValue) -> bool {
-    content_type.as_bytes().starts_with(b"application/grpc")
+    let rest = content_type.as_bytes().strip_prefix(b"application/grpc");
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b'-' | b';' | b' ')))
 }
 
 /// Translates a response for a gRPC client. `detail` becomes its message.
@@ -246,6 +247,14 @@ mod tests {
         expected.extend_from_slice(&[0x12, 9]);
         expected.extend_from_slice(b"100% used");
         assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn other_types_that_begin_alike_are_not_grpc() {
+        let is_grpc = |text| is_grpc_type(&HeaderValue::from_static(text));
+        assert!(is_grpc("application/grpc") && is_grpc("application/grpc+proto"));
+        assert!(is_grpc("application/grpc-web") && is_grpc("application/grpc; a=b"));
+        assert!(!is_grpc("application/grpcfoo") && !is_grpc("text/plain"));
     }
 
     #[test]

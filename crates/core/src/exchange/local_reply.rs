@@ -17,7 +17,6 @@ use smallvec::SmallVec;
 
 use super::Exchange;
 use super::admit::Admission;
-use super::downstream::Downstream;
 use super::grpc::{self, GrpcDenial};
 use super::problem::{
     self, ABNORMAL_USAGE, BLANK, Detail, Problem, QUOTA_EXCEEDED, REDUCED_CAPACITY,
@@ -58,18 +57,14 @@ struct DenialForm {
 }
 
 impl DenialForm {
-    /// A proxy that describes its client's request reads the status of HTTP, so a denial for it is
-    /// never that of gRPC, which has status 200.
-    fn take<B>(request: &mut Request<B>, downstream: &Downstream) -> DenialForm {
+    fn take<B>(request: &mut Request<B>, is_grpc: bool) -> DenialForm {
         let is_head = request.method() == Method::HEAD;
         let headers = request.headers_mut();
         let content_type = headers.get(CONTENT_TYPE);
         let mut form = DenialForm {
             kind: problem::preferred(headers),
             is_head,
-            grpc: content_type
-                .filter(|value| !downstream.is_described && grpc::is_grpc_type(value))
-                .cloned(),
+            grpc: content_type.filter(|_| is_grpc).cloned(),
             origin: headers.get(ORIGIN).cloned(),
             map: HeaderMap::new(),
         };
@@ -116,6 +111,9 @@ impl LocalReplies {
         x: &mut Exchange<'_, B, R>,
     ) -> Response<Bytes> {
         let record = &mut x.record;
+        // A proxy that describes its client's request reads the status of HTTP, so a denial for it is
+        // never that of gRPC, which has status 200.
+        let is_grpc = record.grpc && !x.downstream.is_described;
         record.outcome = rejection.outcome();
         if record.outcome == Outcome::Denied {
             record.limit_status = Some(LimitResult::Rejected);
@@ -128,22 +126,14 @@ impl LocalReplies {
         let response = match rejection {
             Rejection::Limited(denial) => {
                 record.note_denial(denial.decided());
-                self.denial(
-                    denial,
-                    DenialForm::take(x.request, x.downstream),
-                    id.as_str(),
-                )
+                self.denial(denial, DenialForm::take(x.request, is_grpc), id.as_str())
             }
             Rejection::Blocked(blocked) => {
                 let policy = blocked.policy().into();
                 record.note_denier(&policy, blocked.tag, blocked.plain.as_ref());
-                self.blocked(
-                    blocked,
-                    DenialForm::take(x.request, x.downstream),
-                    id.as_str(),
-                )
+                self.blocked(blocked, DenialForm::take(x.request, is_grpc), id.as_str())
             }
-            other if record.grpc && !x.downstream.is_described => {
+            other if is_grpc => {
                 grpc::translate(self.refusal(other, id.as_str()), &other.sentence())
             }
             other => self.refusal(other, id.as_str()),
