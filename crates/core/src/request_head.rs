@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use http::{Extensions, HeaderMap, HeaderName, Method};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
@@ -59,6 +59,17 @@ impl Scheme {
 pub fn are_twins(one: &HeaderName, other: &HeaderName) -> bool {
     let (one, other) = (one.as_str(), other.as_str());
     one.len() == other.len() && one != other && is_equal_with_dashes(one, other)
+}
+
+/// The lines of a header, also under a name with `_` for `-`. Many servers take both names for one
+/// header, so a client could show the proxy one value and the upstream another.
+pub fn lines_of<'r>(
+    headers: &'r HeaderMap,
+    name: &HeaderName,
+) -> impl Iterator<Item = &'r HeaderValue> {
+    let twins = headers.keys().filter(move |other| are_twins(name, other));
+    let lines = headers.get_all(name).iter();
+    lines.chain(twins.flat_map(move |twin| headers.get_all(twin)))
 }
 
 fn is_equal_with_dashes(one: &str, other: &str) -> bool {

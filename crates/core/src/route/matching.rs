@@ -9,6 +9,7 @@ use super::regex::{MARK, Regex};
 use super::{Route, RouteQuery};
 use crate::limit::key::any_query_value;
 use crate::path::{CanonicalPath, Case, Malformed};
+use crate::request_head::lines_of;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HeaderMatch {
@@ -168,7 +169,7 @@ impl QueryMatch {
 
 impl HeaderMatch {
     pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
-        let mut values = headers.get_all(&self.name).iter();
+        let mut values = lines_of(headers, &self.name);
         match &self.value {
             ValueMatch::Any => values.next().is_some(),
             ValueMatch::Regex(regex) => {
@@ -208,7 +209,26 @@ impl ValueMatch {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
+
+    #[test]
+    fn a_header_is_found_under_a_name_with_underscores() {
+        let wanted = HeaderMatch {
+            name: HeaderName::from_static("x-version"),
+            value: ValueMatch::Exactly("2".to_owned()),
+        };
+        for (name, found) in [
+            ("x-version", true),
+            ("x_version", true),
+            ("x-versions", false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_static("2"));
+            assert_eq!(wanted.is_in(&headers), found, "{name}");
+        }
+    }
 
     #[test]
     fn methods_are_upper_case_tokens() {

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::{ApiKeySource, BodyFacts, Claims, Facts, Key, Part, same_secret};
 use crate::certificate::AltName;
-use crate::request_head::are_twins;
+use crate::request_head::lines_of;
 use crate::usage::request::{BodyMember, BodyValue};
 
 /// One value: a slice of the request, or decoded from it.
@@ -283,17 +283,9 @@ pub(super) fn method(method: &Method) -> PartValue<'_> {
     PartValue::Sent(name)
 }
 
-/// The lines of a header, also under a name with `_` for `-`. Many servers take both names for one
-/// header, so a client could show the proxy one value and the upstream another.
-fn lines<'r>(headers: &'r HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'r HeaderValue> {
-    let twins = headers.keys().filter(move |other| are_twins(name, other));
-    let lines = headers.get_all(name).iter();
-    lines.chain(twins.flat_map(move |twin| headers.get_all(twin)))
-}
-
 /// The trimmed lines of a header. A line is one value, even with commas.
 fn header<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
-    trimmed(lines(headers, name))
+    trimmed(lines_of(headers, name))
 }
 
 fn trimmed<'r>(lines: impl Iterator<Item = &'r HeaderValue>) -> Carried<'r> {
@@ -308,7 +300,7 @@ fn listed<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
         Carried::One(key) if !key.as_bytes().contains(&b',') => return Carried::One(key),
         _ => {}
     }
-    let keys = lines(headers, name).flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    let keys = lines_of(headers, name).flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
     Carried::from_copies(keys.map(|key| PartValue::Sent(key.trim_ascii())))
 }
 
