@@ -18,7 +18,7 @@ pub mod listen;
 pub mod listener;
 #[cfg(test)]
 mod panics;
-mod port_sharing;
+pub(crate) mod port_sharing;
 mod reload;
 pub mod socket_file;
 pub mod systemd;
@@ -129,24 +129,25 @@ impl ServerState {
         Ok(state)
     }
 
-    /// Makes the state for another configuration, with all parts of this one that can stay. Must be
-    /// called on a runtime.
+    /// Makes the state for another configuration, with all parts of this one that can stay. What
+    /// can fail because of the configuration comes first: after an error, the old one stays in use.
+    /// Must be called on a runtime.
     fn renewed(&self, config: &Config) -> io::Result<ServerState> {
         let access = match self.access.is_still(&access_log_settings(config)) {
             true => Arc::clone(&self.access),
             false => Arc::new(open_access_log(config)?),
         };
-        let tls = ServerTls::renewed(self.tls.as_ref(), config.tls.as_deref())?;
-        let decide_tls = ServerTls::renewed(self.decide_tls.as_ref(), decide_tls(config))?;
+        let tls = ServerTls::prepare(self.tls.as_ref(), config.tls.as_deref())?;
+        let decide_tls = ServerTls::prepare(self.decide_tls.as_ref(), decide_tls(config))?;
+        let counts = self.counts.renewed(&config.store)?;
         self.follow(config)?;
         Ok(ServerState {
             access,
             key_callback: self.key_callbacks.follow(config.key_callback.as_ref())?,
-            // The last one: it changes the store that is in use.
-            counts: self.counts.renewed(&config.store)?,
+            counts,
             max_connections: self.limit_connections(config.server.max_connections),
-            tls,
-            decide_tls,
+            tls: tls.commit(),
+            decide_tls: decide_tls.commit(),
             ..self.clone()
         })
     }
@@ -191,7 +192,12 @@ impl HealthChecks {
     fn follow(&self, settings: &[UpstreamSettings], vitals: &Arc<Vitals>) -> io::Result<()> {
         let mut thread = lock(&self.0);
         if let Some(thread) = &*thread {
-            thread.send_modify(|known| settings.clone_into(known));
+            // A change starts all checks again.
+            thread.send_if_modified(|known| {
+                let is_other = known != settings;
+                settings.clone_into(known);
+                is_other
+            });
         } else if settings.iter().any(|one| one.health.is_some()) {
             let (sender, followed) = watch::channel(settings.to_vec());
             let vitals = Arc::clone(vitals);

@@ -16,6 +16,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -25,6 +26,7 @@ use super::answer::answer;
 use super::state::{AdminState, check_store};
 use crate::config::{Listen, SettingError};
 use crate::server::listener::{OpenedSocket, bind_tcp};
+use crate::server::port_sharing;
 use crate::server::{Lifecycle, Shutdown};
 use tidegate_core::failpoint;
 
@@ -50,6 +52,28 @@ pub(super) fn bind(address: SocketAddr, replaces: bool) -> io::Result<std::net::
         bind_tcp(address, false).map_err(named)?;
     }
     bind_tcp(address, true).map(Into::into).map_err(named)
+}
+
+/// Listens at `address` while `old` is open. Both may be for the same port, as those of
+/// `127.0.0.1` and of all addresses are.
+fn rebind(address: SocketAddr, old: Option<&TcpListener>) -> io::Result<std::net::TcpListener> {
+    let Some(old) = old.filter(|old| {
+        let own = old.local_addr();
+        own.is_ok_and(|own| port_sharing::overlap(own, address))
+    }) else {
+        return bind(address, false);
+    };
+    match port_sharing::find_at(address, &[&SockRef::from(old)]) {
+        None => bind(address, true),
+        Some(other) => {
+            let error = io::Error::new(io::ErrorKind::AddrInUse, other.to_string());
+            Err(SettingError::address(
+                "admin",
+                &Listen::Tcp(address),
+                &error,
+            ))
+        }
+    }
 }
 
 /// Takes the socket for `address` out of `inherited`, which the process before this one sent, or
@@ -157,19 +181,20 @@ fn follow_configuration(listener: &mut Option<TcpListener>, state: &AdminState) 
         }
         return;
     };
-    let policy = state.policy_of(&settings);
+    let mut policy = state.policy_of(&settings);
     let moves = policy.address != state.policy.load().address;
     let serves = *state.server.shutdown.borrow() == Lifecycle::Serve;
     if moves || (listener.is_none() && serves) {
         let address = settings.address;
-        match bind(address, false).and_then(|bound| listen(bound, address, state)) {
+        let bound = rebind(address, listener.as_ref());
+        match bound.and_then(|bound| listen(bound, address, state)) {
             Ok(bound) => {
                 tracing::info!(%address, "reload: admin: listening");
                 *listener = Some(bound);
             }
             Err(error) => {
                 tracing::error!(%address, %error, "reload: admin: the old address stays");
-                return;
+                policy.address = state.policy.load().address;
             }
         }
     }

@@ -57,7 +57,8 @@ pub(crate) fn find_at(address: SocketAddr, own: &[&Socket]) -> Option<PortSharer
     })
 }
 
-fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+/// Whether a connection may be meant for either address.
+pub(crate) fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
     let every = |any: IpAddr, ip: IpAddr| any.is_unspecified() && (any.is_ipv6() || ip.is_ipv4());
     one.port() == other.port() && (a == b || every(a, b) || every(b, a))

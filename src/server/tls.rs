@@ -13,7 +13,7 @@ use std::future::poll_fn;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -54,6 +54,45 @@ pub(crate) struct ServerTls {
 struct TlsState {
     settings: TlsSettings,
     acquired: Option<IdentityFiles>,
+}
+
+/// TLS after a reload. Clients see it after [`PreparedTls::commit`].
+pub(super) enum PreparedTls<'t> {
+    Off,
+    New(Arc<ServerTls>),
+    Renewed(&'t Arc<ServerTls>, TlsRenewal<'t>),
+}
+
+/// Other settings, ready to be used. Until then, nothing else changes the settings.
+pub(super) struct TlsRenewal<'t> {
+    state: MutexGuard<'t, TlsState>,
+    settings: TlsSettings,
+    index: CertificateIndex,
+    /// `None` if the one in use stays.
+    acceptor: Option<Arc<ServerConfig>>,
+}
+
+impl PreparedTls<'_> {
+    pub(super) fn commit(self) -> Option<Arc<ServerTls>> {
+        match self {
+            PreparedTls::Off => None,
+            PreparedTls::New(tls) => Some(tls),
+            PreparedTls::Renewed(tls, renewal) => {
+                renewal.commit(tls);
+                Some(Arc::clone(tls))
+            }
+        }
+    }
+}
+
+impl TlsRenewal<'_> {
+    fn commit(mut self, tls: &ServerTls) {
+        tls.certificates.replace(self.index);
+        if let Some(acceptor) = self.acceptor {
+            tls.acceptor.store(acceptor);
+        }
+        self.state.settings = self.settings;
+    }
 }
 
 /// Closes the connection of a failed handshake. A close with unread bytes resets the connection,
@@ -97,29 +136,26 @@ impl ServerTls {
         })
     }
 
-    /// The same one with other settings, or another one if there was none.
-    pub(super) fn renewed(
-        known: Option<&Arc<ServerTls>>,
+    /// Prepares the same one with other settings, or another one if there was none.
+    pub(super) fn prepare<'t>(
+        known: Option<&'t Arc<ServerTls>>,
         settings: Option<&TlsSettings>,
-    ) -> io::Result<Option<Arc<ServerTls>>> {
-        let Some(settings) = settings else {
-            return Ok(None);
-        };
-        Ok(Some(match known {
-            Some(known) => {
-                known.renew(settings)?;
-                Arc::clone(known)
+    ) -> io::Result<PreparedTls<'t>> {
+        Ok(match (known, settings) {
+            (_, None) => PreparedTls::Off,
+            (None, Some(settings)) => PreparedTls::New(Arc::new(ServerTls::new(settings)?)),
+            (Some(known), Some(settings)) => {
+                let renewal = known.prepare_in(lock(&known.state), settings)?;
+                PreparedTls::Renewed(known, renewal)
             }
-            None => Arc::new(ServerTls::new(settings)?),
-        }))
+        })
     }
 
-    /// Uses other settings for new connections. On an error nothing changes.
-    pub(super) fn renew(&self, settings: &TlsSettings) -> io::Result<()> {
-        self.renew_in(&mut lock(&self.state), settings)
-    }
-
-    fn renew_in(&self, state: &mut TlsState, settings: &TlsSettings) -> io::Result<()> {
+    fn prepare_in<'t>(
+        &self,
+        state: MutexGuard<'t, TlsState>,
+        settings: &TlsSettings,
+    ) -> io::Result<TlsRenewal<'t>> {
         let used = &state.settings;
         let challenge = |one: &TlsSettings| one.acme.as_ref().map(|acme| acme.challenge);
         let is_same = settings.min_version == used.min_version
@@ -132,12 +168,12 @@ impl ServerTls {
             false => Some(make_acceptor(settings, &self.certificates)?),
         };
         let acquired = state.acquired.as_ref().filter(|_| settings.acme.is_some());
-        self.certificates.replace(load_index(settings, acquired)?);
-        if let Some(acceptor) = acceptor {
-            self.acceptor.store(acceptor);
-        }
-        state.settings = settings.clone();
-        Ok(())
+        Ok(TlsRenewal {
+            index: load_index(settings, acquired)?,
+            acceptor,
+            settings: settings.clone(),
+            state,
+        })
     }
 
     fn use_acquired(&self, files: IdentityFiles) -> io::Result<()> {
@@ -230,7 +266,7 @@ impl ServerTls {
     /// returns a description then.
     fn read_files(&self, index: usize) -> io::Result<Option<String>> {
         // Held until the files are used, so that a reload meanwhile is not undone.
-        let mut state = lock(&self.state);
+        let state = lock(&self.state);
         let mut settings = state.settings.clone();
         let files = match settings.certificates.get_mut(index) {
             Some(files) => vec![&mut files.cert, &mut files.key],
@@ -250,7 +286,7 @@ impl ServerTls {
         if !is_new {
             return Ok(None);
         }
-        self.renew_in(&mut state, &settings)?;
+        self.prepare_in(state, &settings)?.commit(self);
         let Some(files) = settings.certificates.get(index) else {
             let what = "new authorities or revoked certificates for clients";
             return Ok(Some(what.to_owned()));

@@ -1,15 +1,16 @@
 //! Each kind of setting, on a proxy that runs: for connections that are open and for new ones.
 
-use std::io::Write;
-use std::net::TcpStream;
+use std::io::{Read as _, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use super::{Gate, assert_said};
-use crate::house::{Client, Seen, Upstream};
+use crate::house::{Client, Seen, Tidegate, Upstream};
 use crate::probe::eventually;
-use crate::support::RedisServer;
+use crate::support::{RedisServer, free_port};
 
+const SECOND_TOKEN: &str = "another-token-of-32-characters-x";
 const ASK: &str = "GET / HTTP/1.1\r\nHost: test\r\n\r\n";
 
 #[test]
@@ -206,4 +207,85 @@ fn from_counts_in_this_process_to_redis_and_back() {
     assert_eq!([status(), status(), status()], [200, 200, 429]);
     gate.reload(&config("memory:".to_owned()));
     assert_eq!(status(), 200);
+}
+
+#[test]
+fn a_refused_reload_changes_no_health_check() {
+    let text = |path: &str| {
+        format!(
+            "[log]\ndecisions = \"logs/d.jsonl\"\n[upstream.u]\nservers = [\"$UPSTREAM\"]\n\
+             health = {{ path = \"{path}\", every = \"50ms\", unhealthy = 1, healthy = 1 }}\n\
+             [[route]]\npath = \"/*\"\nupstream = \"u\"\nlimits = []\n"
+        )
+    };
+    let upstream = Upstream::start(|seen: &Seen, stream: &mut TcpStream| {
+        let status = if seen.is_for("/down") {
+            "500 No"
+        } else {
+            "200 OK"
+        };
+        let head = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n");
+        stream.write_all(head.as_bytes()).is_ok()
+    });
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("logs")).unwrap();
+    let first = text("/up").replace("$UPSTREAM", &upstream.url());
+    let proxy = Tidegate::start_in(folder, &first, &[]);
+    let gate = Gate { proxy, upstream };
+    // By then the decision log is open.
+    assert_eq!(gate.proxy.get("/").status, 200);
+    let folder = gate.proxy.directory.path().to_owned();
+    std::fs::rename(folder.join("logs"), folder.join("moved")).unwrap();
+    let said = gate.reload(&text("/down"));
+    assert_said(&said, "nothing was changed");
+    assert_eq!(gate.proxy.get("/").status, 200);
+    let asked = gate.upstream.seen().len();
+    eventually("more checks", || gate.upstream.seen().len() > asked + 3);
+    let seen = gate.upstream.seen();
+    assert!(!seen.iter().any(|one| one.is_for("/down")));
+}
+
+#[test]
+fn the_admin_moves_to_all_addresses_of_its_port_with_another_token() {
+    let folder = tempfile::tempdir().unwrap();
+    for (file, token) in [
+        ("one", "a-first-token-of-32-characters-x"),
+        ("two", SECOND_TOKEN),
+    ] {
+        std::fs::write(folder.path().join(file), token).unwrap();
+    }
+    let port = free_port();
+    let text = |ip: &str, file: &str| {
+        format!(
+            "admin = \"{ip}:{port}\"\nadmin_token_file = \"{file}\"\n\
+             upstream = \"http://127.0.0.1:9\"\n"
+        )
+    };
+    let proxy = Tidegate::start_in(folder, &text("127.0.0.1", "one"), &[]);
+    proxy.wait_for_line("dashboard  http://");
+    let upstream = Upstream::ok();
+    let gate = Gate { proxy, upstream };
+    gate.write(&text("0.0.0.0", "two"));
+    gate.proxy.signal("HUP");
+    gate.proxy.wait_for_line("admin: listening");
+    let admin = SocketAddr::from(([127, 0, 0, 1], port));
+    // Nothing, if the connection was waiting at the old socket.
+    let status = |token: &str| {
+        let body = "{\"key\":\"ip=192.0.2.1\"}";
+        let head = format!(
+            "POST /api/v1/block HTTP/1.1\r\nHost: {admin}\r\nAuthorization: Bearer {token}\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut stream = TcpStream::connect(admin).unwrap();
+        let mut answer = [0; 12];
+        let asked = stream.write_all(head.as_bytes());
+        let read = asked.and_then(|()| stream.read_exact(&mut answer));
+        read.map_or_else(
+            |_| String::new(),
+            |()| String::from_utf8_lossy(&answer).into_owned(),
+        )
+    };
+    eventually("the new token", || status(SECOND_TOKEN) == "HTTP/1.1 200");
+    assert_eq!(status("a-first-token-of-32-characters-x"), "HTTP/1.1 401");
 }
