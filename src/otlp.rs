@@ -209,8 +209,11 @@ impl Exporter {
             match self.wait().await {
                 WakeReason::Spans => self.export().await,
                 WakeReason::NewSettings => {
-                    // The waiting spans were recorded under the old settings.
-                    self.export().await;
+                    // The waiting spans were recorded under the old settings. If that collector is
+                    // away, the new one gets them.
+                    if self.outage.is_none() {
+                        self.export().await;
+                    }
                     self.apply_settings();
                 }
                 WakeReason::End => return,
@@ -266,7 +269,8 @@ impl Exporter {
                 Err(error) => error,
             };
             self.begin_outage(collector, &error);
-            let is_over = self.end.borrow().is_some();
+            let mut settings = self.settings.clone();
+            let is_over = self.end.borrow().is_some() || settings.has_changed().is_ok_and(|is| is);
             if !error.is_temporary || attempt == ATTEMPTS || is_over {
                 break;
             }
@@ -276,6 +280,7 @@ impl Exporter {
             tokio::select! {
                 () = sleep(rest.min(LONGEST_REST)) => {}
                 _ = self.end.wait_for(Option::is_some) => {}
+                _ = settings.changed() => {}
             }
         }
         batch.note_lost(count);
