@@ -218,12 +218,11 @@ pub(super) async fn receive(mut handed_off: UnboundedReceiver<HandedOff>, worker
 
 fn accept_waiting(socket: &WorkerSocket, worker: &Arc<Worker>) {
     for _ in 0..BACKLOG {
-        let Ok(permit) = Arc::clone(&worker.connections).try_acquire_owned() else {
-            return;
-        };
         let Ok(accepted) = accept(&socket.listener) else {
             return;
         };
+        // The socket is closed after this: a client that has no permit would be reset.
+        let permit = Arc::clone(&worker.connections).try_acquire_owned().ok();
         spawn_connection(worker, accepted, socket.kind, worker.drain.open(permit));
     }
 }
