@@ -54,6 +54,9 @@ pub use rewrite::{Action, Direction, HeaderChange, HeaderText, Prefix, is_succes
 pub use table::{Conflict, RouteTable};
 use template::Template;
 
+/// The name of requests without a route in metrics. No route can have it.
+pub const NO_ROUTE: &str = "(none)";
+
 /// One `[[route]]`: the requests it matches, their target and their limits.
 #[derive(Clone, Debug)]
 pub struct Route {

@@ -16,7 +16,7 @@ use crate::limit::calendar::MAX_COUNT;
 use crate::path::Case;
 use crate::route::template::Template;
 use crate::route::{
-    Action, CostSource, Direction, HeaderChange, HeaderText, HostPattern, LocationBase,
+    Action, CostSource, Direction, HeaderChange, HeaderText, HostPattern, LocationBase, NO_ROUTE,
     PathPattern, Prefix, RespondBody, Route, Settle, StatusSet, Target,
 };
 use crate::usage::paths::MemberPath;
@@ -165,6 +165,9 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
 }
 
 fn route_name(text: &str) -> Result<String, &'static str> {
+    if text == NO_ROUTE {
+        return Err("metrics have this name for requests without a route");
+    }
     let fits = (1..=128).contains(&text.chars().count()) && !text.chars().any(char::is_control);
     fits.then(|| text.to_owned())
         .ok_or("1 to 128 characters, no control characters")

@@ -190,7 +190,14 @@ fn read_proxy_protocol(top: &mut Section<'_>) -> ProxyProtocol {
         ("required", ProxyProtocol::Required),
     ];
     let mode = top.word("proxy_protocol", &words);
-    if mode != ProxyProtocol::Off && !top.has("trusted_proxies") {
+    let has_none = match top.peek("trusted_proxies") {
+        None => true,
+        Some(list) => list
+            .get_ref()
+            .as_array()
+            .is_some_and(|list| list.is_empty()),
+    };
+    if mode != ProxyProtocol::Off && has_none {
         contradiction("`proxy_protocol` without `trusted_proxies`")
             .at(
                 &top.key_span("proxy_protocol"),

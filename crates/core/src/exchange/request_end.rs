@@ -4,7 +4,6 @@
 //! key it has the beginning of the hash.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::Version;
 
@@ -69,7 +68,7 @@ impl AccessRecord {
     fn write_entry(&self, head: &RecordedHead, would_deny: &[Arc<str>], trace: Option<&Trace>) {
         self.log.record(&AccessEntry {
             unix_us: head.unix_us,
-            duration: Duration::from_micros(clock::unix_us().saturating_sub(head.unix_us)),
+            duration: clock::now().saturating_duration_since(self.began),
             client: self.client,
             method: &head.method,
             host: head.host(),

@@ -33,11 +33,9 @@ use super::access::Outcome;
 pub use super::door::{DecideCode, Door};
 use super::watched::{DenialBuffer, Trail};
 use crate::limit::{KeyHash, Role};
+pub use crate::route::NO_ROUTE;
 use cells::{UsageCells, add_counters};
 use decide::DecideCells;
-
-/// The name of the cells for requests without a route. No route can have this name.
-pub const NO_ROUTE: &str = "(none)";
 
 /// Of decisions that are made without waiting, one in so many is timed.
 const TIMED_ONE_IN: u64 = 64;

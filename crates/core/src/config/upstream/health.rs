@@ -101,7 +101,7 @@ pub(super) fn health(outer: &mut Section<'_>) -> Option<HealthCheck> {
     }
     let long = section.parse("path", PATH, path);
     let host = section.parse("host", TextForm::new(Code::BadHttp, "a host"), host);
-    let status = section.statuses("status");
+    let status = section.one_or_more_statuses("status", |_| Ok(()));
     let check = HealthCheck {
         path: short
             .or(long)
