@@ -50,10 +50,6 @@ impl Certificate {
     pub fn read(_: &[u8]) -> Option<Certificate> {
         None
     }
-
-    pub fn is_revocation_list(_: &[u8]) -> bool {
-        true
-    }
 }
 
 impl Certificate {

@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use aws_lc_rs::digest::{SHA256, digest};
 use x509_cert::attr::AttributeTypeAndValue;
 use x509_cert::certificate::{CertificateInner, Raw};
-use x509_cert::crl::CertificateList;
 use x509_cert::der::asn1::{Ia5StringRef, PrintableStringRef, TeletexStringRef, Utf8StringRef};
 use x509_cert::der::{Decode, Encode, Tag, Tagged};
 use x509_cert::ext::pkix::SubjectAltName;
@@ -31,11 +30,6 @@ const NAMES: [(&str, &str); 11] = [
 ];
 
 impl Certificate {
-    /// Whether this is a list of revoked certificates (RFC 5280 section 5).
-    pub fn is_revocation_list(der: &[u8]) -> bool {
-        CertificateList::<Raw>::from_der(der).is_ok()
-    }
-
     pub fn read(der: &[u8]) -> Option<Certificate> {
         let parsed = CertificateInner::<Raw>::from_der(der).ok()?;
         let body = parsed.tbs_certificate();

@@ -5,14 +5,16 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use rustls::RootCertStore;
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, Der, PrivateKeyDer, TrustAnchor,
+};
+use rustls::server::WebPkiClientVerifier;
 use rustls::sign::CertifiedKey;
-
-use crate::certificate::Certificate;
 
 pub type PemError = &'static str;
 
@@ -69,10 +71,18 @@ pub fn revocation_lists(
             "no list of revoked certificates in it; PEM begins with `-----BEGIN X509 CRL-----`",
         );
     }
-    let mut all = lists.iter();
-    match all.all(|list| Certificate::is_revocation_list(list)) {
-        true => Ok(lists),
-        false => Err("a list of revoked certificates in it cannot be read"),
+    // Building a verifier reads the lists. It does not look at the authority.
+    let nothing = || Der::from_slice(&[]);
+    let authority = TrustAnchor {
+        subject: nothing(),
+        subject_public_key_info: nothing(),
+        name_constraints: None,
+    };
+    let roots = Arc::new(RootCertStore::from_iter([authority]));
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, default_provider().into());
+    match verifier.with_crls(lists.iter().cloned()).build() {
+        Ok(_) => Ok(lists),
+        Err(_) => Err("a list of revoked certificates in it cannot be read (RFC 5280 section 5)"),
     }
 }
 
@@ -124,5 +134,19 @@ mod tests {
         let (of, wrong) = identity(VERSION_1, key.as_bytes()).unwrap_err();
         assert_eq!(of, "cert");
         assert!(wrong.contains("X.509 version 3"), "{wrong}");
+    }
+
+    /// As some tools make it: of version 2, without extensions.
+    const BARE_LIST: &[u8] = b"-----BEGIN X509 CRL-----\n\
+    MIGVMDwCAQEwCgYIKoZIzj0EAwIwDTELMAkGA1UEAwwCY2EXDTI2MTEyOTEyMTg0\n\
+    OVoXDTI2MTIxMDEyMTg0OVowCgYIKoZIzj0EAwIDSQAwRgIhAILn4oYlxwk86LE/\n\
+    ADuim3TYPGberB/gXwvQ0wrq+4fdAiEAit4FOK3qJvqnCOJPp7G22sRqI/1aE1EU\n\
+    Fb7RqOhfAds=\n\
+    -----END X509 CRL-----\n";
+
+    #[test]
+    fn a_list_that_no_verifier_takes_is_refused() {
+        let wrong = revocation_lists(BARE_LIST).unwrap_err();
+        assert!(wrong.contains("cannot be read"), "{wrong}");
     }
 }
