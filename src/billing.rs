@@ -10,6 +10,7 @@
 //! send       in numbered batches, each counted once        store::redis::ledger_client
 //! ```
 
+use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,7 +24,7 @@ use crate::clock;
 use crate::config::{Config, StoreKind, StoreSettings};
 use crate::ledger::{
     BatchReceipt, Date, DayLines, LedgerAmounts, LedgerBacklog, LedgerBatch, LedgerDays,
-    LedgerInbox, LedgerSettings,
+    LedgerInbox, LedgerSettings, LedgerShard,
 };
 use crate::store::StoreError;
 use crate::store::redis::ledger_client::LedgerStore;
@@ -32,6 +33,8 @@ use tidegate_core::failpoint;
 
 /// How often usage is sent.
 const SEND_EVERY: Duration = Duration::from_secs(1);
+/// After this time a store that fails gets no more hashes until the next attempt.
+const LONGEST_ROUND: Duration = Duration::from_secs(10);
 /// How long the rest may take at the end of the process.
 const LAST: Duration = Duration::from_secs(5);
 /// The pause between two attempts at the end.
@@ -100,6 +103,7 @@ impl Billing {
                 target: None,
                 away_since: None,
                 full_day: None,
+                spoiled: None,
             };
             *thread = Some(spawn_thread("ledger", move || sender.run())?);
         }
@@ -214,6 +218,31 @@ struct BillingSender {
     away_since: Option<Instant>,
     /// The last day that the log says to have too many clients.
     full_day: Option<Date>,
+    /// The last hash that the log says to have a value that is no integer.
+    spoiled: Option<LedgerShard>,
+}
+
+/// Why usage waits.
+#[derive(Clone, Copy, Debug)]
+struct LedgerFailure {
+    /// The hash that was sent to; `None` if none was.
+    shard: Option<LedgerShard>,
+    error: StoreError,
+}
+
+impl LedgerFailure {
+    fn new(error: StoreError) -> LedgerFailure {
+        LedgerFailure { shard: None, error }
+    }
+}
+
+impl fmt::Display for LedgerFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.shard {
+            Some(shard) => write!(f, "{shard}: {}", self.error),
+            None => self.error.fmt(f),
+        }
+    }
 }
 
 impl BillingSender {
@@ -288,28 +317,63 @@ impl BillingSender {
         sent.is_ok()
     }
 
-    async fn send_all(&mut self, settings: &BillingSettings) -> Result<(), StoreError> {
+    /// An error of one hash does not keep the others from the store.
+    async fn send_all(&mut self, settings: &BillingSettings) -> Result<(), LedgerFailure> {
         if let Some(target) = &mut self.target {
-            target.follow(&settings.store, &self.shared)?;
+            let followed = target.follow(&settings.store, &self.shared);
+            followed.map_err(LedgerFailure::new)?;
         }
+        let (mut first, since) = (None, clock::now());
         for shard in self.backlog.shards() {
-            while let Some(batch) = self.backlog.batch(shard) {
-                let target = match &mut self.target {
-                    Some(target) => target,
-                    none => none.insert(LedgerTarget::new(&settings.store, &self.shared)?),
-                };
-                let receipt = target.send(batch, &settings.ledger).await?;
-                let has_more = self.backlog.acknowledge(shard);
-                self.note_receipt(shard.date, receipt, settings);
-                if !has_more {
-                    break;
-                }
+            let Err(error) = self.send_shard(shard, settings).await else {
+                continue;
+            };
+            first.get_or_insert(LedgerFailure {
+                shard: Some(shard),
+                error,
+            });
+            if clock::now().saturating_duration_since(since) > LONGEST_ROUND {
+                break;
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    async fn send_shard(
+        &mut self,
+        shard: LedgerShard,
+        settings: &BillingSettings,
+    ) -> Result<(), StoreError> {
+        while let Some(batch) = self.backlog.batch(shard) {
+            let target = match &mut self.target {
+                Some(target) => target,
+                none => none.insert(LedgerTarget::new(&settings.store, &self.shared)?),
+            };
+            let receipt = target.send(batch, &settings.ledger).await?;
+            let has_more = self.backlog.acknowledge(shard);
+            self.note_receipt(shard, receipt, settings);
+            if !has_more {
+                break;
             }
         }
         Ok(())
     }
 
-    fn note_receipt(&mut self, date: Date, receipt: BatchReceipt, settings: &BillingSettings) {
+    fn note_receipt(
+        &mut self,
+        shard: LedgerShard,
+        receipt: BatchReceipt,
+        settings: &BillingSettings,
+    ) {
+        if receipt.left_out > 0 && self.spoiled.replace(shard) != Some(shard) {
+            tracing::error!(
+                %shard,
+                amounts = receipt.left_out,
+                "ledger: a value in Redis is no integer, so its usage is not billed; `tidegate \
+                 usage` names the field"
+            );
+        }
+        let date = shard.date;
         if receipt.other.is_zero() {
             return;
         }
@@ -324,7 +388,7 @@ impl BillingSender {
         }
     }
 
-    fn note_away(&mut self, error: &StoreError) {
+    fn note_away(&mut self, error: &LedgerFailure) {
         if self.away_since.is_none() {
             self.away_since = Some(clock::now());
             tracing::warn!(

@@ -58,7 +58,7 @@ impl StyledSpan {
     }
 }
 
-fn replace_controls(text: &str) -> String {
+pub(super) fn replace_controls(text: &str) -> String {
     let harmless = |c: char| match c {
         // They change the direction of text.
         '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '\u{fffd}',

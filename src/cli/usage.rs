@@ -10,13 +10,13 @@ use serde_json::Value;
 
 use super::admin_client::{AdminArgs, AdminClient, percent_encoded};
 use super::check::store_failure;
-use super::display::{self, StyledSpan, render_lines};
+use super::display::{self, StyledSpan, render_lines, replace_controls};
 use super::output::{self, CommandError};
 use crate::admin::billing::{BilledRow, BilledUsage, UsageFailure, UsageQuery, UsageTexts};
 use crate::clock;
 use crate::config::{Config, StoreKind};
 use crate::ledger::LedgerSettings;
-use crate::store::redis::ledger_client::LedgerReader;
+use crate::store::redis::ledger_client::{LedgerReader, UnreadableValue};
 
 /// Rows of a report, at most.
 const MAX_ROWS: usize = 1_000_000;
@@ -84,6 +84,12 @@ fn read(
     let mut reader = reader.map_err(|error| failed(UsageFailure::Store(error)))?;
     let query = query.with_rows(MAX_ROWS);
     let answer = query.answer(settings, |date| reader.read(date));
+    for UnreadableValue { hash, field } in reader.unreadable() {
+        let field = replace_controls(field);
+        output::print_error(&format!(
+            "warning: the field `{field}` of `{hash}` in Redis is no integer; no sum has it"
+        ));
+    }
     answer.map_err(failed)
 }
 

@@ -1,5 +1,6 @@
 //! The ledger: what each client used by day, with real proxies and a real Redis.
 
+mod amounts;
 mod faults;
 
 use std::collections::BTreeMap;

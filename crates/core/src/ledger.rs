@@ -112,6 +112,10 @@ impl LedgerAmounts {
         raised
     }
 
+    fn has_negative(self) -> bool {
+        LedgerCount::ALL.iter().any(|count| self.amount(*count) < 0)
+    }
+
     pub fn is_zero(self) -> bool {
         self == LedgerAmounts::default()
     }

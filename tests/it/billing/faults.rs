@@ -131,3 +131,66 @@ fn usage_waits_while_redis_is_away() {
     redis.thaw();
     wait_for(&looked, &[("acme", 3), ("globex", 1)]);
 }
+
+#[test]
+fn a_value_that_is_no_integer_is_left_out_and_no_batch_counts_twice() {
+    let (upstream, redis) = (Upstream::ok(), RedisServer::start());
+    let looked = start(&upstream, &url(&redis), "");
+    for key in ["k-acme", "k-globex"] {
+        assert_eq!(ask(&looked, "/", key).status, 200);
+    }
+    wait_for(&looked, &[("acme", 1), ("globex", 1)]);
+    let hashes = redis.run("KEYS tidegate:{ledger:*");
+    let hashes: Vec<String> = redis::from_redis_value(hashes).unwrap();
+    let has = |hash: &&String, field: &str| {
+        redis.run(&format!("HEXISTS {hash} {field}")) == redis::Value::Int(1)
+    };
+    let of_acme = hashes.iter().find(|hash| has(hash, "r:acme")).unwrap();
+    redis.run(&format!("HSET {of_acme} r:acme 174.78 t:acme 5"));
+    for key in ["k-acme", "k-globex", "k-initech", "k-acme"] {
+        assert_eq!(ask(&looked, "/", key).status, 200);
+    }
+    let line = looked.tidegate.wait_for_line("is no integer");
+    let hash = of_acme
+        .trim_start_matches("tidegate:{")
+        .trim_end_matches('}');
+    assert!(line.contains(hash), "{line}");
+    wait_for(&looked, &[("acme", 0), ("globex", 2), ("initech", 1)]);
+    let usage = crate::look::command(looked.tidegate.directory.path(), &["usage"]);
+    let warning = String::from_utf8(usage.stderr).unwrap();
+    assert!(
+        warning.contains("`r:acme`") && warning.contains(of_acme),
+        "{warning}"
+    );
+}
+
+#[test]
+fn a_hash_that_cannot_be_written_keeps_no_other_one_from_the_store() {
+    let (upstream, redis) = (Upstream::ok(), RedisServer::start());
+    let looked = start(&upstream, &url(&redis), "");
+    assert_eq!(ask(&looked, "/", "k-globex").status, 200);
+    wait_for(&looked, &[("globex", 1)]);
+    // That of acme comes after it.
+    let hashes = redis.run("KEYS tidegate:{ledger:*");
+    let hashes: Vec<String> = redis::from_redis_value(hashes).unwrap();
+    let hash = &hashes[0];
+    redis.run(&format!("SET {hash} text"));
+    for key in ["k-globex", "k-acme"] {
+        assert_eq!(ask(&looked, "/", key).status, 200);
+    }
+    let line = looked.tidegate.wait_for_line("the store takes no usage");
+    assert!(
+        line.contains(
+            hash.trim_matches(['{', '}'])
+                .trim_start_matches("tidegate:{")
+        ),
+        "{line}"
+    );
+    eventually("the usage of acme is in the store", || {
+        let hash = hash.replace(":5}", ":11}");
+        redis.run(&format!("HEXISTS {hash} r:acme")) == redis::Value::Int(1)
+    });
+    redis.run(&format!("DEL {hash}"));
+    looked.tidegate.wait_for_line("the store takes usage again");
+    wait_for(&looked, &[("acme", 1), ("globex", 1)]);
+}

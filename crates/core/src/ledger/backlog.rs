@@ -9,6 +9,7 @@
 //! no usage is lost, but its client is.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 
 use jiff::civil::Date;
 
@@ -37,6 +38,13 @@ impl LedgerShard {
     }
 }
 
+/// The name in Redis, without the prefix and the braces of its hash tag.
+impl fmt::Display for LedgerShard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ledger:{}:{}", self.date, self.number)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerBatch {
     pub shard: LedgerShard,
@@ -57,6 +65,8 @@ pub struct BatchReceipt {
     pub clients: u64,
     /// What went into the line of other clients, because the day has no place for more clients.
     pub other: LedgerAmounts,
+    /// Amounts that are not counted, because the value that they belong to is no integer.
+    pub left_out: u64,
 }
 
 #[derive(Debug, Default)]

@@ -38,7 +38,9 @@ impl LedgerDays {
         for line in &batch.lines {
             let is_named = matches!(line.client, LedgerClient::Named(_));
             let is_new = is_named && !day.contains_key(&line.client);
-            let client = match is_new && *clients >= max_clients {
+            // A correction downwards is of a request that is in the line of other clients.
+            let has_place = *clients < max_clients && !line.amounts.has_negative();
+            let client = match is_new && !has_place {
                 true => {
                     receipt.other.add(line.amounts);
                     LedgerClient::Other
@@ -217,6 +219,20 @@ mod tests {
         assert_eq!(day[&LedgerClient::Other].requests, 3);
         assert_eq!(day[&LedgerClient::Unknown].requests, 5);
         assert_eq!((day.len(), ledger.lines), (4, 4));
+    }
+
+    #[test]
+    fn a_correction_of_a_client_without_a_line_is_of_the_line_of_others() {
+        let mut ledger = LedgerDays::default();
+        ledger.add(&batch(date(26), &[("a", 1), ("b", 3)]), 1);
+        ledger.add(&batch(date(26), &[("b", -2)]), 10);
+        let day = ledger.day(date(26)).unwrap();
+        assert_eq!(day[&LedgerClient::Other].requests, 1);
+        assert!(!day.contains_key(&LedgerClient::named("b")));
+        ledger.add(&batch(date(26), &[("b", 4), ("a", -1)]), 10);
+        let day = ledger.day(date(26)).unwrap();
+        assert_eq!(day[&LedgerClient::named("b")].requests, 4);
+        assert_eq!(day[&LedgerClient::named("a")].requests, 0);
     }
 
     #[test]

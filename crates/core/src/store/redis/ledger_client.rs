@@ -31,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const SCAN_COUNT: u32 = 1000;
 /// How long the clients in the hashes of a cluster count as known.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
+/// Values that are no integers of which a reader is told, at most.
+const MAX_UNREADABLE: usize = 20;
 
 /// The answer of HSCAN: the next cursor, then names and values.
 type ScannedFields = (u64, Vec<(Vec<u8>, Vec<u8>)>);
@@ -44,6 +46,15 @@ pub struct LedgerStore {
     nodes: HashMap<RedisAddress, RedisLink>,
     ranges: Vec<SlotRange>,
     known: Option<KnownClients>,
+    /// Values that were read, up to [`MAX_UNREADABLE`].
+    unreadable: Vec<UnreadableValue>,
+}
+
+/// A value of the ledger that is no integer. The proxies never write one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableValue {
+    pub hash: String,
+    pub field: String,
 }
 
 /// Clients in each hash of a day. In a cluster no script sees all of them.
@@ -79,6 +90,7 @@ impl LedgerStore {
             nodes: HashMap::new(),
             ranges: Vec::new(),
             known: None,
+            unreadable: Vec::new(),
             shared,
         })
     }
@@ -133,7 +145,8 @@ impl LedgerStore {
             command.arg(amounts.requests).arg(amounts.tokens);
             command.arg(amounts.money);
         }
-        let [clients, requests, tokens, money]: [i64; 4] = self.query(shard, &command).await?;
+        let counted: [i64; 5] = self.query(shard, &command).await?;
+        let [clients, requests, tokens, money, left_out] = counted;
         let clients = u64::try_from(clients).unwrap_or(0);
         if let Some(known) = self.known.as_mut().filter(|known| known.date == shard.date) {
             known.clients[usize::from(shard.number)] = clients;
@@ -145,6 +158,7 @@ impl LedgerStore {
                 tokens,
                 money,
             },
+            left_out: u64::try_from(left_out).unwrap_or(0),
         })
     }
 
@@ -215,15 +229,17 @@ impl LedgerStore {
                 command.arg("COUNT").arg(SCAN_COUNT);
                 let (next, fields): ScannedFields = self.query(shard, &command).await?;
                 for (name, value) in fields {
+                    let Some(field) = AmountField::read(&name) else {
+                        continue;
+                    };
                     let amount = std::str::from_utf8(&value).ok();
                     let amount = amount.and_then(|text| text.parse().ok());
-                    if let (Some(field), Some(amount)) = (AmountField::read(&name), amount) {
-                        // A field may come twice while its hash grows.
-                        *of_shard
-                            .entry(field.client)
-                            .or_default()
-                            .amount_mut(field.count) = amount;
+                    if amount.is_none() {
+                        self.note_unreadable(shard, &name);
                     }
+                    // A field may come twice while its hash grows.
+                    let client = of_shard.entry(field.client).or_default();
+                    *client.amount_mut(field.count) = amount.unwrap_or(0);
                 }
                 cursor = next;
                 if cursor == 0 {
@@ -237,9 +253,18 @@ impl LedgerStore {
         Ok(lines)
     }
 
+    fn note_unreadable(&mut self, shard: LedgerShard, name: &[u8]) {
+        let value = UnreadableValue {
+            hash: self.key(shard),
+            field: String::from_utf8_lossy(name).into_owned(),
+        };
+        if self.unreadable.len() < MAX_UNREADABLE && !self.unreadable.contains(&value) {
+            self.unreadable.push(value);
+        }
+    }
+
     fn key(&self, shard: LedgerShard) -> String {
-        let LedgerShard { date, number } = shard;
-        format!("{}{{ledger:{date}:{number}}}", self.shared.prefix)
+        format!("{}{{{shard}}}", self.shared.prefix)
     }
 
     async fn query<T: FromRedisValue>(
@@ -265,8 +290,7 @@ impl LedgerStore {
         if self.ranges.is_empty() {
             self.ranges = slot_ranges(&self.shared).await?;
         }
-        let tag = format!("ledger:{}:{}", shard.date, shard.number);
-        let slot = slot_of_tag(tag.as_bytes());
+        let slot = slot_of_tag(shard.to_string().as_bytes());
         let mut ranges = self.ranges.iter();
         let range = ranges.find(|range| (range.first..=range.last).contains(&slot));
         let master = range.ok_or(StoreError::NoMaster)?.master.clone();
@@ -336,6 +360,11 @@ impl LedgerReader {
     /// Reads all lines of a day.
     pub fn read(&mut self, date: Date) -> Result<DayLines, StoreError> {
         self.runtime.block_on(self.store.read(date))
+    }
+
+    /// The values that were left out, because they are no integers; 20 at most.
+    pub fn unreadable(&self) -> &[UnreadableValue] {
+        &self.store.unreadable
     }
 }
 
