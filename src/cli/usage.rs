@@ -154,18 +154,39 @@ fn text(usage: &BilledUsage) -> String {
 
 /// RFC 4180, with a line of names.
 fn csv(usage: &BilledUsage) -> String {
-    let names = usage.by.iter().chain(&usage.counts).cloned();
-    let lines = std::iter::once(names.collect());
-    let lines = lines.chain(usage.rows.iter().map(|row| cells(usage, row)));
-    let line = |cells: Vec<String>| {
-        let cells: Vec<String> = cells.into_iter().map(csv_cell).collect();
-        cells.join(",") + "\r\n"
-    };
-    lines.map(line).collect()
+    let periods = usage.by.iter().flat_map(|column| match column.as_str() {
+        "client" => vec!["client".to_owned(), "kind".to_owned()],
+        column => vec![column.to_owned()],
+    });
+    let names = periods.chain(usage.counts.iter().cloned()).collect();
+    let lines = std::iter::once(names);
+    let lines = lines.chain(usage.rows.iter().map(|row| csv_cells(usage, row)));
+    lines
+        .map(|cells: Vec<String>| cells.join(",") + "\r\n")
+        .collect()
 }
 
-fn csv_cell(text: String) -> String {
-    match text.contains(['"', ',', '\r', '\n']) || text.trim() != text {
+fn csv_cells(usage: &BilledUsage, row: &BilledRow) -> Vec<String> {
+    let columns = usage.by.iter().zip(cells(usage, row));
+    let mut line = Vec::new();
+    for (column, text) in columns {
+        line.push(csv_text(&text));
+        if column == "client" {
+            line.push(row.kind.clone().unwrap_or_default());
+        }
+    }
+    line.extend(counts(usage, row));
+    line
+}
+
+/// A cell of CSV. A spreadsheet must not take a client's name for a formula.
+fn csv_text(text: &str) -> String {
+    let text = replace_controls(text);
+    let text = match text.starts_with(['=', '+', '-', '@']) {
+        true => format!("'{text}"),
+        false => text,
+    };
+    match text.contains(['"', ',']) || text.trim() != text {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text,
     }
@@ -178,12 +199,16 @@ fn cells(usage: &BilledUsage, row: &BilledRow) -> Vec<String> {
         "day" => row.day.clone(),
         _ => row.month.clone(),
     });
-    let counts = usage.counts.iter().map(|count| match count.as_str() {
+    let by = by.map(Option::unwrap_or_default);
+    by.chain(counts(usage, row)).collect()
+}
+
+fn counts(usage: &BilledUsage, row: &BilledRow) -> impl Iterator<Item = String> {
+    usage.counts.iter().map(|count| match count.as_str() {
         "requests" => row.requests.to_string(),
         "tokens" => row.tokens.to_string(),
         _ => money(row.money),
-    });
-    by.map(Option::unwrap_or_default).chain(counts).collect()
+    })
 }
 
 /// Millionths as a decimal: `1.250000`.
@@ -201,6 +226,7 @@ mod tests {
         let row = BilledRow {
             day: Some("2026-11-26".to_owned()),
             client: Some(client.to_owned()),
+            kind: Some("client".to_owned()),
             requests: 12,
             money: 1_250_000,
             ..BilledRow::default()
@@ -221,13 +247,32 @@ mod tests {
         let line = |client: &str| csv(&usage(client)).split("\r\n").nth(1).map(str::to_owned);
         assert_eq!(
             csv(&usage("a")).split("\r\n").next(),
-            Some("client,day,requests,money")
+            Some("client,kind,day,requests,money")
         );
-        assert_eq!(line("acme").as_deref(), Some("acme,2026-11-26,12,1.250000"));
-        assert_eq!(
-            line("a\",b").as_deref(),
-            Some("\"a\"\",b\",2026-11-26,12,1.250000")
-        );
+        for (name, cell) in [
+            ("acme", "acme"),
+            ("a\",b", "\"a\"\",b\""),
+            ("=1+1", "'=1+1"),
+            ("@a,b", "\"'@a,b\""),
+            ("a\r\n\u{1b}b", "a\u{fffd}\u{fffd}\u{fffd}b"),
+        ] {
+            let expected = format!("{cell},client,2026-11-26,12,1.250000");
+            assert_eq!(line(name), Some(expected), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn csv_tells_the_line_of_others_from_a_client_of_that_name() {
+        let mut usage = usage("other");
+        let mut others = BilledRow {
+            kind: Some("other".to_owned()),
+            ..usage.rows[0].clone()
+        };
+        others.requests = -3;
+        usage.rows.push(others);
+        let csv = csv(&usage);
+        assert!(csv.contains("other,client,2026-11-26,12,"), "{csv}");
+        assert!(csv.contains("other,other,2026-11-26,-3,"), "{csv}");
     }
 
     #[test]

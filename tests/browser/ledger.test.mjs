@@ -34,7 +34,7 @@ test('usage is shown by client and by day, and downloaded', SOON, async () => {
       card.getByRole('button', { name: 'Download CSV' }).click(),
     ]);
     const text = await readFile(await file.path(), 'utf8');
-    assert.match(text, /^client,requests,tokens,money\r\nunknown,\d+,\d+,\d+\.\d{6}\r\n$/);
+    assert.match(text, /^client,kind,requests,tokens,money\r\nunknown,unknown,\d+,\d+,\d+\.\d{6}\r\n$/);
 
     await card.getByLabel('by').selectOption('day');
     await card.getByRole('button', { name: 'Show' }).click();

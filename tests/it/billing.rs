@@ -396,8 +396,8 @@ fn a_proxy_that_ends_sends_what_it_has_and_the_command_exports_it() {
         .unwrap()
         .to_owned();
     let expected = format!(
-        "client,day,requests,tokens,money\r\nacme,{today},1,0,0.000000\r\n\
-         globex,{today},2,0,0.000000\r\nunknown,{today},1,0,0.000000\r\n"
+        "client,kind,day,requests,tokens,money\r\nacme,client,{today},1,0,0.000000\r\n\
+         globex,client,{today},2,0,0.000000\r\nunknown,unknown,{today},1,0,0.000000\r\n"
     );
     assert_eq!(csv(directory, &[]), expected);
     assert_eq!(
@@ -405,7 +405,7 @@ fn a_proxy_that_ends_sends_what_it_has_and_the_command_exports_it() {
         expected
     );
     let none = csv(directory, &["--from", "2020-01-01", "--to", "2020-01-31"]);
-    assert_eq!(none, "client,day,requests,tokens,money\r\n");
+    assert_eq!(none, "client,kind,day,requests,tokens,money\r\n");
     let json = command(directory, &["usage", "--json", "--by", "client"]);
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["total"]["requests"], 4);

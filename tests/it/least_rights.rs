@@ -87,7 +87,7 @@ fn the_least_rights_suffice_for_quotas_bans_keys_and_the_ledger() {
     });
     eventually("the ledger has it", || {
         let usage = says(folder, &["usage", "--by", "client", "--csv"]);
-        usage.contains("\nann,3,")
+        usage.contains("\nann,client,3,")
     });
     says(folder, &["keys", "list"]);
     says(folder, &["keys", "remove", "ann"]);

@@ -90,15 +90,17 @@ function updateUsage(shown, row) {
 }
 
 /** A cell of CSV. A name that begins as a formula of a spreadsheet is text. */
-function cell(value) {
-  const text = /^[=+\-@\t]/.test(value) && Number.isNaN(Number(value)) ? `'${value}` : `${value}`;
+function cell(given) {
+  const value = String(given).replace(/\p{Cc}/gu, '\ufffd');
+  const text = /^[=+\-@]/.test(value) && Number.isNaN(Number(value)) ? `'${value}` : value;
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
 /** The columns and units of `tidegate usage --csv`. */
 function download() {
   const { rows, from, to, by } = state.answer;
-  const names = [...by, 'requests', 'tokens', 'money'];
+  const columns = by.flatMap((name) => (name === 'client' ? ['client', 'kind'] : [name]));
+  const names = [...columns, 'requests', 'tokens', 'money'];
   const line = (row) => names.map((name) => row[name] ?? '');
   const decimal = (row) => ({ ...row, money: (row.money / 1e6).toFixed(6) });
   const lines = [names, ...rows.map((row) => line(decimal(row)))];
