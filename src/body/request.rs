@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tidegate_core::exchange::uploaded::UploadedBytes;
 use tokio::time::timeout;
 
 use super::{BodyError, PipeReader, Rest};
@@ -174,6 +175,8 @@ pub struct StreamingBody {
     awaits_continue: bool,
     /// Whether the rest must not be read.
     given_up: bool,
+    /// Where the bytes that come are counted for the cost of the request.
+    uploaded: Option<UploadedBytes>,
     /// Frames to be read once more: a decision needed them, or a server refused the request.
     again: VecDeque<Frame<Bytes>>,
 }
@@ -218,6 +221,13 @@ impl RequestBody {
         }
     }
 
+    /// Counts the bytes that come from now on.
+    pub fn count_into(&mut self, uploaded: UploadedBytes) {
+        if let RequestBody::Streaming(streaming) = self {
+            streaming.uploaded = Some(uploaded);
+        }
+    }
+
     /// Takes the frames that [`RequestBody::put_back`] put in front of the rest.
     pub fn take_back(&mut self) -> VecDeque<Frame<Bytes>> {
         match self {
@@ -245,6 +255,7 @@ impl StreamingBody {
             left: None,
             awaits_continue: false,
             given_up: false,
+            uploaded: None,
             again: VecDeque::new(),
         })
     }
@@ -269,6 +280,9 @@ impl StreamingBody {
             return Err(BodyError::TooLarge);
         }
         self.left = left.flatten();
+        if let Some(uploaded) = &self.uploaded {
+            uploaded.add(length);
+        }
         if let Some(marks) = self.marks() {
             marks.bytes.fetch_add(length, Ordering::Relaxed);
         }

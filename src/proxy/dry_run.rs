@@ -171,6 +171,7 @@ impl DryRun {
                 members: reader.finish(),
             },
             length: announced_length(headers).unwrap_or(body.len() as u64),
+            uploaded: None,
         }))
     }
 

@@ -16,6 +16,7 @@ use crate::upstream::UpstreamError;
 use crate::usage::request::{RequestReader, RequestTable};
 use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
 use tidegate_core::exchange::reserve::ReadBody;
+use tidegate_core::exchange::uploaded::UploadedBytes;
 use tidegate_core::limit::key::BodyFacts;
 
 /// The bytes of bodies that the process holds before their decisions. All workers share them, and
@@ -93,6 +94,12 @@ impl Proxy {
         };
         let read = read.map_err(|error| refused(x, Rejection::Upstream(NoAnswer::from(error))))?;
         let longest = || route.body_limit.unwrap_or(u64::from(u32::MAX));
+        let uploaded = (announced.is_none() && !read.is_whole).then(|| {
+            let uploaded = UploadedBytes::default();
+            uploaded.add(read.bytes);
+            x.request.body_mut().count_into(uploaded.clone());
+            uploaded
+        });
         x.body = Some(Box::new(ReadBody {
             facts: read.facts,
             length: match announced {
@@ -100,6 +107,7 @@ impl Proxy {
                 None if read.is_whole => read.bytes,
                 None => longest(),
             },
+            uploaded,
         }));
         Ok(held)
     }

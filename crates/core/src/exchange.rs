@@ -45,6 +45,7 @@ pub mod stages;
 pub mod status;
 pub mod traced;
 pub mod unreadable_head;
+pub mod uploaded;
 pub mod usage;
 
 use http::{Request, Response};

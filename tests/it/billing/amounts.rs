@@ -1,10 +1,69 @@
 //! What is billed where the size of a call or the rates of a client are not the usual ones.
 
-use super::{ask, start, url, wait_for};
+use super::{KEYS, ask, by_client, expected, start, url, wait_for};
+use crate::admin::Looked;
 use crate::house::Upstream;
+use crate::probe::eventually;
 use crate::support::RedisServer;
 
+const SILENT: &str =
+    "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
 const SCRIPT: &str = include_str!("../../../lua/ledger.lua");
+
+fn with_keys(config: &str) -> Looked {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("keys.txt"), KEYS).unwrap();
+    Looked::start_in(directory, config)
+}
+
+/// A body of JSON that is longer than what is read before the decision.
+fn long_body() -> String {
+    format!("{{\"model\":\"m\",\"text\":\"{}\"}}", "a".repeat(100_000))
+}
+
+#[test]
+fn a_long_body_of_unknown_length_costs_what_has_come_of_it() {
+    let upstream = Upstream::saying(SILENT);
+    let looked = with_keys(&format!(
+        "upstream = \"{}\"\n[ledger]\n[api_key]\nknown = \"keys.txt\"\n\
+         [limit.tokens]\nrate = \"50_000/h\"\nkey = \"api_key\"\ncounts = \"tokens\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"tokens\"]\nusage = \"openai\"\n",
+        upstream.url()
+    ));
+    let body = long_body();
+    let tokens = i64::try_from(body.len().div_ceil(3)).unwrap() + 1024;
+    let call = |key: &str, framing: &str, content: &str| {
+        let head =
+            format!("POST / HTTP/1.1\r\nHost: test\r\nX-Api-Key: {key}\r\n{framing}\r\n\r\n");
+        assert_eq!(looked.tidegate.connect().ask(head + content).status, 200);
+    };
+    let length = format!("Content-Length: {}", body.len());
+    call("k-acme", &length, &body);
+    let chunks: String = (body.as_bytes().chunks(10_000))
+        .map(|chunk| {
+            format!(
+                "{:x}\r\n{}\r\n",
+                chunk.len(),
+                str::from_utf8(chunk).unwrap()
+            )
+        })
+        .collect();
+    call(
+        "k-globex",
+        "Transfer-Encoding: chunked",
+        &(chunks + "0\r\n\r\n"),
+    );
+    let mut seen = Default::default();
+    eventually("both cost the same", || {
+        seen = by_client(&looked.json("/api/v1/usage?by=client"), "tokens");
+        seen == expected(&[("acme", tokens), ("globex", tokens)])
+    });
+    // The limit has the rest back.
+    eventually("there is a rest", || {
+        let used = looked.json("/api/v1/limits/tokens/keys/api_key=k-globex");
+        used["windows"][0]["used"].as_i64() == Some(tokens)
+    });
+}
 
 #[test]
 fn a_correction_makes_no_line_of_its_own() {

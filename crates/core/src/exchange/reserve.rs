@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::uploaded::UploadedBytes;
 use crate::limit::key::BodyFacts;
 use crate::limit::{Charge, Limit, LimitCheck, Window};
-use crate::usage::estimate::{Estimate, estimate, least};
+use crate::usage::estimate::{Estimate, estimate, least, lowered};
 use crate::usage::settings::{Quantity, TokenWeights, UsageSettings};
 use crate::usage::tokens::{ChargedTokens, ReportedTokens, TokenCounts};
 
@@ -16,6 +17,8 @@ pub struct ReadBody {
     pub facts: BodyFacts,
     /// The length of the whole body, bytes. If it is not known, the longest that the route takes.
     pub length: u64,
+    /// What has come of the body, if its length is not known.
+    pub uploaded: Option<UploadedBytes>,
 }
 
 /// What a request to a model server reserves.
@@ -23,6 +26,8 @@ pub struct ReadBody {
 pub struct UsageReserve {
     pub settings: Arc<UsageSettings>,
     pub estimate: Estimate,
+    /// Set if the length of the body is not known. The estimate is of the longest one then.
+    pub uploaded: Option<UploadedBytes>,
     /// Empty if the request names none.
     pub model: Box<str>,
 }
@@ -82,6 +87,7 @@ impl UsageReserve {
         UsageReserve {
             settings: Arc::clone(settings),
             estimate: estimate(settings, members, length),
+            uploaded: body.and_then(|body| body.uploaded.clone()),
             model: model.unwrap_or_default(),
         }
     }
@@ -93,7 +99,16 @@ impl UsageReserve {
         UsageReserve {
             settings: Arc::clone(settings),
             estimate: least(settings, length),
+            uploaded: None,
             model: named.map(Box::from).unwrap_or_default(),
+        }
+    }
+
+    /// The estimate by the bytes that have come.
+    pub(super) fn known_estimate(&self) -> Estimate {
+        match &self.uploaded {
+            Some(uploaded) => lowered(&self.settings, self.estimate, uploaded.get()),
+            None => self.estimate,
         }
     }
 
@@ -158,7 +173,7 @@ impl UsageReserve {
         charged: Option<ChargedTokens>,
         reserved: u64,
     ) -> TokenCounts {
-        let kept = ReportedTokens::default().or(self.estimate.tokens);
+        let kept = ReportedTokens::default().or(self.known_estimate().tokens);
         let ChargedTokens {
             tokens,
             partly_reported,
@@ -268,6 +283,7 @@ mod tests {
         UsageReserve {
             settings: Arc::clone(settings),
             estimate,
+            uploaded: None,
             model: "gpt-5".into(),
         }
     }

@@ -38,7 +38,8 @@ impl Limiter {
         if let Some(cells) = self.meter.usage(end.route) {
             cells.count_outcome(end.outcome);
             if let Some(charged) = charged.filter(|_| end.reported.is_some()) {
-                cells.count_tokens(charged.tokens, end.reserve.estimate.tokens);
+                let estimate = end.reserve.known_estimate();
+                cells.count_tokens(charged.tokens, estimate.tokens);
             }
         }
         if let Some(record) = record {
@@ -63,6 +64,14 @@ impl Limiter {
     ) {
         if let Some(cells) = self.meter.usage(record.route_number) {
             cells.count_outcome(outcome);
+        }
+        if outcome != UsageOutcome::Refunded && reserve.uploaded.is_some() {
+            let cost = FinalCost::Usage {
+                reserve,
+                charged: ReportedTokens::default().or(reserve.known_estimate().tokens),
+                model: &reserve.model,
+            };
+            self.settle(admission, cost, Some(record));
         }
         let logged = reserve.logged(&admission.charge);
         let charged = match outcome {
@@ -132,7 +141,7 @@ impl UsageEnd<'_> {
     /// What is charged; `None` keeps the reserve.
     fn tokens(&self) -> Option<ChargedTokens> {
         let settings = &self.reserve.settings;
-        let estimate = self.reserve.estimate;
+        let estimate = self.reserve.known_estimate();
         if self.reported.is_some() {
             let text_bytes = self.text_bytes.unwrap_or(u64::MAX);
             return Some(actual(settings, self.reported, estimate, text_bytes));
@@ -151,10 +160,11 @@ impl UsageEnd<'_> {
                 MissingUsage::Observed => observed(),
             }
         };
-        let Some(so_far) = self.reported_so_far else {
-            return charged;
-        };
         let kept = ReportedTokens::default().or(estimate.tokens);
+        let Some(so_far) = self.reported_so_far else {
+            // The reserve was of the longest body.
+            return charged.or(self.reserve.uploaded.is_some().then_some(kept));
+        };
         let known = so_far.or(TokenCounts::default()).tokens;
         Some(charged.unwrap_or(kept).at_least(known))
     }
@@ -164,6 +174,7 @@ impl UsageEnd<'_> {
 mod tests {
     use std::sync::Arc;
 
+    use super::super::uploaded::UploadedBytes;
     use super::*;
     use crate::limit::{Algorithm, Key, Limit, Rule};
     use crate::usage::estimate::Estimate;
@@ -197,7 +208,36 @@ mod tests {
                 },
                 names_maximum: true,
             },
+            uploaded: None,
             model: "claude".into(),
+        }
+    }
+
+    #[test]
+    fn a_body_whose_length_was_not_known_costs_what_has_come_of_it() {
+        for missing in [MissingUsage::Estimate, MissingUsage::Observed] {
+            let mut reserve = reserve(missing, AbortedUsage::Estimate);
+            reserve.estimate.tokens.input = 35_000_000;
+            let uploaded = UploadedBytes::default();
+            reserve.uploaded = Some(uploaded.clone());
+            uploaded.add(90);
+            let admitted = reserve.logged_tokens(None, 35_000_090);
+            assert_eq!((admitted.input, admitted.output), (30, 90));
+            uploaded.add(210);
+            for outcome in [UsageOutcome::Aborted, UsageOutcome::Missing] {
+                let end = UsageEnd {
+                    reserve: &reserve,
+                    outcome,
+                    reported: None,
+                    reported_so_far: None,
+                    text_bytes: Some(270),
+                    model: None,
+                    route: 0,
+                };
+                let charged = end.tokens().unwrap();
+                let logged = reserve.logged_tokens(Some(charged), 35_000_090);
+                assert_eq!((logged.input, logged.output), (100, 90), "{outcome:?}");
+            }
         }
     }
 

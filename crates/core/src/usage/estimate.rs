@@ -44,6 +44,18 @@ pub fn least(settings: &UsageSettings, body_bytes: u64) -> Estimate {
     }
 }
 
+/// The same estimate for a body of so many bytes, if that is less input.
+pub fn lowered(settings: &UsageSettings, estimate: Estimate, body_bytes: u64) -> Estimate {
+    let tokens = estimate.tokens;
+    Estimate {
+        tokens: TokenCounts {
+            input: tokens.input.min(tokens_of(settings, body_bytes)),
+            ..tokens
+        },
+        ..estimate
+    }
+}
+
 /// The tokens of an answer. A count that it reports replaces that of the estimate. A count that it
 /// does not report keeps the estimate's, or what `settings.missing` makes of it, which is no more.
 ///
