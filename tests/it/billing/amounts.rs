@@ -66,6 +66,22 @@ fn a_long_body_of_unknown_length_costs_what_has_come_of_it() {
 }
 
 #[test]
+fn a_client_whose_limits_are_lifted_is_billed() {
+    let upstream = Upstream::ok();
+    let looked = with_keys(&format!(
+        "upstream = \"{}\"\n[ledger]\n[api_key]\nknown = \"keys.txt\"\n\
+         [tier]\ndefault = \"free\"\n\
+         [limit.default]\nrate = \"9/h\"\nkey = \"api_key\"\nexempt = [\"k-initech\"]\n\
+         tiers = {{ free = \"unlimited\" }}\n",
+        upstream.url()
+    ));
+    for key in ["k-acme", "k-globex", "k-initech", "k-acme"] {
+        assert_eq!(ask(&looked, "/", key).status, 200);
+    }
+    wait_for(&looked, &[("acme", 2), ("globex", 1)]);
+}
+
+#[test]
 fn a_correction_makes_no_line_of_its_own() {
     let redis = RedisServer::start();
     let send = |number: u64, max_clients: u64, lines: &[&str]| -> Vec<i64> {

@@ -27,6 +27,8 @@ pub struct Admission {
     pub charge: Charge,
     /// Checks of limits in shadow mode and of candidates. Each is decided by itself.
     pub shadow: Vec<Charge>,
+    /// Whether a limit counts the request, also one that its tier or an override lifts.
+    pub(super) is_counted: bool,
     /// The generation of the secret that hashed the keys.
     pub generation: u64,
     /// Chooses the upstream's server.
@@ -86,6 +88,7 @@ impl Admission {
         cost: u64,
         asker: Option<Arc<Asker>>,
     ) {
+        self.is_counted = true;
         let check = |window: &Arc<Window>| LimitCheck {
             limit: Arc::clone(limit),
             window: Arc::clone(window),

@@ -11,11 +11,12 @@ use crate::usage::settings::Quantity;
 use crate::usage::tokens::TokenCounts;
 
 impl Limiter {
-    /// Notes the client of a request that a limit counts.
+    /// Notes the client of a request that a limit counts. A tier or an override that lifts the
+    /// limit leaves the client its line.
     #[inline]
     pub(super) fn note_client(&self, facts: &Facts<'_>, admission: &mut Admission) {
         if let Some(ledger) = &self.ledger
-            && !(admission.charge.is_empty() && admission.shadow.is_empty())
+            && admission.is_counted
         {
             admission.billed = Some(Box::new(ledger.begin(facts)));
         }
