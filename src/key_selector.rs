@@ -92,6 +92,23 @@ pub fn hash_prefix(words: &[String]) -> Option<KeyHashPrefix> {
     }
 }
 
+/// Digits of the ids that the proxy itself makes.
+const OWN_REQUEST_ID: usize = 16;
+
+/// The id of a denied request, if the words are one: `request=ID`, or the id alone if it has the
+/// form of the proxy's own ids. A client may choose any other id, for example its victim's address.
+pub fn denied_request<'w>(words: &'w [String], api_key: &ApiKeys) -> Option<&'w str> {
+    let [word] = words else {
+        return None;
+    };
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let is_own = word.len() == OWN_REQUEST_ID && word.bytes().all(is_digit);
+    match word.strip_prefix("request=") {
+        Some(id) => Some(id).filter(|id| !id.is_empty()),
+        None => (is_own && !api_key.is_listed(word.as_bytes())).then_some(word),
+    }
+}
+
 enum KeyWord<'w> {
     Hash(&'w str),
     Named(Part, &'w str),

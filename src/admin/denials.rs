@@ -187,13 +187,9 @@ impl DenialLog {
         }
     }
 
-    /// The client whose request had this id, optionally written `request=ID`. Prefers a denial by
-    /// `limit` where several limits denied the request.
+    /// The client whose request had this id. Prefers a denial by `limit` where several limits
+    /// denied the request.
     pub(super) fn find_client(&self, request: &str, limit: Option<&str>) -> Option<KeyHash> {
-        let request = request.strip_prefix("request=").unwrap_or(request);
-        if request.is_empty() {
-            return None;
-        }
         let last = self.last();
         let newest = last.iter().rev();
         let mut matching = newest.filter(|denial| denial.request_id == *request);

@@ -20,7 +20,7 @@ use super::state::AdminState;
 use crate::client::ClientIp;
 use crate::config::{StoreKind, StoreSettings};
 use crate::key_selector::{
-    KeySelectionError, KeySelectionErrorKind, KeySelector, SelectedKey, hash_prefix,
+    KeySelectionError, KeySelectionErrorKind, KeySelector, SelectedKey, denied_request, hash_prefix,
 };
 use crate::limit::key::ApiKeys;
 use crate::limit::key::HashSecret;
@@ -241,14 +241,11 @@ impl ClientLookup {
 
     /// The hash of the client, if the only word is the id of a denied request.
     fn with_denied_client(&self, words: &[String]) -> Vec<String> {
-        let denied = match words {
-            [word] => {
-                self.state.collect();
-                let limit = self.limit.as_ref().map(|limit| &*limit.name);
-                self.state.denials.find_client(word, limit)
-            }
-            _ => None,
-        };
+        let denied = denied_request(words, &self.api_key).and_then(|id| {
+            self.state.collect();
+            let limit = self.limit.as_ref().map(|limit| &*limit.name);
+            self.state.denials.find_client(id, limit)
+        });
         match denied {
             Some(tag) => vec![format!("tag={tag}")],
             None => words.to_vec(),

@@ -66,6 +66,25 @@ fn the_id_of_an_unknown_denial_is_no_api_key() {
 }
 
 #[test]
+fn only_an_id_that_no_client_chose_stands_alone() {
+    let keys = ApiKeys::default();
+    let id = |word: &str| denied_request(&[word.to_owned()], &keys).map(str::to_owned);
+    assert_eq!(id("153681b2d24693d5").as_deref(), Some("153681b2d24693d5"));
+    assert_eq!(id("request=203.0.113.5").as_deref(), Some("203.0.113.5"));
+    for word in [
+        "203.0.113.5",
+        "2001:db8::7",
+        "k-acme",
+        "request=",
+        "tag=153681b2d24693d5",
+        "153681B2D24693D5",
+        "0123456789abcdef0123456789abcdef",
+    ] {
+        assert_eq!(id(word), None, "{word}");
+    }
+}
+
+#[test]
 fn an_address_is_grouped_as_the_proxy_does() {
     let ip = limit(&["ip"], Missing::Ip);
     assert_eq!(select(&ip, "2001:db8::1"), select(&ip, "ip=2001:db8::ffff"));

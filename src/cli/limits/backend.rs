@@ -1,7 +1,6 @@
 //! The two places of counts, overrides and blocks: Redis, which all proxies share, and the memory
 //! of a running proxy, which its admin shows and changes.
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,13 +17,12 @@ use crate::cli::admin_client::{AdminArgs, AdminClient, AdminFailure, percent_enc
 use crate::cli::check::store_error;
 use crate::cli::output::CommandError;
 use crate::config::{Config, RedisSettings};
-use crate::key_selector::{KeySelectionErrorKind, KeySelector, SelectedKey, hash_prefix};
+use crate::key_selector::{
+    KeySelectionErrorKind, KeySelector, SelectedKey, denied_request, hash_prefix,
+};
 use crate::limit::key::HashSecret;
 use crate::limit::{KeyHash, Limit};
 use crate::store::overrides::{ChangeKind, OverrideList};
-
-/// Characters of a request id, at least; the proxy's own ids have 16.
-const SHORTEST_REQUEST_ID: usize = 8;
 
 pub(super) struct SharedStore<'c> {
     store: OperatorStore,
@@ -84,18 +82,8 @@ impl<'c> SharedStore<'c> {
 
     /// The client whose request had this id, if the proxy of this file denied it.
     fn find_denied(&self, words: &[String], limit: Option<&Limit>) -> Option<KeyHash> {
-        let [word] = words else {
-            return None;
-        };
-        let id = match word.strip_prefix("request=") {
-            Some(id) => id,
-            None if word.contains('=') => return None,
-            None => word,
-        };
-        let is_address = word.parse::<IpAddr>().is_ok();
-        if is_address || id.len() < SHORTEST_REQUEST_ID || self.config.admin.is_none() {
-            return None;
-        }
+        let id = denied_request(words, &self.config.api_key)?;
+        self.config.admin.as_ref()?;
         let process = ProxyProcess::new(self.config, self.file).ok()?;
         process.find_denied(id, limit.map(|limit| &*limit.name))
     }
