@@ -18,16 +18,17 @@ pub fn estimate(
     members: Option<&BodyMembers>,
     body_bytes: u64,
 ) -> Estimate {
-    let maximum = members.and_then(|members| members.maximum);
     let answers = members.map_or(1, |members| members.answers.max(1));
-    let output = maximum.unwrap_or(settings.default_output);
+    let named = members.and_then(|members| members.maximum);
+    let least = named.unwrap_or(settings.default_output);
+    let output = least.max(members.map_or(0, |members| members.raised));
     Estimate {
         tokens: TokenCounts {
             input: tokens_of(settings, body_bytes),
             output: output.saturating_mul(answers).min(MAX_UNITS),
             ..TokenCounts::default()
         },
-        names_maximum: maximum.is_some(),
+        names_maximum: named.is_some() || output > least,
     }
 }
 

@@ -21,6 +21,7 @@ pub(super) struct GatheredMembers {
     ended_model: Option<BodyValue>,
     element: Element,
     maximum: Option<u64>,
+    raised: u64,
     answers: u64,
     is_stream: bool,
     include_usage: Option<bool>,
@@ -152,6 +153,7 @@ impl GatheredMembers {
             ended_model: None,
             element: Element::new(table.places),
             maximum: None,
+            raised: 0,
             answers: 1,
             is_stream: false,
             include_usage: None,
@@ -178,6 +180,7 @@ impl GatheredMembers {
         BodyMembers {
             values: values.collect(),
             maximum: self.maximum,
+            raised: self.raised,
             answers: self.answers,
             model,
             is_stream: self.is_stream,
@@ -212,6 +215,9 @@ impl GatheredMembers {
                 self.objects = self.objects.saturating_add(1);
             }
             (Purpose::Maximum, Piece::Number(Some(number))) => self.read_maximum(number),
+            (Purpose::RaisedMaximum, Piece::Number(Some(number))) => {
+                self.raised = self.raised.max(number.min(MAX_UNITS));
+            }
             (Purpose::Answers, Piece::Number(Some(number))) => {
                 self.answers = self.answers.max(number.min(MAX_UNITS));
             }

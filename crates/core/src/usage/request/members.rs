@@ -52,6 +52,8 @@ pub struct BodyMembers {
     pub values: Vec<BodyValue>,
     /// The greatest maximum of output that it names, tokens.
     pub maximum: Option<u64>,
+    /// A maximum that some servers take instead, and others ignore: it may only raise the output.
+    pub raised: u64,
     /// The number of answers that it asks for; at least 1.
     pub answers: u64,
     /// `None` if the body names none, or several.
@@ -72,6 +74,7 @@ impl Default for BodyMembers {
         BodyMembers {
             values: Vec::new(),
             maximum: None,
+            raised: 0,
             answers: 1,
             model: None,
             is_stream: false,

@@ -26,6 +26,16 @@ const fn maxima(format: AnswerFormat) -> &'static [&'static str] {
     }
 }
 
+/// Members that name the greatest output to some servers of a format, and nothing to others. They
+/// never lower a reserve.
+const fn raised_maxima(format: AnswerFormat) -> &'static [&'static str] {
+    match format {
+        // llama.cpp takes it before `max_tokens`.
+        AnswerFormat::OpenAi => &["n_predict"],
+        _ => &[],
+    }
+}
+
 /// The members of a request to a model server that are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsageMembers {
@@ -82,6 +92,7 @@ pub(super) enum Purpose {
     /// The body itself, or an element if the body is an array.
     Top,
     Maximum,
+    RaisedMaximum,
     Answers,
     Stream,
     StreamOptions,
@@ -185,6 +196,9 @@ impl TableDraft {
     fn add_usage(&mut self, formats: &[AnswerFormat]) -> usize {
         for path in formats.iter().flat_map(|format| maxima(*format)) {
             self.purpose(path, Purpose::Maximum);
+        }
+        for path in formats.iter().flat_map(|format| raised_maxima(*format)) {
+            self.purpose(path, Purpose::RaisedMaximum);
         }
         for path in ANSWERS {
             self.purpose(path, Purpose::Answers);

@@ -37,6 +37,9 @@ fn an_estimate_is_of_the_body_and_of_the_maximum() {
     let settings = settings(MissingUsage::Estimate);
     let named = usage_of(r#"{"max_tokens":100,"n":3}"#);
     let several = usage_of(r#"{"n":2}"#);
+    let other_word = usage_of(r#"{"max_tokens":1,"n_predict":4000}"#);
+    let only_other_word = usage_of(r#"{"n_predict":4000}"#);
+    let lower_word = usage_of(r#"{"n_predict":1}"#);
     let huge = usage_of(r#"{"n":9007199254740991,"max_tokens":9007199254740991}"#);
     for (members, bytes, tokens, names_maximum) in [
         (None, 0, pair(0, 1024), false),
@@ -44,6 +47,9 @@ fn an_estimate_is_of_the_body_and_of_the_maximum() {
         (Some(&BodyMembers::default()), 3, pair(1, 1024), false),
         (Some(&several), 4, pair(2, 2048), false),
         (Some(&named), 301, pair(101, 300), true),
+        (Some(&other_word), 3, pair(1, 4000), true),
+        (Some(&only_other_word), 3, pair(1, 4000), true),
+        (Some(&lower_word), 3, pair(1, 1024), false),
         (
             Some(&huge),
             u64::MAX,

@@ -225,6 +225,7 @@ fn expected(table: &RequestTable, body: &str) -> BodyMembers {
     BodyMembers {
         model,
         maximum: greatest(&elements, &maxima).filter(|maximum| *maximum > 0),
+        raised: 0,
         answers: greatest(&elements, &["n", "best_of"]).unwrap_or(1).max(1),
         is_stream: bools("stream").any(|value| value),
         include_usage: bools("stream_options.include_usage").next_back(),
