@@ -4,10 +4,12 @@ use http::StatusCode;
 use serde_json::{Map, Value};
 use tidegate_core::exchange::key_callback::{CallbackFailure, KeyAnswer};
 
-use crate::limit::key::{KeyClient, is_client_name};
+use crate::limit::key::{KeyClient, KeyDigest, is_client_name};
 
 /// Characters of a client's name.
 const MAX_NAME: usize = 64;
+/// Digits of the hash of a changed name.
+const HASH_DIGITS: usize = 12;
 
 /// Reads a response: 200 knows the key, 401 and 404 do not. Anything else is no answer.
 pub(super) fn read_answer(status: StatusCode, body: &[u8]) -> KeyAnswer {
@@ -49,13 +51,21 @@ fn text(member: Option<&Value>) -> Option<Option<String>> {
     }
 }
 
-/// The name as logs can show it: a service may call a client `Acme, Inc.`.
+/// The name as logs can show it: a service may call a client `Acme, Inc.`. A changed name ends with
+/// the beginning of the SHA-256 of the whole one, so two names stay two clients.
 fn client_name(name: &str) -> String {
     let fit = |c: char| match is_client_name(c.encode_utf8(&mut [0; 4])) {
         true => c,
         false => '_',
     };
-    name.chars().take(MAX_NAME).map(fit).collect()
+    let shown: String = name.chars().map(fit).collect();
+    if shown == name && name.chars().count() <= MAX_NAME {
+        return shown;
+    }
+    let digest = KeyDigest::new(name.as_bytes()).to_hex();
+    let begin = shown.chars().take(MAX_NAME - 1 - HASH_DIGITS);
+    let digits = digest.chars().take(HASH_DIGITS);
+    begin.chain(['-']).chain(digits).collect()
 }
 
 #[cfg(test)]
@@ -83,7 +93,26 @@ mod tests {
         let date = known(r#"{"anchor":"2026-03-31"}"#);
         assert_eq!(date.anchor, AnchorDay::of_date("2026-03-31"));
         let company = known("{\"name\":\"Acme, Inc.\\n\"}");
-        assert_eq!(company.name.as_deref(), Some("Acme__Inc._"));
+        let name = company.name.unwrap();
+        assert!(
+            name.starts_with("Acme__Inc._-") && name.len() == 24,
+            "{name}"
+        );
+    }
+
+    #[test]
+    fn two_names_stay_two_clients() {
+        let long = "a".repeat(64);
+        let read = |name: &str| client_name(name);
+        assert_eq!(read(&long), long);
+        for (one, other) in [
+            ("A & B", "A + B"),
+            ("Müller GmbH", "Müller_GmbH"),
+            (&format!("{long}b"), &format!("{long}c")),
+        ] {
+            assert_ne!(read(one), read(other));
+            assert!(is_client_name(&read(one)) && is_client_name(&read(other)));
+        }
     }
 
     #[test]

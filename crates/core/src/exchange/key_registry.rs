@@ -59,8 +59,8 @@ impl Stages {
         let (headers, query) = (x.request.headers(), x.request.uri().query());
         let mut keys = SmallVec::new();
         let api_key = &self.router.api_key;
-        api_key.each_unlisted(headers, query, |_, key| {
-            if !api_key.may_be_token(key) && callback.wants_answer(key, now) {
+        api_key.each_unlisted(headers, query, |source, key| {
+            if !api_key.is_bearer_token(source, key) && callback.wants_answer(key, now) {
                 keys.push(key.to_vec());
             }
         });

@@ -119,6 +119,13 @@ impl ApiKeys {
         self.tokens && key.iter().filter(|byte| **byte == b'.').count() == 2
     }
 
+    /// Whether the key of a source is a token, by its place and its form. Other keys with two dots
+    /// are keys.
+    pub fn is_bearer_token(&self, source: usize, key: &[u8]) -> bool {
+        let is_bearer = self.from.0.get(source) == Some(&ApiKeySource::Bearer);
+        is_bearer && self.may_be_token(key) && key.starts_with(b"ey")
+    }
+
     /// The bytes that a key counts by. A token counts without its signature: from one signature of
     /// ECDSA everyone can make a second valid one.
     pub fn identity<'k>(&self, key: &'k [u8]) -> &'k [u8] {

@@ -141,6 +141,31 @@ fn a_digest_is_read_in_either_case() {
 }
 
 #[test]
+fn a_key_with_two_dots_is_a_token_only_as_a_bearer() {
+    let keys = ApiKeys {
+        from: ApiKeySources(vec![
+            ApiKeySource::Header("x-api-key".parse().unwrap()),
+            ApiKeySource::Bearer,
+        ]),
+        tokens: true,
+        ..ApiKeys::default()
+    };
+    for (source, key, is_token) in [
+        (0, "eyJh.eyJz.c2ln", false),
+        (1, "eyJh.eyJz.c2ln", true),
+        (1, "sk.live.8f3a", false),
+        (1, "eyJh.eyJz", false),
+        (2, "eyJh.eyJz.c2ln", false),
+    ] {
+        assert_eq!(
+            keys.is_bearer_token(source, key.as_bytes()),
+            is_token,
+            "{key}"
+        );
+    }
+}
+
+#[test]
 fn a_verified_token_counts_without_its_signature() {
     let keys = ApiKeys {
         known: known(&[("eyA.b.c", KnownKey::default())]),
