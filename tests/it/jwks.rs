@@ -188,7 +188,7 @@ fn answer(stream: std::net::TcpStream, tls: Arc<ServerConfig>, state: &Mutex<Ser
     let _ = stream.flush();
 }
 
-/// A file whose requests are served if their tokens are believed, and answered with 400 otherwise.
+/// A file whose requests are served if their tokens are believed, and answered with 401 otherwise.
 fn file(upstream: &Upstream, url: &str, certificates: &Certificates, times: &str) -> String {
     let ca = certificates.path("ca.pem").display().to_string();
     format!(
@@ -210,8 +210,8 @@ fn keys_are_fetched_and_follow_the_issuer() {
     let server = KeyServer::start(&certificates, Reply::with(set(&[&old])));
     let proxy = Tidegate::start(&file(&upstream, &server.url(), &certificates, ""));
     assert_eq!(status(&proxy, &old.bearer()), 200);
-    assert_eq!(status(&proxy, ""), 400);
-    assert_eq!(status(&proxy, &new.bearer_as("old")), 400, "another key");
+    assert_eq!(status(&proxy, ""), 401);
+    assert_eq!(status(&proxy, &new.bearer_as("old")), 401, "another key");
     assert_eq!(server.fetches(), 1);
     // The first request with the new key waits for it.
     server.set(Reply::with(set(&[&new])));
@@ -219,7 +219,7 @@ fn keys_are_fetched_and_follow_the_issuer() {
     assert_eq!(server.fetches(), 2);
     // A key that is no longer there is not believed, neither is a token that it had verified.
     for _ in 0..20 {
-        assert_eq!(status(&proxy, &old.bearer()), 400);
+        assert_eq!(status(&proxy, &old.bearer()), 401);
     }
     assert_eq!(server.fetches(), 2, "no second fetch within half a minute");
     let asked = server.state.lock().unwrap().asked[0].to_lowercase();
@@ -240,13 +240,13 @@ fn a_refresh_forgets_keys_without_being_asked() {
     assert_eq!(status(&proxy, &old.bearer()), 200);
     server.set(Reply::with(set(&[&new])));
     eventually("the withdrawn key is forgotten", || {
-        status(&proxy, &old.bearer()) == 400
+        status(&proxy, &old.bearer()) == 401
     });
     assert_eq!(status(&proxy, &new.bearer()), 200);
     // An issuer may withdraw all keys.
     server.set(Reply::with(set(&[])));
     eventually("all keys are forgotten", || {
-        status(&proxy, &new.bearer()) == 400
+        status(&proxy, &new.bearer()) == 401
     });
 }
 
@@ -262,7 +262,7 @@ fn a_thousand_invented_keys_cause_one_fetch() {
     for number in 0..1000 {
         let line = key.bearer_as(&format!("invented-{number}"));
         let answer = client.ask(format!("GET / HTTP/1.1\r\nHost: test\r\n{line}\r\n"));
-        assert_eq!(answer.status, 400);
+        assert_eq!(answer.status, 401);
     }
     let half_minutes = began.elapsed().as_secs() as usize / 30;
     assert!((2..=2 + half_minutes).contains(&server.fetches()));
@@ -308,7 +308,7 @@ fn old_keys_hold_for_a_while_and_the_admin_says_so() {
     let text = findings[0]["text"].as_str().unwrap();
     assert!(text.contains("it answers with status 500"), "{text}");
     eventually("stale keys are not believed", || {
-        status(proxy, &key.bearer()) == 400
+        status(proxy, &key.bearer()) == 401
     });
     assert!(failing.elapsed() >= Duration::from_secs(3));
     assert!(metric("tidegate_jwks_age_seconds ").unwrap() >= 5.0);
@@ -341,7 +341,7 @@ fn answers_that_are_no_keys_are_refused() {
     ] {
         let server = KeyServer::start(&certificates, reply);
         let proxy = Tidegate::start(&file(&upstream, &server.url(), &certificates, ""));
-        assert_eq!(status(&proxy, &key.bearer()), 400, "{why}");
+        assert_eq!(status(&proxy, &key.bearer()), 401, "{why}");
         let line = proxy.wait_for_line("jwks:");
         assert!(line.contains(why), "{line}");
     }
@@ -372,7 +372,7 @@ fn a_server_with_a_certificate_of_a_stranger_is_not_believed() {
     let server = KeyServer::start(&certificates, Reply::with(set(&[&key])));
     let text = file(&upstream, &server.url(), &certificates, "");
     let proxy = Tidegate::start(&text.replace("/ca.pem", "/stranger.pem"));
-    assert_eq!(status(&proxy, &key.bearer()), 400);
+    assert_eq!(status(&proxy, &key.bearer()), 401);
     let line = proxy.wait_for_line("jwks:");
     assert!(line.contains("unknown authority"), "{line}");
     assert_eq!(server.fetches(), 0);
@@ -385,7 +385,7 @@ fn a_server_that_is_away_at_the_start_is_asked_again() {
     let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let url = format!("https://{address}/keys");
     let proxy = Tidegate::start(&file(&upstream, &url, &certificates, ""));
-    assert_eq!(status(&proxy, &key.bearer()), 400);
+    assert_eq!(status(&proxy, &key.bearer()), 401);
     let line = proxy.wait_for_line("jwks:");
     assert!(line.contains("no token is believed"), "{line}");
     let listener = TcpListener::bind(address).unwrap();
@@ -408,12 +408,12 @@ fn a_slow_server_delays_requests_with_tokens_by_a_second_at_most() {
     let server = KeyServer::start(&certificates, slow);
     let proxy = Tidegate::start(&file(&upstream, &server.url(), &certificates, ""));
     let began = Instant::now();
-    assert_eq!(status(&proxy, ""), 400);
+    assert_eq!(status(&proxy, ""), 401);
     let without = began.elapsed();
     let began = Instant::now();
     let first = status(&proxy, &key.bearer());
     let waited = began.elapsed();
-    assert_eq!(first, 400);
+    assert_eq!(first, 401);
     assert!(waited >= Duration::from_millis(900), "{waited:?}");
     assert!(waited < Duration::from_secs(4), "{waited:?}");
     assert!(without < Duration::from_millis(900), "{without:?}");
@@ -443,7 +443,7 @@ fn a_reload_keeps_the_keys_of_the_same_url() {
     assert_eq!(status(&proxy, &key.bearer()), 200);
     assert_eq!(server.fetches(), 1, "the keys stay");
     reload(&elsewhere.url(), "");
-    assert_eq!(status(&proxy, &key.bearer()), 400, "another issuer");
+    assert_eq!(status(&proxy, &key.bearer()), 401, "another issuer");
     assert_eq!(status(&proxy, &other.bearer()), 200);
 }
 

@@ -219,11 +219,20 @@ fn a_token_of_a_shared_secret_says_key_and_tier() {
         token(&fresh.replace("\"us\"", "\"them\"")),
         bearer(&unsigned),
         bearer("nonsense"),
-        String::new(),
-        format!("{}{}", token(&fresh), token(&body("ann", "pro"))),
     ] {
-        assert_eq!(proxy.get_with("/", &wrong).status, 400, "{wrong}");
+        let answer = proxy.get_with("/", &wrong);
+        let challenge = answer.header("www-authenticate").unwrap();
+        assert_eq!(answer.status, 401, "{wrong}");
+        assert_eq!(challenge, "Bearer error=\"invalid_token\"", "{wrong}");
+        assert!(answer.text().contains("The bearer token is not valid."));
     }
+    for other in [String::new(), token(&fresh.replace("sub", "id"))] {
+        let answer = proxy.get_with("/", &other);
+        let challenge = answer.header("www-authenticate");
+        assert_eq!((answer.status, challenge.as_deref()), (401, Some("Bearer")));
+    }
+    let two = format!("{}{}", token(&fresh), token(&body("ann", "pro")));
+    assert_eq!(proxy.get_with("/", &two).status, 400);
 }
 
 #[test]
@@ -280,10 +289,10 @@ fn a_token_of_a_key_pair_is_verified_by_its_set() {
     let key = KeyPair::from_pkcs8(RSA).unwrap();
     for secret in [key.public_key().as_ref().to_vec(), jwks().into_bytes()] {
         let forged = bearer(&hs256(&secret, &body.replace('7', "8")));
-        assert_eq!(proxy.get_with("/", &forged).status, 400);
+        assert_eq!(proxy.get_with("/", &forged).status, 401);
     }
     let elsewhere = bearer(&rs256(&body.replace("api", "web")));
-    assert_eq!(proxy.get_with("/", &elsewhere).status, 400);
+    assert_eq!(proxy.get_with("/", &elsewhere).status, 401);
 }
 
 #[test]

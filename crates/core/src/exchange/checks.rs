@@ -20,6 +20,7 @@ fn lacks_key(limit: &Limit, facts: &Facts<'_>) -> Rejection {
     Rejection::MissingKey(Box::new(KeyFault {
         limit: limit.name.clone(),
         advice: limit.key.missing_advice(facts),
+        token: limit.key.lacking_token(facts),
     }))
 }
 
@@ -28,6 +29,7 @@ fn has_several_keys(limit: &Limit, facts: &Facts<'_>) -> Rejection {
     Rejection::AmbiguousKey(Box::new(KeyFault {
         limit: limit.name.clone(),
         advice: limit.key.several_advice(facts),
+        token: None,
     }))
 }
 
@@ -222,6 +224,7 @@ impl Stages {
             false => Err(Rejection::AmbiguousKey(Box::new(KeyFault {
                 limit: BLOCK_POLICY.into(),
                 advice: "The request has several API keys. Send one.".to_owned(),
+                token: None,
             }))),
         }
     }

@@ -29,6 +29,7 @@ use crate::limit::headers::{
     self, HeaderSettings, RateLimitStatus, expose_to_scripts, seconds_up, seconds_value,
     write_appending,
 };
+use crate::limit::key::LackingToken;
 use crate::limit::{Decision, LimitCheck, Retry};
 use crate::route::template::LimitResult;
 use crate::telemetry::access::Outcome;
@@ -156,6 +157,12 @@ impl LocalReplies {
             Rejection::TlsOnly(url) => header = Some((LOCATION, url.clone())),
             Rejection::MissingKey(fault) | Rejection::AmbiguousKey(fault) => {
                 violated.push(&fault.limit);
+                let challenge = fault.token.map(|token| match token {
+                    LackingToken::Absent => "Bearer",
+                    LackingToken::Invalid => "Bearer error=\"invalid_token\"",
+                });
+                let challenge = challenge.map(HeaderValue::from_static);
+                header = challenge.map(|challenge| (WWW_AUTHENTICATE, challenge));
             }
             Rejection::Unpriced(limit) => violated.push(limit),
             Rejection::BodyMemory | Rejection::StatusBusy | Rejection::Draining => {

@@ -8,6 +8,7 @@ use http::StatusCode;
 use http::header::HeaderValue;
 
 use super::headers::RequestFault;
+use crate::limit::key::LackingToken;
 use crate::limit::{Charge, Decided, Decision, KeyHash};
 use crate::path::Malformed;
 use crate::request_head::HeadError;
@@ -73,6 +74,8 @@ pub struct KeyFault {
     pub limit: Arc<str>,
     /// What the client must send.
     pub advice: String,
+    /// Set if a token would be a key of the limit.
+    pub token: Option<LackingToken>,
 }
 
 /// Why the upstream did not answer.
@@ -158,7 +161,12 @@ impl Rejection {
         let status = message.status;
         match (self, status) {
             (Rejection::MissingKey(fault) | Rejection::AmbiguousKey(fault), _) => {
-                message.detail = Cow::Owned(fault.advice.clone());
+                message.detail = Cow::Owned(match fault.token {
+                    Some(LackingToken::Invalid) => {
+                        format!("The bearer token is not valid. {}", fault.advice)
+                    }
+                    _ => fault.advice.clone(),
+                });
             }
             (Rejection::StoreAway { .. }, _) => message.title = "Temporarily Reduced Capacity",
             (_, StatusCode::TOO_MANY_REQUESTS) => message.title = "Quota Exceeded",
@@ -214,6 +222,7 @@ impl Rejection {
                 StatusCode::NOT_FOUND,
                 "no route matches this host, path and method",
             ),
+            Rejection::MissingKey(fault) if fault.token.is_some() => (StatusCode::UNAUTHORIZED, ""),
             // The sentence is the advice of the fault.
             Rejection::MissingKey(_) | Rejection::AmbiguousKey(_) => (StatusCode::BAD_REQUEST, ""),
             Rejection::UnknownKey(_) => (StatusCode::UNAUTHORIZED, "the API key is not known"),

@@ -26,6 +26,7 @@ use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
 use crate::usage::request::BodyMember;
 
+pub use advice::LackingToken;
 pub use body::BodyFacts;
 pub use custom::{CustomKey, KeyRequest, custom_hash};
 pub use descriptor::{DescriptorEntry, DescriptorFacts};

@@ -2,11 +2,33 @@
 
 use http::HeaderName;
 
-use super::value::Carried;
+use super::value::{Carried, bearer};
 use super::{Alternatives, ApiKeySource, ApiKeySources, Facts, Key, Part};
 use crate::usage::request::BodyMember;
 
+/// A token that a request lacks for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LackingToken {
+    /// The request carries none, or one without the claim.
+    Absent,
+    /// The token that it carries is not valid.
+    Invalid,
+}
+
 impl Key {
+    /// Whether a token could be the part of this key that a request lacks.
+    pub fn lacking_token(&self, facts: &Facts<'_>) -> Option<LackingToken> {
+        let part = self.part_that(facts, |carried| *carried == Carried::Nothing)?;
+        if !part.0.iter().any(|one| matches!(one, Part::Jwt(_))) {
+            return None;
+        }
+        match bearer(facts.headers) {
+            Carried::One(_) if facts.claims.is_none() => Some(LackingToken::Invalid),
+            Carried::One(_) | Carried::Nothing => Some(LackingToken::Absent),
+            Carried::Several | Carried::Unknown => None,
+        }
+    }
+
     /// What a request that lacks this key must send.
     pub fn missing_advice(&self, facts: &Facts<'_>) -> String {
         let part = self.part_that(facts, |carried| *carried == Carried::Nothing);

@@ -306,7 +306,7 @@ fn listed<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
 
 /// The credentials of `Authorization: Bearer`. Tokens contain no comma (RFC 6750, section 2.1), so
 /// a comma means several values.
-fn bearer(headers: &HeaderMap) -> Carried<'_> {
+pub(super) fn bearer(headers: &HeaderMap) -> Carried<'_> {
     let lines = headers.get_all(header::AUTHORIZATION).iter();
     let tokens = lines.filter_map(|line| {
         let line = line.as_bytes().trim_ascii();
