@@ -1,17 +1,19 @@
 //! `[status]`: the path at which clients learn how much of their limits is left.
 
+use std::borrow::Cow;
+
 use http::Method;
 
 use super::definitions::Definitions;
 use super::*;
 use crate::limit::key::{Key, Part};
-use crate::path::CanonicalPath;
+use crate::path::{CanonicalPath, Case, fold};
 use crate::route::{Route, RouteTable};
 
 /// `[status]`
 #[derive(Clone, Debug)]
 pub struct StatusSettings {
-    /// In canonical spelling.
+    /// In canonical spelling, and in lower case if the file ignores letter case.
     pub path: String,
     /// Has the limits that are told. It takes no request.
     pub route: Box<Route>,
@@ -22,8 +24,16 @@ pub struct StatusSettings {
 impl StatusSettings {
     /// Whether a request is for this path. As for routes, a slash at the end makes no other path.
     pub fn takes(&self, method: &Method, path: &str) -> bool {
+        let path = in_case(path, self.route.case);
         let is_path = path == self.path || path.strip_suffix('/') == Some(&self.path);
         matches!(*method, Method::GET | Method::HEAD) && is_path
+    }
+}
+
+fn in_case(path: &str, case: Case) -> Cow<'_, str> {
+    match case {
+        Case::Sensitive => Cow::Borrowed(path),
+        Case::Insensitive => fold(path),
     }
 }
 
@@ -67,7 +77,9 @@ pub(super) fn compile(
     defined: DefinedStatus,
     table: &RouteTable,
 ) -> StatusSettings {
-    let DefinedStatus { path, limits } = defined;
+    let DefinedStatus { mut path, limits } = defined;
+    let template = routes::without_settings(definitions);
+    path.value = in_case(&path.value, template.case).into_owned();
     if let Some(route) = table
         .iter()
         .find(|route| route.path.to_string() == path.value)
@@ -96,7 +108,7 @@ pub(super) fn compile(
         route: Box::new(Route {
             name: "status".into(),
             limits: told,
-            ..routes::without_settings(definitions)
+            ..template
         }),
         not_told: not_told
             .iter()
@@ -126,4 +138,29 @@ fn is_known(key: &Key) -> bool {
         | Part::Entry(_)
         | Part::Body(_) => false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+
+    use crate::config::parse;
+
+    #[test]
+    fn the_path_has_the_letter_case_of_the_file() {
+        let takes = |case: &str, path: &str| {
+            let text = format!(
+                "case = \"{case}\"\nupstream = \"http://10.0.0.1:1\"\n\
+                 [status]\npath = \"/Rate_Limit\"\n[limit.default]\nrate = \"9/h\"\n"
+            );
+            let (config, _) = parse("proxy.toml", &text, &|_| None).unwrap();
+            config.status.unwrap().takes(&Method::GET, path)
+        };
+        assert!(takes("insensitive", "/RATE_LIMIT/") && takes("insensitive", "/rate_limit"));
+        assert!(takes("sensitive", "/Rate_Limit") && !takes("sensitive", "/rate_limit"));
+        let twice = "case = \"insensitive\"\nupstream = \"http://10.0.0.1:1\"\n\
+                     [status]\npath = \"/RATE\"\n[limit.default]\nrate = \"9/h\"\n\
+                     [[route]]\npath = \"/rate\"\n";
+        assert!(parse("proxy.toml", twice, &|_| None).is_err());
+    }
 }
