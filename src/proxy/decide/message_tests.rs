@@ -15,6 +15,7 @@ use super::messages::{
     RateLimitRequest, RateUnit, RequestMessage, SocketAddressMessage, count_fields,
 };
 use crate::config::MAX_ENTRIES;
+use crate::limit::CalendarUnit;
 
 const MOST: usize = 3;
 
@@ -95,6 +96,19 @@ fn both<P: AsRef<[u8]>>(input: &[u8], pieces: &[P; 32], check: impl Fn(&[u8])) {
     check(input);
     let piece = |byte: &u8| pieces[usize::from(*byte) % pieces.len()].as_ref();
     check(&input.iter().map(piece).collect::<Vec<_>>().concat());
+}
+
+#[test]
+fn a_calendar_window_has_its_unit() {
+    const DAY_US: u64 = 86_400_000_000;
+    let unit = RateUnit::of_window;
+    assert_eq!(
+        unit(31 * DAY_US, Some(CalendarUnit::Month)),
+        RateUnit::Month
+    );
+    assert_eq!(unit(30 * DAY_US, None), RateUnit::Month);
+    assert_eq!(unit(31 * DAY_US, None), RateUnit::Unknown);
+    assert_eq!(unit(366 * DAY_US, Some(CalendarUnit::Year)), RateUnit::Year);
 }
 
 #[test]

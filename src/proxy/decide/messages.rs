@@ -9,6 +9,8 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 use prost::{Message, Oneof};
 use serde_json::{Map, Value};
 
+use crate::limit::CalendarUnit;
+
 /// `envoy.service.ratelimit.v3.RateLimitRequest`
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct RateLimitRequest {
@@ -110,7 +112,15 @@ impl RateUnit {
     }
 
     /// The unit of this window; `Unknown` if no unit has its length.
-    pub(super) fn of_window(window_us: u64) -> RateUnit {
+    pub(super) fn of_window(window_us: u64, calendar: Option<CalendarUnit>) -> RateUnit {
+        if let Some(unit) = calendar {
+            return match unit {
+                CalendarUnit::Day => RateUnit::Day,
+                CalendarUnit::Week => RateUnit::Week,
+                CalendarUnit::Month => RateUnit::Month,
+                CalendarUnit::Year => RateUnit::Year,
+            };
+        }
         let mut all = RateUnit::ALL.into_iter();
         let found = all.find(|unit| unit.window_us() == Some(window_us));
         found.unwrap_or(RateUnit::Unknown)

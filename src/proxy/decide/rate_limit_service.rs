@@ -286,7 +286,7 @@ impl LimitMessage {
     fn from_limit(limit: &StatusLimit) -> LimitMessage {
         LimitMessage {
             requests_per_unit: limit.units,
-            unit: RateUnit::of_window(limit.window_us).into(),
+            unit: RateUnit::of_window(limit.window_us, limit.calendar).into(),
             name: limit.name.to_string(),
         }
     }

@@ -18,7 +18,7 @@ use super::rejection::{Denial, Rejection};
 use super::shadow::ShadowChecks;
 use super::stages::Stages;
 use crate::clock;
-use crate::limit::{Charge, Decision, LimitCheck, Retry, Verdict};
+use crate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule, Verdict};
 
 /// The decisions of a call.
 #[derive(Default)]
@@ -53,6 +53,7 @@ impl CallResults {
                 let verdict = &mut self.verdicts[at];
                 verdict.used = verdict.used.saturating_add(check.cost);
                 verdict.remaining = verdict.remaining.saturating_sub(check.cost);
+                note_new_units(verdict, &check.window.rule);
             }
         }
     }
@@ -73,6 +74,21 @@ impl CallResults {
             }
         }
         (charge, decision)
+    }
+}
+
+/// The new units count for a whole window, or until the end of a calendar window.
+fn note_new_units(verdict: &mut Verdict, rule: &Rule) {
+    if rule.algorithm != Algorithm::Calendar {
+        verdict.reset_us = verdict.reset_us.max(rule.window_us);
+    }
+    if verdict.retry == Retry::Never {
+        verdict.retry = Retry::After(verdict.reset_us);
+    }
+    if let Retry::After(us) = verdict.retry
+        && verdict.remaining == 0
+    {
+        verdict.next_us = us;
     }
 }
 
@@ -395,5 +411,45 @@ fn merge(into: &mut Map<String, Value>, from: &Map<String, Value>) {
             (Some(_), _) => {}
             (None, _) => _ = into.insert(key.clone(), value.clone()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(retry: Retry) -> Verdict {
+        Verdict {
+            used: 0,
+            remaining: 0,
+            retry,
+            reset_us: 0,
+            next_us: 0,
+            stamp: 0,
+        }
+    }
+
+    #[test]
+    fn units_that_were_charged_above_the_limit_have_a_wait() {
+        let mut rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 100,
+            window_us: 60_000_000,
+            precision_us: 1,
+        };
+        let mut above = verdict(Retry::Never);
+        note_new_units(&mut above, &rule);
+        assert_eq!(above.retry, Retry::After(60_000_000));
+        assert_eq!((above.reset_us, above.next_us), (60_000_000, 60_000_000));
+        let mut soon = verdict(Retry::After(5));
+        note_new_units(&mut soon, &rule);
+        assert_eq!((soon.retry, soon.reset_us), (Retry::After(5), 60_000_000));
+        rule.algorithm = Algorithm::Calendar;
+        let mut month = Verdict {
+            reset_us: 7,
+            ..verdict(Retry::Never)
+        };
+        note_new_units(&mut month, &rule);
+        assert_eq!((month.retry, month.reset_us), (Retry::After(7), 7));
     }
 }

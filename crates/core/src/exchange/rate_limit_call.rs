@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::limit::headers::{RateLimitStatus, ResetForm};
 pub use crate::limit::key::DescriptorEntry;
-use crate::limit::{Charge, Decided, Decision, Rate};
+use crate::limit::{CalendarUnit, Charge, Decided, Decision, Rate};
 
 /// What a proxy asks about one request of its client.
 #[derive(Clone, Debug, Default)]
@@ -81,6 +81,8 @@ pub struct StatusLimit {
     pub name: Arc<str>,
     pub units: u32,
     pub window_us: u64,
+    /// Set if the window is one of a calendar. Then `window_us` is the longest that it may be.
+    pub calendar: Option<CalendarUnit>,
 }
 
 impl DescriptorStatus {
@@ -115,6 +117,7 @@ impl DescriptorStatus {
                 name: Arc::clone(&check.limit.name),
                 units: u32::try_from(rule.units).unwrap_or(u32::MAX),
                 window_us: rule.window_us,
+                calendar: rule.calendar_unit(),
             }),
             remaining: u32::try_from(state.remaining).unwrap_or(u32::MAX),
             reset_s: if is_over { status.wait } else { next },
