@@ -4,6 +4,7 @@
 use std::io::Read;
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -77,7 +78,7 @@ struct RemoveArgs {
     /// The client's name.
     name: String,
     /// Remove only the key whose hash begins so, as `list` shows it.
-    #[arg(long)]
+    #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     id: Option<String>,
 }
 

@@ -306,3 +306,11 @@ fn the_metrics_tell_how_many_keys_are_known_and_whether_their_file_was_read() {
     let none = Looked::start(&format!("upstream = \"{}\"\n", upstream.url()));
     assert!(!none.get("/metrics").text().contains("tidegate_known_keys"));
 }
+
+#[test]
+fn an_empty_hash_removes_no_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let words = ["keys", "remove", "acme", "--id", ""];
+    let refused = crate::look::command(directory.path(), &words);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+}
