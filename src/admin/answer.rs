@@ -70,6 +70,7 @@ async fn dispatch(state: &Arc<AdminState>, request: Request<Incoming>) -> ApiRes
         return dashboard_file(path, request.method());
     };
     endpoint.check_method(request.method())?;
+    endpoint.check_query(request.uri().query())?;
     let read = ApiRequest::new(state, parameters, &request);
     let read = match endpoint.body.is_some() {
         true => read.with_body(request.into_body()).await?,

@@ -35,7 +35,7 @@ pub(super) fn body_schema() -> Value {
             "live": { "type": "boolean" },
         },
         "required": ["url"],
-        "additionalProperties": true,
+        "additionalProperties": false,
     })
 }
 
@@ -51,6 +51,7 @@ pub(super) fn body_example() -> Value {
 }
 
 pub(super) async fn answer(request: ApiRequest) -> ApiResult {
+    request.check_fields(&body_schema()["properties"])?;
     let question = question(&request)?;
     let live = request.flag("live")?;
     let read = request
@@ -68,6 +69,7 @@ pub(super) async fn answer(request: ApiRequest) -> ApiResult {
 
 /// `/api/v1/explain/call`: the same for a call of the rate limit service.
 pub(super) async fn answer_call(request: ApiRequest) -> ApiResult {
+    request.check_fields(&call_schema()["properties"])?;
     let call = call(&request)?;
     let live = request.flag("live")?;
     let read = request
@@ -97,7 +99,7 @@ pub(super) fn call_schema() -> Value {
             "live": { "type": "boolean" },
         },
         "required": ["domain", "entries"],
-        "additionalProperties": true,
+        "additionalProperties": false,
     })
 }
 

@@ -161,6 +161,27 @@ impl ApiEndpoint {
         self
     }
 
+    /// Refuses a parameter of the query that the endpoint does not read. A probe may have any.
+    pub(super) fn check_query(&self, query: Option<&str>) -> Result<(), ApiError> {
+        if self.action == AdminAction::Probe {
+            return Ok(());
+        }
+        let known: Vec<&str> = (self.query.iter())
+            .filter_map(|parameter| parameter["name"].as_str())
+            .collect();
+        let pairs = query.unwrap_or_default().split('&');
+        let mut names = pairs.filter_map(|pair| pair.split('=').next());
+        let Some(unknown) = names.find(|name| !name.is_empty() && !known.contains(name)) else {
+            return Ok(());
+        };
+        let takes = match known.is_empty() {
+            true => "none".to_owned(),
+            false => format!("`{}`", known.join("`, `")),
+        };
+        let detail = format!("`{unknown}` is no parameter of this request: it takes {takes}");
+        Err(ApiError::bad_request(detail))
+    }
+
     pub(super) fn check_method(&self, method: &Method) -> Result<(), ApiError> {
         let is_post = *method == Method::POST;
         let is_get = matches!(*method, Method::GET | Method::HEAD);

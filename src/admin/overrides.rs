@@ -35,7 +35,7 @@ use crate::store::redis::OverrideClientError;
 
 /// The longest time that a change with an end may hold, seconds.
 const LONGEST: u64 = 10 * 366 * 86_400;
-/// The longest reason, and the longest name of an author, bytes.
+/// The longest reason, and the longest name of an author, characters.
 const MAX_TEXT: usize = 200;
 const MAX_WORDS: usize = 16;
 /// Limits that are asked about one client.
@@ -387,12 +387,19 @@ fn read_terms(
     kind: ClientChange,
 ) -> Result<RecordTerms, ApiError> {
     let remove = request.flag("remove")? && kind != ClientChange::Reset;
-    let reason = request.field("reason", "a text of at most 200 bytes", |reason| {
-        reason.as_str().filter(|reason| reason.len() <= MAX_TEXT)
+    let reason = request.field("reason", "a text of at most 200 characters", |reason| {
+        let reason = reason.as_str()?;
+        (reason.chars().count() <= MAX_TEXT).then_some(reason)
     })?;
-    let by = request.field("by", "a text of 1 to 200 bytes", |by| {
-        by.as_str().filter(|by| (1..=MAX_TEXT).contains(&by.len()))
+    let by = request.field("by", "a text of 1 to 200 characters", |by| {
+        let by = by.as_str()?;
+        (1..=MAX_TEXT).contains(&by.chars().count()).then_some(by)
     })?;
+    let has_rate = request.get("rate").is_some_and(|rate| !rate.is_null());
+    if remove && has_rate {
+        let detail = "`remove` and `rate` contradict each other: write one of them";
+        return Err(ApiError::bad_request(detail));
+    }
     let sets_rate = kind == ClientChange::Override && !remove;
     let rules = match (request.get("rate"), limit) {
         _ if !sets_rate => Vec::new(),

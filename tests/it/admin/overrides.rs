@@ -204,3 +204,42 @@ fn orders_reach_a_client_in_redis() {
     let url = format!("url = \"redis://127.0.0.1:{}\"", redis.port());
     orders_reach_a_client(&format!("{url}\ntimeout = \"2s\""));
 }
+
+#[test]
+fn what_a_request_does_not_take_is_refused() {
+    let upstream = Upstream::ok();
+    let looked = Looked::start(&limited(&upstream));
+    for path in [
+        "/api/v1/denials?limt=login",
+        "/api/v1/limits/login/clients?to=5",
+        "/api/v1/status?limit=login",
+    ] {
+        let answer = looked.get(path);
+        assert_eq!(answer.status, 400, "{path}");
+        assert!(
+            answer.text().contains("is no parameter"),
+            "{}",
+            answer.text()
+        );
+    }
+    assert_eq!(looked.get("/metrics?any=thing").status, 200);
+    let long = "é".repeat(150);
+    for (path, body, status) in [
+        ("explain", json!({ "url": "/login", "header": [] }), 400),
+        ("explain", json!({ "url": "/login", "headers": [] }), 200),
+        (
+            "limits/login/override",
+            json!({ "key": "192.0.2.7", "rate": "9/h", "remove": true }),
+            400,
+        ),
+        ("block", json!({ "key": "192.0.2.7", "reason": long }), 200),
+        (
+            "block",
+            json!({ "key": "192.0.2.7", "reason": long.repeat(2) }),
+            400,
+        ),
+    ] {
+        let answer = looked.post(&format!("/api/v1/{path}"), &body);
+        assert_eq!(answer.status, status, "{path} {body}: {}", answer.text());
+    }
+}
