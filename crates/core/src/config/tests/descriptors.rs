@@ -1,6 +1,6 @@
 //! `[[descriptor]]`: rules that are right, and what is said of those that are not.
 
-use super::{check, codes, fine, refuse};
+use super::{accept, check, codes, fine, refuse};
 use crate::limit::key::DescriptorEntry;
 
 const BASE: &str = "listen = []\n[decide]\nlisten = \"127.0.0.1:8081\"\n";
@@ -229,6 +229,20 @@ fn limits_of_callers_on_other_machines_are_a_warning() {
     }
     let ignored = format!("{BASE}from = \"10.0.0.0/8\"\n{rules}");
     assert_eq!(codes(&ignored), [""; 0]);
+}
+
+#[test]
+fn the_warning_of_usage_says_that_its_estimate_is_charged() {
+    let text = with(
+        "[limit.x]\nrate = \"5000/min\"\ncounts = \"tokens\"\n\
+         [[route]]\npath = \"/a\"\nlimits = [\"x\"]\nusage = \"openai\"\n",
+    );
+    let (_, warnings) = accept(&text);
+    let warning = warnings.list.iter().find(|one| one.code.as_str() == "T219");
+    assert!(
+        warning.unwrap().message.contains("charges its estimate"),
+        "{warning:?}"
+    );
 }
 
 #[test]

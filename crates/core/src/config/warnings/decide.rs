@@ -89,11 +89,14 @@ fn check_unseen_responses(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
 }
 
 fn report_unseen(reader: &ConfigReader<'_>, setting: &str, span: &TextSpan) {
-    Diagnostic::new(
-        Code::UnseenResponse,
-        format!("`{setting}` does nothing for requests that are only decided"),
-    )
-    .at(span, "`[decide]` sees no response")
-    .help("remove it, or let tidegate forward these requests")
-    .report_to(reader);
+    let message = match setting {
+        "usage" => "`usage` charges its estimate for requests that are only decided, and corrects \
+                    no charge"
+            .to_owned(),
+        setting => format!("`{setting}` does nothing for requests that are only decided"),
+    };
+    Diagnostic::new(Code::UnseenResponse, message)
+        .at(span, "`[decide]` sees no response")
+        .help("remove it, or let tidegate forward these requests")
+        .report_to(reader);
 }
