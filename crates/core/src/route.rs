@@ -31,6 +31,7 @@ use crate::client::networks::AccessList;
 use crate::limit::Limit;
 use crate::limit::key::{BodyFacts, Key, Part};
 use crate::path::{CanonicalPath, Case};
+use crate::usage::number::rounded_up;
 use crate::usage::paths::MemberPath;
 use crate::usage::request::{BodyMember, RequestTable};
 use crate::usage::settings::UsageSettings;
@@ -243,7 +244,7 @@ pub enum CostSource {
     Fixed(u64),
     /// A header of trusted peers; 1 for all other requests.
     Header(HeaderName),
-    /// A member of the body, which clients choose; 1 if it is missing or no whole number.
+    /// A member of the body, which clients choose; 1 if it is missing or no number.
     Body(MemberPath),
 }
 
@@ -259,7 +260,7 @@ pub enum Settle {
 
 impl CostSource {
     /// The weight of a request, units. A header counts only if the peer is `trusted`; 1 if it is
-    /// missing or not a number. Of several values the greatest counts, because the client may have
+    /// missing or not a number. A fraction is rounded up. Of several values the greatest counts, because the client may have
     /// sent the others. A member of the body is [`CostSource::body_units`].
     pub fn units(&self, headers: &HeaderMap, trusted: bool) -> u64 {
         match self {
@@ -269,7 +270,7 @@ impl CostSource {
                 .iter()
                 .filter_map(|line| line.to_str().ok())
                 .flat_map(|line| line.split(','))
-                .filter_map(|value| value.trim().parse().ok())
+                .filter_map(|value| rounded_up(value.trim()))
                 .max()
                 .unwrap_or(1),
             Self::Header(_) | Self::Body(_) => 1,
@@ -355,6 +356,30 @@ pub struct RouteMatch<'t, 'p> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cost_that_is_no_small_integer_is_no_small_cost() {
+        let cost = CostSource::Header(HeaderName::from_static("x-cost"));
+        for (text, units) in [
+            ("7", 7),
+            ("1000.5", 1001),
+            ("1e3", 1000),
+            ("3, 2.5", 3),
+            ("0.0", 0),
+            ("1e30", u64::MAX),
+            ("1e400", u64::MAX),
+            ("18446744073709551616", u64::MAX),
+            ("-5", 1),
+            ("inf", 1),
+            ("nan", 1),
+            ("many", 1),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert("x-cost", text.parse().unwrap());
+            assert_eq!(cost.units(&headers, true), units, "{text}");
+            assert_eq!(cost.units(&headers, false), 1, "{text}");
+        }
+    }
 
     #[test]
     fn classes_and_codes() {

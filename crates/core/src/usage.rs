@@ -9,7 +9,7 @@ pub mod ask;
 pub mod estimate;
 pub mod format;
 pub mod framing;
-mod number;
+pub mod number;
 pub mod paths;
 pub mod request;
 mod scan;

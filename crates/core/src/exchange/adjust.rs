@@ -18,6 +18,7 @@ use crate::limit::calendar::MAX_COUNT;
 use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck};
 use crate::route::Route;
 use crate::telemetry::metrics::GrpcStatus;
+use crate::usage::number::rounded_up;
 
 impl Limiter {
     /// Refunds or settles the cost of a request, as its route says. It removes the header that
@@ -173,11 +174,11 @@ impl Difference {
     }
 }
 
-/// Removes the header, and returns its units; `None` unless it is one number.
+/// Removes the header, and returns its units, rounded up; `None` unless it is one number.
 fn take_cost(headers: &mut HeaderMap, name: &HeaderName) -> Option<u64> {
     let mut all = headers.get_all(name).iter();
     let text = all.next().filter(|_| all.next().is_none());
-    let units = text.and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
+    let units = text.and_then(|value| rounded_up(value.to_str().ok()?.trim()));
     headers.remove(name);
     units.map(|units| units.min(MAX_COUNT))
 }
@@ -191,7 +192,7 @@ mod tests {
     const COST: HeaderName = HeaderName::from_static("x-cost");
 
     #[test]
-    fn a_cost_is_one_integer_or_nothing() {
+    fn a_cost_is_one_number_or_nothing() {
         let read = |values: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in values {
@@ -205,7 +206,18 @@ mod tests {
         assert_eq!(read(&["0"]), Some(0));
         assert_eq!(read(&["99999999999"]), Some(99_999_999_999));
         assert_eq!(read(&["999999999999999"]), Some(MAX_COUNT));
-        for nonsense in [&["-1"][..], &["1.5"], &["many"], &[""], &["1", "2"], &[]] {
+        assert_eq!(read(&["18446744073709551616"]), Some(MAX_COUNT));
+        assert_eq!(read(&["1e30"]), Some(MAX_COUNT));
+        assert_eq!(read(&["1.5"]), Some(2));
+        for nonsense in [
+            &["-1"][..],
+            &["-1.5"],
+            &["inf"],
+            &["many"],
+            &[""],
+            &["1", "2"],
+            &[],
+        ] {
             assert_eq!(read(nonsense), None, "{nonsense:?}");
         }
     }

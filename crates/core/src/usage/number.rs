@@ -1,5 +1,18 @@
 //! The value of a number of JSON, read digit by digit, exactly: `100`, `1e2` and `100.0` are one.
 
+/// Reads a number that is not negative: `5`, `4.2`, `1e3`. Rounds a fraction up. `u64::MAX` stands
+/// for all that do not fit.
+pub fn rounded_up(text: &str) -> Option<u64> {
+    if let Ok(whole) = text.parse() {
+        return Some(whole);
+    }
+    // Not `inf` and `nan`.
+    let is_number = text.starts_with(|first: char| first.is_ascii_digit());
+    let number: f64 = text.parse().ok().filter(|_| is_number)?;
+    // The conversion saturates.
+    Some(number.ceil() as u64)
+}
+
 /// A number so far: `mantissa * 10^(zeros - fraction + exponent)`. The mantissa ends with no zero,
 /// so the number is whole if that power is not negative. Counts of digits stop at their largest
 /// value; a number with so many is taken for one that does not fit.

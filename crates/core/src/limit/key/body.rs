@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use crate::usage::number::rounded_up;
 use crate::usage::request::{BodyMember, BodyMembers, BodyValue, RequestTable};
 
 /// The members of a request's body, with the table by which it was read.
@@ -22,10 +23,11 @@ impl BodyFacts {
         value.unwrap_or(&BodyValue::Missing)
     }
 
-    /// The value of a member as a number. `None` if it is missing, ambiguous or no whole number.
+    /// The value of a member as a number, rounded up. `None` if it is missing, ambiguous or no
+    /// number.
     pub fn number(&self, member: &BodyMember) -> Option<u64> {
         match self.value(member) {
-            BodyValue::One(text) => text.parse().ok(),
+            BodyValue::One(text) => rounded_up(text),
             BodyValue::Missing | BodyValue::Ambiguous => None,
         }
     }
@@ -135,6 +137,27 @@ mod tests {
         let body = || Some([BodyValue::Ambiguous, one("search")]);
         assert_eq!(derive(&key("body:model"), body()), Derived::Ambiguous);
         assert_ne!(derive(&key("mcp:tool"), body()), Derived::Ambiguous);
+    }
+
+    #[test]
+    fn a_number_is_rounded_up() {
+        let member = BodyMember::Path(crate::usage::paths::MemberPath::parse("n").unwrap());
+        for (text, number) in [
+            ("1000.5", Some(1001)),
+            ("1e30", Some(u64::MAX)),
+            ("18446744073709551616", Some(u64::MAX)),
+            ("-1", None),
+            ("many", None),
+        ] {
+            let body = BodyFacts {
+                table: Arc::new(RequestTable::new(vec![member.clone()], Default::default())),
+                members: BodyMembers {
+                    values: vec![one(text)],
+                    ..BodyMembers::default()
+                },
+            };
+            assert_eq!(body.number(&member), number, "{text}");
+        }
     }
 
     #[test]
