@@ -2,6 +2,7 @@
 //! no secrets. Printed as TOML it is a file with the same meaning.
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -9,11 +10,12 @@ use serde_json::{Map, Value, json};
 
 use super::changes;
 use super::files::SourceFiles;
-use super::interpolation::interpolate;
+use super::interpolation::{interpolate, without_variables};
 use super::reference::{
     document_as_json, has_chosen_names, joined_path, section, sections_within, settings,
     value_as_json,
 };
+use super::route::UPSTREAM_KEYS;
 use super::secrets::{HIDDEN, for_each_secret, for_each_text, tables};
 
 /// Sections without defaults of their own: an upstream may leave them out.
@@ -151,7 +153,7 @@ fn add_defaults(path: &str, table: &mut Map<String, Value>) {
     for setting in settings().iter().filter(|setting| setting.section == path) {
         if let Some(value) = setting
             .default()
-            .filter(|_| !table.contains_key(setting.key))
+            .filter(|_| !table.contains_key(setting.key) && !is_excluded(path, table, setting.key))
         {
             table.insert(setting.key.to_owned(), value_as_json(value));
         }
@@ -185,6 +187,16 @@ fn add_defaults(path: &str, table: &mut Map<String, Value>) {
                 }
             }
         }
+    }
+}
+
+/// Whether another setting of a table excludes this one.
+fn is_excluded(path: &str, table: &Map<String, Value>, key: &str) -> bool {
+    let has = |key: &str| table.contains_key(key);
+    match path {
+        "route" => UPSTREAM_KEYS.contains(&key) && (has("redirect") || has("respond")),
+        "store" => key == "url" && has("urls"),
+        _ => false,
     }
 }
 
@@ -282,14 +294,17 @@ pub(super) fn toml_string(text: &str) -> String {
 
 fn toml_value(value: &Value) -> String {
     match value {
-        Value::String(text) => toml_string(text),
+        Value::String(text) => toml_string(&without_variables(text)),
         Value::Array(values) => {
             let values: Vec<String> = values.iter().map(toml_value).collect();
             format!("[{}]", values.join(", "))
         }
         Value::Object(table) => {
-            let pairs = table.iter();
+            let mut pairs: Vec<_> = table.iter().collect();
+            // Of several names of `[prices]` that fit, the first one counts.
+            pairs.sort_by_key(|(key, _)| key.strip_suffix('*').map(|key| Reverse(key.len())));
             let pairs = pairs
+                .into_iter()
                 .map(|(key, value)| format!("{} = {}", bare_or_quoted(key), toml_value(value)));
             format!("{{ {} }}", pairs.collect::<Vec<_>>().join(", "))
         }

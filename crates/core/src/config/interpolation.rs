@@ -64,6 +64,34 @@ pub(super) fn interpolate<'t>(
     }
 }
 
+/// The name in the first reference of a text.
+pub(super) fn first_variable(text: &str) -> Option<&str> {
+    let mut rest = text;
+    loop {
+        rest = &rest[rest.find('$')? + 1..];
+        if let Some(after) = rest.strip_prefix('{') {
+            return after.split([':', '}']).next();
+        }
+        rest = rest.strip_prefix('$').unwrap_or(rest);
+    }
+}
+
+/// Escapes a text that is filled in, so that filling it in again changes nothing.
+pub(super) fn without_variables(text: &str) -> Cow<'_, str> {
+    if !text.contains("$$") && !text.contains("${") {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 1);
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        out.push(c);
+        if c == '$' && matches!(chars.peek(), Some('$' | '{')) {
+            out.push('$');
+        }
+    }
+    Cow::Owned(out)
+}
+
 fn fill(inside: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, &'static str> {
     let (name, default) = match inside.split_once(":-") {
         Some((name, default)) => (name, Some(default)),

@@ -16,7 +16,7 @@ use toml::de::DeTable;
 use super::compile::compile;
 use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, SourceText, TextSpan};
 use super::files::NamedFile;
-use super::interpolation::interpolate;
+use super::interpolation::{first_variable, interpolate};
 use super::reader::{ConfigReader, DeclaredSettings, Surroundings};
 use super::reference::document_as_json;
 use super::section::is_name;
@@ -297,7 +297,7 @@ fn note_variable(finding: &mut Diagnostic, text: &str) {
         .labels
         .first()
         .and_then(|label| text.get(label.span.clone()));
-    let variable = place.and_then(|place| place.split_once("${")?.1.split([':', '}']).next());
+    let variable = place.and_then(first_variable);
     if let (Some(name), None, true) = (variable, &finding.note, finding.code != Code::Variable) {
         finding.note = Some(format!("the variable `{name}` sets this value"));
     }

@@ -6,7 +6,7 @@
 mod forwarding;
 mod matching;
 
-pub(super) use forwarding::{REDIRECT_STATUSES, media_type};
+pub(super) use forwarding::{REDIRECT_STATUSES, UPSTREAM_KEYS, media_type};
 
 use http::HeaderName;
 
@@ -361,7 +361,7 @@ fn check_answers_alone(section: &Section<'_>) {
     let Some(answer) = answers.find(|key| section.has(key)) else {
         return;
     };
-    let keys = forwarding::UPSTREAM_KEYS.into_iter();
+    let keys = UPSTREAM_KEYS.into_iter();
     for key in keys.filter(|key| section.has(key)) {
         contradiction(format!("`{key}` has no effect here"))
             .at(&section.key_span(key), "")

@@ -44,3 +44,20 @@ fn all_that_is_wrong_is_named() {
     let why: Vec<_> = found.into_iter().map(|one| one.error).collect();
     assert_eq!(why, [UNSET, BAD_NAME, UNCLOSED]);
 }
+
+#[test]
+fn an_escape_is_no_reference() {
+    assert_eq!(first_variable("$${HOME}"), None);
+    assert_eq!(first_variable("$$$$ $$${HOME:-x}"), Some("HOME"));
+    assert_eq!(first_variable("a$b ${C}"), Some("C"));
+}
+
+#[test]
+fn a_text_that_is_escaped_is_filled_in_as_it_was() {
+    for text in ["", "$", "$$", "${X}", "$$${", "a$b", "$5 $$ ${"] {
+        let escaped = without_variables(text);
+        let again = interpolate(&escaped, &|_| None).unwrap();
+        assert_eq!(again, text, "{escaped}");
+    }
+    assert_eq!(without_variables("^/a$"), "^/a$");
+}

@@ -24,7 +24,7 @@ const MAX_BODY: usize = 1 << 20;
 pub(in crate::config) const REDIRECT_STATUSES: [u16; 5] = [301, 302, 303, 307, 308];
 
 /// Settings that need an upstream.
-pub(super) const UPSTREAM_KEYS: [&str; 14] = [
+pub(in crate::config) const UPSTREAM_KEYS: [&str; 14] = [
     "upstream",
     "strip_prefix",
     "add_prefix",

@@ -82,6 +82,29 @@ fn variables_are_filled_in_and_defaults_said() {
 }
 
 #[test]
+fn routes_that_answer_get_no_settings_of_an_upstream() {
+    let text = r#"
+        upstream = "http://a.test"
+        [deny.body]
+        text = "cost $${HOME} or $$$$5, $5$"
+        [[route]]
+        path = "/old"
+        redirect = "/new"
+        [[route]]
+        path = "/ok"
+        respond = { status = 200, body = "fine" }
+        "#;
+    let (config, _) = accept(text);
+    let whole = toml(&effective(text, &env));
+    assert!(
+        whole.contains("text = \"cost $${HOME} or $$$5, $5$\""),
+        "{whole}"
+    );
+    let (again, _) = accept(&whole);
+    assert_eq!(format!("{config:#?}"), format!("{again:#?}"), "{whole}");
+}
+
+#[test]
 fn nothing_secret_is_in_it() {
     let text = r#"
         [api_key]

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use toml::de::{DeTable, DeValue};
 
+use super::super::effective::{effective, toml};
 use super::super::load::read_text;
 use super::super::reader::Surroundings;
 use super::super::reference::as_json;
@@ -245,4 +246,46 @@ fn a_shipped_file_earns_neither_a_warning_nor_a_note() {
         let none = doubts.warnings.is_empty() && doubts.notes.is_empty();
         assert!(none, "{name}: {doubts:?}");
     }
+}
+
+/// Files of other tests that a proxy accepts, and files that it refuses.
+fn fixtures() -> Vec<(String, String)> {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures"));
+    let (mut folders, mut all) = (vec![root.to_owned()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "toml") {
+                // One of them is not UTF-8.
+                let text = std::fs::read_to_string(&path).ok();
+                all.extend(text.map(|text| (path.display().to_string(), text)));
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn the_effective_configuration_of_every_file_is_a_file() {
+    let (mut accepted, mut wrong) = (0, String::new());
+    let ours = examples().into_iter().filter(Example::is_ours);
+    let pages = ours.map(|example| (example.place.clone(), completed(&example.text)));
+    for (name, text) in pages.chain(shipped()).chain(fixtures()) {
+        if read(&name, &text).is_err() {
+            continue;
+        }
+        accepted += 1;
+        let whole = toml(&effective(&text, &|_| None));
+        if let Err(found) = read(&name, &whole) {
+            let _ = writeln!(wrong, "{name}: {found}");
+        }
+        let again = toml(&effective(&whole, &|_| None));
+        if again != whole {
+            let _ = writeln!(wrong, "{name} differs:\n{whole}\n{again}");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(accepted > 150, "{accepted}");
 }
