@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 
 use regex::bytes;
 
-use crate::path::{Malformed, push_byte, unescape};
+use crate::path::{Malformed, fold, push_byte, unescape};
 
 pub(super) const MARK: &str = "regex:";
 /// Bytes of an expression, at most.
@@ -20,6 +20,8 @@ const MAX_COMPILED: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct Regex {
     text: Box<str>,
+    /// Whether it is found in either letter case.
+    any_case: bool,
     compiled: Box<bytes::Regex>,
 }
 
@@ -48,18 +50,20 @@ impl Regex {
         })?;
         Ok(Self {
             text: text.into(),
+            any_case: false,
             compiled: Box::new(compiled),
         })
     }
 
     pub(super) fn in_any_case(self) -> Self {
-        match compiled(&self.text, true) {
-            Ok(folded) => Self {
-                compiled: Box::new(folded),
-                ..self
+        Self {
+            any_case: true,
+            compiled: match compiled(&self.text, true) {
+                Ok(folded) => Box::new(folded),
+                // Ignoring case needs too much memory. The author can still write `(?i)`.
+                Err(_) => self.compiled,
             },
-            // Ignoring case needs too much memory. The author can still write `(?i)`.
-            Err(_) => self,
+            ..self
         }
     }
 
@@ -98,21 +102,36 @@ impl Regex {
     }
 
     /// Whether the expression is found in a canonical path, with escapes decoded. Routes ignore a
-    /// trailing slash, so this tries the path without it and with it.
+    /// trailing slash, so this tries the path without it and with it. The engine ignores the case
+    /// of ASCII alone, so this also tries the folded path.
     pub(super) fn is_in_path(&self, path: &str) -> bool {
-        let plain = decoded(path);
-        self.compiled.is_match(&plain)
-            || with_slash(&plain).is_some_and(|plain| self.compiled.is_match(&plain))
+        let is_found = |path: &str| {
+            let plain = decoded(path);
+            self.compiled.is_match(&plain)
+                || with_slash(&plain).is_some_and(|plain| self.compiled.is_match(&plain))
+        };
+        is_found(path) || self.folded(path).is_some_and(|path| is_found(&path))
+    }
+
+    /// The path without letter case, if only that may have the expression.
+    fn folded<'p>(&self, path: &'p str) -> Option<Cow<'p, str>> {
+        (self.any_case && path.contains('%')).then(|| fold(path))
     }
 
     /// Writes a group of the expression, as [`Self::is_in_path`] finds it. It is escaped as in a
     /// canonical path.
     pub(super) fn push_path_group(&self, group: &str, path: &str, out: &mut Vec<u8>) {
-        let (plain, mut found) = (decoded(path), Vec::new());
-        if !self.push_group(group, &plain, &mut found)
-            && let Some(plain) = with_slash(&plain)
+        let mut found = Vec::new();
+        let mut push_from = |path: &str| {
+            let plain = decoded(path);
+            self.push_group(group, &plain, &mut found)
+                || with_slash(&plain)
+                    .is_some_and(|plain| self.push_group(group, &plain, &mut found))
+        };
+        if !push_from(path)
+            && let Some(path) = self.folded(path)
         {
-            self.push_group(group, &plain, &mut found);
+            push_from(&path);
         }
         let mut text = String::with_capacity(found.len());
         for byte in found {

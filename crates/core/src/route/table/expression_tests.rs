@@ -42,6 +42,20 @@ fn an_expression_knows_letter_case_by_its_route() {
 }
 
 #[test]
+fn letter_case_beyond_ascii_gets_around_no_expression() {
+    let table = table(&[
+        "(i) regex:^/token$",
+        r"regex:^/kiss$",
+        r"(i) regex:^/\xc3\xa9t",
+        "/*",
+    ]);
+    // U+212A, the sign of Kelvin, is a `k`; U+017F is an `s`.
+    finds(&table, "GET h/to%E2%84%AAen", "(i) regex:^/token$");
+    finds(&table, "GET h/%C3%89T", r"(i) regex:^/\xc3\xa9t");
+    finds(&table, "GET h/ki%C5%BFs", "/*");
+}
+
+#[test]
 fn the_same_expression_twice_is_a_conflict() {
     let routes = ["regex:a", "regex:b", "GET regex:a", "regex:a"];
     let conflicts = RouteTable::new(routes.map(route).to_vec()).unwrap_err();
