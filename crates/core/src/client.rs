@@ -82,12 +82,29 @@ impl ClientIp {
         ProxyChain { hops, client }
     }
 
+    /// The `proto` in the element of `Forwarded` that names the client. `None` if another header
+    /// names clients.
+    pub fn forwarded_proto<'h>(&self, peer: IpAddr, headers: &'h HeaderMap) -> Option<&'h [u8]> {
+        if self.header != header::FORWARDED {
+            return None;
+        }
+        let mut element = None;
+        self.follow(peer, headers, |hop, _| element = Some(hop));
+        let proto = parameter(element?, b"proto")?.trim_ascii();
+        let quoted = proto.strip_prefix(b"\"");
+        Some(
+            quoted
+                .and_then(|proto| proto.strip_suffix(b"\""))
+                .unwrap_or(proto),
+        )
+    }
+
     /// Walks from the peer to the left, and calls `see` with each visited hop.
-    fn follow(
+    fn follow<'h>(
         &self,
         peer: IpAddr,
-        headers: &HeaderMap,
-        mut see: impl FnMut(&[u8], Option<IpAddr>),
+        headers: &'h HeaderMap,
+        mut see: impl FnMut(&'h [u8], Option<IpAddr>),
     ) -> IpAddr {
         let mut client = peer.to_canonical();
         if !self.trusts(client) {
@@ -202,6 +219,11 @@ fn unquoted(text: &str) -> &str {
 /// Reads the address in the `for` parameter of an element of `Forwarded`. `unknown` and the hidden
 /// names of RFC 7239 are not addresses.
 fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
+    address(parameter(element, b"for")?)
+}
+
+/// The value of a parameter in an element of `Forwarded`.
+fn parameter<'e>(element: &'e [u8], wanted: &[u8]) -> Option<&'e [u8]> {
     let mut quoted = false;
     let ends = (0..element.len()).filter(|&at| {
         quoted ^= is_quote(element, at);
@@ -216,8 +238,8 @@ fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     params.find_map(|param| {
         let equals = param.iter().position(|byte| *byte == b'=')?;
         let (name, value) = (param[..equals].trim_ascii(), &param[equals + 1..]);
-        name.eq_ignore_ascii_case(b"for").then(|| address(value))
-    })?
+        name.eq_ignore_ascii_case(wanted).then_some(value)
+    })
 }
 
 #[cfg(test)]
@@ -250,6 +272,34 @@ mod tests {
 
     fn xff(peer: &str, lines: &[&str]) -> String {
         found("x-forwarded-for", peer, lines)
+    }
+
+    #[test]
+    fn the_element_that_names_the_client_names_its_scheme() {
+        let proto = |header: &'static str, line: &str| {
+            let mut headers = HeaderMap::new();
+            headers.append(header, HeaderValue::from_str(line).unwrap());
+            let proto = client_ip(header).forwarded_proto(ip("10.0.0.1"), &headers);
+            proto.map(|proto| String::from_utf8_lossy(proto).into_owned())
+        };
+        let chain = "for=1.1.1.1;proto=x, for=192.0.2.1;proto=https, for=10.0.0.2;proto=http";
+        for (line, expected) in [
+            (chain, Some("https")),
+            ("for=192.0.2.1; Proto=\"https\"", Some("https")),
+            ("for=10.0.0.2;proto=http", Some("http")),
+            ("for=_hidden;proto=https", Some("https")),
+            ("for=192.0.2.1", None),
+        ] {
+            assert_eq!(proto("forwarded", line).as_deref(), expected, "{line}");
+        }
+        assert_eq!(proto("x-forwarded-for", chain), None);
+        let mut headers = HeaderMap::new();
+        headers.append(
+            "forwarded",
+            HeaderValue::from_static("for=1.1.1.1;proto=https"),
+        );
+        let stranger = client_ip("forwarded").forwarded_proto(ip("192.0.2.9"), &headers);
+        assert_eq!(stranger, None);
     }
 
     #[test]

@@ -396,7 +396,7 @@ fn arrival(asked: &HeaderMap, headers: &mut HeaderMap) -> Result<Arrival, Unread
     let unknown = unreadable("X-Forwarded-Proto is neither http nor https");
     let scheme = match single(asked, &FORWARDED_PROTO)? {
         None => Scheme::Http,
-        Some(proto) => named_scheme(proto).ok_or(unknown)?,
+        Some(proto) => named_scheme(proto.as_bytes()).ok_or(unknown)?,
     };
     Ok(Arrival {
         tls: (scheme == Scheme::Https).then(Secured::default),

@@ -379,7 +379,7 @@ pub(super) fn facts_of<'r, B>(
         headers: request.headers(),
         route,
         request_id: record.request_id.as_ref().map_or("", RequestId::as_str),
-        scheme: headers::scheme(request.headers(), downstream.peer()),
+        scheme: downstream.scheme(request.headers()).as_str(),
         protocol: protocol_text(request.version()),
         ports: downstream.arrival.ports,
         relay: downstream.arrival.relay,

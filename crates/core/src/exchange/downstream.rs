@@ -4,8 +4,12 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use super::headers;
+use http::HeaderMap;
+use http::header::FORWARDED;
+
+use super::headers::{self, X_FORWARDED_PROTO, named_scheme};
 use crate::certificate::Certificate;
+use crate::client::ClientIp;
 use crate::connection_use::ConnectionUse;
 use crate::request_head::Scheme;
 use crate::route::template::{ConnectionFacts, Ports, Relay, TlsFacts};
@@ -81,6 +85,8 @@ pub struct Downstream {
     pub is_described: bool,
     pub arrival: Arrival,
     pub usage: ConnectionUse,
+    /// How a trusted peer names clients and schemes in `Forwarded`, if it does.
+    forwarded: Option<Arc<ClientIp>>,
     /// Bytes of a value that a template of a route makes, at most.
     pub(super) max_value: usize,
     /// `None` for a connection of another program, which only describes it.
@@ -90,9 +96,12 @@ pub struct Downstream {
 }
 
 impl Downstream {
-    pub(super) fn new(trusted: bool, arrival: Arrival, max_value: usize) -> Downstream {
+    pub(super) fn new(client_ip: &Arc<ClientIp>, arrival: Arrival, max_value: usize) -> Downstream {
+        let trusted = client_ip.trusts(arrival.ip);
+        let is_forwarded = trusted && client_ip.header == FORWARDED;
         Downstream {
             trusted,
+            forwarded: is_forwarded.then(|| Arc::clone(client_ip)),
             is_described: false,
             arrival,
             usage: ConnectionUse::default(),
@@ -139,6 +148,18 @@ impl Downstream {
         }
     }
 
+    /// The scheme of the client's own request. A trusted proxy names it.
+    pub fn scheme(&self, headers: &HeaderMap) -> Scheme {
+        let client_ip = self.forwarded.as_deref();
+        let proto = client_ip.and_then(|it| it.forwarded_proto(self.arrival.ip, headers));
+        let named = || {
+            let proto = headers.get(X_FORWARDED_PROTO).filter(|_| self.trusted)?;
+            named_scheme(proto.as_bytes())
+        };
+        let scheme = proto.and_then(named_scheme).or_else(named);
+        scheme.unwrap_or_else(|| Scheme::new(self.arrival.tls.is_some()))
+    }
+
     pub fn peer(&self) -> &headers::Peer {
         self.peer.get_or_init(|| {
             let scheme = Scheme::new(self.arrival.tls.is_some());
@@ -151,5 +172,43 @@ impl Downstream {
         if let Some(peer) = self.peer.get() {
             peer.rest();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderName;
+
+    use super::*;
+
+    /// The scheme of a request of a peer that is trusted, or of another one.
+    fn scheme(by: &'static str, peer: &str, name: &'static str, value: &str) -> Scheme {
+        let client_ip = Arc::new(ClientIp {
+            trusted: vec!["10.0.0.0/8".parse().unwrap()],
+            header: HeaderName::from_static(by),
+            ..ClientIp::default()
+        });
+        let arrival = Arrival::plain(peer.parse().unwrap());
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().unwrap());
+        Downstream::new(&client_ip, arrival, 0).scheme(&headers)
+    }
+
+    #[test]
+    fn a_trusted_proxy_names_the_scheme_of_the_client() {
+        let (by, proto) = ("x-forwarded-for", "x-forwarded-proto");
+        assert_eq!(scheme(by, "10.0.0.1", proto, "https"), Scheme::Https);
+        assert_eq!(scheme(by, "10.0.0.1", proto, "https, http"), Scheme::Https);
+        assert_eq!(scheme(by, "10.0.0.1", proto, "http,https"), Scheme::Http);
+        assert_eq!(scheme(by, "192.0.2.1", proto, "https"), Scheme::Http);
+        let element = "for=192.0.2.1;proto=https, for=10.0.0.2;proto=http";
+        let by = "forwarded";
+        assert_eq!(scheme(by, "10.0.0.1", by, element), Scheme::Https);
+        assert_eq!(scheme(by, "10.0.0.1", proto, "https"), Scheme::Https);
+        assert_eq!(scheme(by, "192.0.2.1", by, element), Scheme::Http);
+        assert_eq!(
+            scheme("x-forwarded-for", "10.0.0.1", by, element),
+            Scheme::Http
+        );
     }
 }

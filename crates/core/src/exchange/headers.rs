@@ -20,7 +20,7 @@ pub use crate::request_head::Scheme;
 pub(super) use crate::request_head::are_twins;
 pub(crate) use check::remove_odd_names;
 pub use check::{RequestFault, check_coding, check_framing, prefer_target};
-pub use forwarded::{Peer, PrerenderedHeaders, named_scheme, put_line, scheme};
+pub use forwarded::{Peer, PrerenderedHeaders, X_FORWARDED_PROTO, named_scheme, put_line};
 use forwarded::{append, name_client};
 pub use hop::keep_forwarding;
 use hop::{HopFields, has_option, may_tunnel};

@@ -1,6 +1,7 @@
 //! Finds the route of a request and identifies its client.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::claims::Tokens;
 use super::key_lookup::KeyLookup;
@@ -21,7 +22,7 @@ pub struct Router {
     /// The route of a question that no other route takes.
     pub(super) unrouted: Option<Box<Route>>,
     pub(super) bypass: Vec<Bypass>,
-    pub client_ip: ClientIp,
+    pub client_ip: Arc<ClientIp>,
     pub(super) access: AccessList,
     pub(super) api_key: ApiKeys,
     pub keys: KeyLookup,

@@ -1,15 +1,13 @@
 //! Redirects to `https`, and HSTS.
 
-use http::header::{HeaderName, HeaderValue, STRICT_TRANSPORT_SECURITY};
-use http::{HeaderMap, Request, Response};
+use http::header::{HeaderValue, STRICT_TRANSPORT_SECURITY};
+use http::{Request, Response};
 
 use super::downstream::Downstream;
-use super::headers::{RequestFault, check_framing, named_scheme};
+use super::headers::{RequestFault, check_framing};
 use super::rejection::Rejection;
 use crate::config::{ServerSettings, TlsSettings};
 use crate::request_head::{HeadError, Scheme};
-
-const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// `redirect` and `hsts` of `[tls]`, and `https_port` of `[server]`.
 #[derive(Debug, Default)]
@@ -50,7 +48,8 @@ impl Secure {
             return Err(Rejection::HeadError(HeadError::WithoutTls));
         }
         match self.redirect {
-            Some(port) if !came_over_tls(request.headers(), downstream) => {
+            // A redirect would loop if a trusted proxy in front has spoken TLS with the client.
+            Some(port) if downstream.scheme(request.headers()) == Scheme::Http => {
                 Err(redirect(request, port))
             }
             _ => Ok(()),
@@ -68,14 +67,6 @@ impl Secure {
                 .or_insert_with(|| hsts.clone());
         }
     }
-}
-
-/// Whether a trusted proxy in front has already spoken TLS with the client. A redirect would loop.
-fn came_over_tls(headers: &HeaderMap, downstream: &Downstream) -> bool {
-    let proto = headers
-        .get(X_FORWARDED_PROTO)
-        .filter(|_| downstream.trusted);
-    proto.and_then(named_scheme) == Some(Scheme::Https)
 }
 
 /// A redirect to the same resource at `https`.

@@ -121,7 +121,7 @@ impl Stages {
             routes: config.routes,
             unrouted: config.unrouted,
             bypass: config.bypass,
-            client_ip: config.client_ip,
+            client_ip: Arc::new(config.client_ip),
             access: config.access,
             api_key: config.api_key,
             keys,
@@ -154,8 +154,7 @@ impl Stages {
     }
 
     pub fn downstream(&self, arrival: Arrival) -> Downstream {
-        let trusted = self.router.client_ip.trusts(arrival.ip);
-        Downstream::new(trusted, arrival, self.max_value)
+        Downstream::new(&self.router.client_ip, arrival, self.max_value)
     }
 
     /// A client that another proxy describes.

@@ -9,7 +9,6 @@ use http::{Request, Version};
 
 use super::admit::{Admission, Decider};
 use super::downstream::Downstream;
-use super::headers;
 use super::rejection::Rejection;
 use crate::clock;
 use crate::config::TracingSettings;
@@ -88,7 +87,7 @@ impl Tracer {
             began: clock::now(),
             began_us: clock::unix_us(),
             version: request.version(),
-            scheme: headers::scheme(request.headers(), downstream.peer()),
+            scheme: downstream.scheme(request.headers()).as_str(),
             route: None,
             decision: None,
             attempts: None,

@@ -12,7 +12,7 @@ use crate::request_head::Scheme;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
 /// One client connection as these headers name it. Values are formatted once, not per request.
@@ -121,15 +121,11 @@ fn value(text: String) -> HeaderValue {
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("unknown"))
 }
 
-/// The scheme of the client's own request. A trusted proxy names it.
-pub fn scheme(headers: &HeaderMap, peer: &Peer) -> &'static str {
-    let proto = headers.get(X_FORWARDED_PROTO).filter(|_| peer.trusted);
-    proto.and_then(named_scheme).unwrap_or(peer.scheme).as_str()
-}
-
-/// The scheme that `X-Forwarded-Proto` names. Traefik writes `ws` and `wss` for WebSockets.
-pub fn named_scheme(proto: &HeaderValue) -> Option<Scheme> {
-    let is = |word: &[u8]| proto.as_bytes().eq_ignore_ascii_case(word);
+/// The scheme that `X-Forwarded-Proto` names: that of the client, if several proxies have appended
+/// their own. Traefik writes `ws` and `wss` for WebSockets.
+pub fn named_scheme(proto: &[u8]) -> Option<Scheme> {
+    let first = proto.split(|byte| *byte == b',').next().unwrap_or_default();
+    let is = |word: &[u8]| first.trim_ascii().eq_ignore_ascii_case(word);
     if is(b"https") || is(b"wss") {
         Some(Scheme::Https)
     } else if is(b"http") || is(b"ws") {
