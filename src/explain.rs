@@ -118,25 +118,22 @@ impl RequestDescription {
             tls: secure.then(Secured::default),
             ports: Ports {
                 peer: 0,
-                local: self.port(config),
+                local: self.port(config, secure),
             },
             ..Arrival::plain(self.ip)
         }
     }
 
-    /// The port of the URL, or else the first one that the proxy listens on.
-    fn port(&self, config: &Config) -> u16 {
+    /// The port of the URL, or else the first one that the proxy listens on, with TLS or without.
+    fn port(&self, config: &Config, secure: bool) -> u16 {
         let host = self.split_url().map_or("", |(host, _)| host);
         let written = host
             .rsplit_once(':')
             .and_then(|(_, port)| port.parse().ok());
-        written.unwrap_or_else(|| {
-            config
-                .listen
-                .iter()
-                .find_map(|listen| listen.port())
-                .unwrap_or(0)
-        })
+        let tls = config.tls.as_ref().filter(|_| secure);
+        let listens = tls.map_or(&config.listen, |tls| &tls.listen);
+        let first = || listens.iter().find_map(|listen| listen.port());
+        written.or_else(first).unwrap_or(0)
     }
 
     fn split_url(&self) -> Result<(&str, String), RequestError> {
@@ -207,18 +204,17 @@ pub fn explain(
     let mut path = matching::explain_path(request.uri().path());
     let client = matching::explain_client(&config.client_ip, arrival.ip, request.headers());
     let port = arrival.ports.local;
-    let near = matching::near_routes(config, &request, port, &secrets, MAX_NEAR_ROUTES);
+    let (route, near) = matching::explain_routes(config, &request, port, &secrets, MAX_NEAR_ROUTES);
     let visible = limits::Visible {
         secrets: &secrets,
         address: &client.counted_as,
         hash: has_secret,
         live: live.is_some(),
     };
-    let (mut route, mut limits, mut spared) = (None, Vec::new(), None);
+    let (mut limits, mut spared) = (Vec::new(), None);
     let (mut usage, mut token) = (None, None);
     let observe = |view: &RequestView<'_, '_, '_>| {
         path.canonical = Some(view.facts.path.as_str().to_owned());
-        route = Some(matching::explain_route(config, view));
         limits = limits::explain_limits(view, visible);
         spared = why_spared(view, config);
         token = token::explain_token(config, view.facts, clock::unix_us() / 1_000_000);
@@ -227,6 +223,7 @@ pub fn explain(
             .map(|reserve| usage::explain_usage(reserve, view.body));
     };
     let result = dry_run.run(request, arrival, live, observe);
+    let route = route.filter(|_| result.is_routed);
     limits::add_counts(&mut limits, &result);
     let near = match result.outcome {
         DryRunOutcome::Status => Vec::new(),

@@ -11,9 +11,10 @@ use super::secret::{Secrets, header_text};
 use crate::client::{ClientIp, Hop};
 use crate::config::{Bypass, Config};
 use crate::path::CanonicalPath;
-use crate::proxy::dry_run::RequestView;
 use crate::proxy::headers::check_framing;
-use crate::route::{HeaderMatch, Miss, Near, Precedence, Route, RouteQuery, Target, ValueMatch};
+use crate::route::{
+    HeaderMatch, Miss, Near, Precedence, Route, RouteMatch, RouteQuery, Target, ValueMatch,
+};
 
 pub(super) fn explain_client(
     settings: &ClientIp,
@@ -89,9 +90,9 @@ pub(super) fn explain_path(sent: &str) -> PathExplanation {
     explained
 }
 
-pub(super) fn explain_route(config: &Config, view: &RequestView<'_, '_, '_>) -> RouteExplanation {
-    let route = view.found.route;
-    let params = view.found.params.iter();
+fn explain_route(config: &Config, found: &RouteMatch<'_, '_>) -> RouteExplanation {
+    let route = found.route;
+    let params = found.params.iter();
     RouteExplanation {
         name: route.name.to_string(),
         host: route.host.to_string(),
@@ -112,19 +113,19 @@ pub(super) fn explain_route(config: &Config, view: &RequestView<'_, '_, '_>) -> 
     }
 }
 
-/// Routes that almost match, `most` of them.
-pub(super) fn near_routes<B>(
+/// The route of a request, and routes that almost match, `most` of them.
+pub(super) fn explain_routes<B>(
     config: &Config,
     request: &Request<B>,
     port: u16,
     secrets: &Secrets,
     most: usize,
-) -> Vec<NearRoute> {
+) -> (Option<RouteExplanation>, Vec<NearRoute>) {
     let (Ok(host), Ok(path)) = (
         check_framing(request),
         config.routes.read_path(request.uri().path()),
     ) else {
-        return Vec::new();
+        return (None, Vec::new());
     };
     let query = RouteQuery {
         host: &host,
@@ -134,13 +135,15 @@ pub(super) fn near_routes<B>(
         query: request.uri().query(),
         port,
     };
-    let found = config.routes.find(&query).map(|found| found.route);
+    let found = config.routes.find(&query);
+    let explained = found.as_ref().map(|found| explain_route(config, found));
+    let found = found.map(|found| found.route);
     let near = config.routes.near(&query, most);
     let near = near.iter().map(|near| NearRoute {
         route: near.route.name.to_string(),
         why: why_not(near, &query, found, secrets),
     });
-    near.collect()
+    (explained, near.collect())
 }
 
 fn why_not(
@@ -201,7 +204,13 @@ fn reason(
                 Precedence::Host => "names the host more exactly",
                 Precedence::Path => "has the more specific path",
                 Precedence::Method => "names the method",
-                Precedence::Headers => "asks for more headers or parameters",
+                Precedence::Port => "names the port",
+                Precedence::TrailingSlash => "has `trailing_slash`",
+                Precedence::MoreFields => "asks for more headers or parameters",
+                Precedence::ExactFields => "asks for more exact headers or parameters",
+                Precedence::Alphabet => {
+                    "asks for headers or parameters that come first in the alphabet"
+                }
             };
             format!("it fits too, but {found} {by}")
         }

@@ -66,6 +66,8 @@ pub(crate) struct RequestView<'s, 't, 'p> {
 
 pub(crate) struct DryRunResult {
     pub(crate) outcome: DryRunOutcome,
+    /// Whether a route was found, also if it refuses the client.
+    pub(crate) is_routed: bool,
     pub(crate) charge: Charge,
     pub(crate) decision: Option<Decision>,
     pub(crate) shadow: Vec<(Charge, Option<Decision>)>,
@@ -131,6 +133,7 @@ impl DryRun {
     ) -> DryRunResult {
         let mut result = DryRunResult {
             outcome: DryRunOutcome::Answered,
+            is_routed: false,
             charge: Charge::new(),
             decision: None,
             shadow: Vec::new(),
@@ -152,6 +155,7 @@ impl DryRun {
                 result.decision = Some(denial.decision);
             }
         }
+        result.is_routed = exchange.route.is_some();
         drop(exchange);
         self.stages.mark_connection(&mut response, &downstream);
         result.response = response;

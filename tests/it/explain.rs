@@ -458,3 +458,39 @@ fn a_body_without_a_maximum_reserves_what_the_limit_holds() {
     says(&text, &["by body:model = other"]);
     assert!(!text.contains("Usage"), "{text}");
 }
+
+#[test]
+fn the_route_that_refuses_a_client_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "upstream = \"http://127.0.0.1:1\"\n[limit.default]\nrate = \"9/s\"\n\
+                [[route]]\npath = \"/inner\"\naccess = { allow = [\"10.0.0.0/8\"] }\n";
+    std::fs::write(folder.path().join("proxy.toml"), text).unwrap();
+    let output = run(folder.path(), &["GET", "/inner", "--ip", "192.0.2.1"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    says(
+        &text,
+        &[
+            "Verdict refused (403): access denied",
+            "Route /inner",
+            "not default: it fits too, but /inner has the more specific path",
+        ],
+    );
+}
+
+#[test]
+fn a_url_with_tls_has_the_port_of_the_listener_with_tls() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "listen = \":8080\"\nupstream = \"http://127.0.0.1:1\"\n\
+                [tls]\nlisten = \":8443\"\n[tls.acme]\ndomains = [\"b.example\"]\n\
+                terms = true\ncache = \"acme\"\nchallenge = \"tls-alpn-01\"\n\
+                [[route]]\nname = \"tls\"\npath = \"/a\"\nport = 8443\n\
+                [[route]]\nname = \"plain\"\npath = \"/a\"\nport = 8080\n";
+    std::fs::write(folder.path().join("proxy.toml"), text).unwrap();
+    for (url, route) in [
+        ("https://b.example/a", "Route tls"),
+        ("http://b.example/a", "Route plain"),
+    ] {
+        let output = run(folder.path(), &["GET", url]);
+        says(&String::from_utf8(output.stdout).unwrap(), &[route]);
+    }
+}

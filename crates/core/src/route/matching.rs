@@ -6,7 +6,7 @@ use std::fmt;
 use http::{HeaderMap, HeaderName, Method};
 
 use super::regex::{MARK, Regex};
-use super::{Route, RouteQuery};
+use super::{Precedence, Route, RouteQuery};
 use crate::limit::key::any_query_value;
 use crate::path::{CanonicalPath, Case, Malformed};
 use crate::request_head::lines_of;
@@ -95,17 +95,28 @@ impl Route {
     /// Equally specific headers are ordered by their text, so that the file's order never matters.
     pub(super) fn header_rank(&self) -> impl Ord + use<> {
         let set = self.wanted_fields();
-        let exact: usize = set.iter().map(|field| usize::from(field.exactness)).sum();
         let texts = set.iter().map(|field| format!("{field:?}"));
         (
             Reverse((
                 self.port.is_some(),
                 self.trailing_slash.is_some(),
                 set.len(),
-                exact,
+                exactness(&set),
             )),
             texts.collect::<Vec<_>>(),
         )
+    }
+
+    /// Why the headers and parameters of this route come before those of another one.
+    pub(super) fn fields_precede(&self, other: &Route) -> Precedence {
+        let (own, others) = (self.wanted_fields(), other.wanted_fields());
+        if own.len() != others.len() {
+            Precedence::MoreFields
+        } else if exactness(&own) != exactness(&others) {
+            Precedence::ExactFields
+        } else {
+            Precedence::Alphabet
+        }
     }
 
     pub(super) fn takes_port(&self, port: u16) -> bool {
@@ -189,6 +200,11 @@ struct WantedField<'r> {
     name: &'r str,
     exactness: u8,
     value: &'r str,
+}
+
+fn exactness(fields: &[WantedField<'_>]) -> usize {
+    let all = fields.iter().map(|field| usize::from(field.exactness));
+    all.sum()
 }
 
 impl ValueMatch {

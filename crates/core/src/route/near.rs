@@ -38,7 +38,14 @@ pub enum Precedence {
     Host,
     Path,
     Method,
-    Headers,
+    Port,
+    TrailingSlash,
+    /// It asks for more headers and parameters.
+    MoreFields,
+    /// It asks for as many, and for more exact values.
+    ExactFields,
+    /// The names and values that it asks for come first in the alphabet.
+    Alphabet,
 }
 
 impl RouteTable {
@@ -125,8 +132,12 @@ impl Route {
             Precedence::Path
         } else if self.method_rank(query.method) != other.method_rank(query.method) {
             Precedence::Method
+        } else if self.port.is_some() != other.port.is_some() {
+            Precedence::Port
+        } else if self.trailing_slash.is_some() != other.trailing_slash.is_some() {
+            Precedence::TrailingSlash
         } else {
-            Precedence::Headers
+            self.fields_precede(other)
         }
     }
 
@@ -223,9 +234,46 @@ mod tests {
             near("GET /users/me", Some("2")),
             [
                 "/users/{id}: [LessSpecific(Path)]",
-                "/users/me #2: [LessSpecific(Headers)]",
+                "/users/me #2: [LessSpecific(MoreFields)]",
                 "default: [LessSpecific(Path)]"
             ]
+        );
+    }
+
+    #[test]
+    fn of_routes_with_as_many_headers_the_real_reason_is_said() {
+        let reason = |first: &str, second: &str| {
+            let route = |fields: &str| format!("[[route]]\npath = \"/a\"\n{fields}\n");
+            let file = format!("upstream = \"http://h\"\n{}{}", route(first), route(second));
+            let (config, _) = config::parse("f", &file, &|_| None).unwrap();
+            let mut headers = HeaderMap::new();
+            headers.insert("x-a", HeaderValue::from_static("1"));
+            headers.insert("x-b", HeaderValue::from_static("1"));
+            let ask = RouteQuery {
+                host: "h",
+                path: &CanonicalPath::parse("/a").unwrap(),
+                method: &Method::GET,
+                headers: &headers,
+                query: None,
+                port: 80,
+            };
+            let near = config.routes.near(&ask, 1);
+            match near[0].misses[..] {
+                [Miss::LessSpecific(by)] => by,
+                ref other => panic!("{other:?}"),
+            }
+        };
+        let (a, b) = ("headers = { x-a = \"1\" }", "headers = { x-b = \"1\" }");
+        assert_eq!(reason(a, b), Precedence::Alphabet);
+        assert_eq!(
+            reason("headers = { x-a = true }", b),
+            Precedence::ExactFields
+        );
+        assert_eq!(reason(a, ""), Precedence::MoreFields);
+        assert_eq!(reason(a, "port = 80"), Precedence::Port);
+        assert_eq!(
+            reason(a, "trailing_slash = false"),
+            Precedence::TrailingSlash
         );
     }
 
