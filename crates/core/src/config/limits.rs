@@ -311,7 +311,9 @@ fn read_tiers(section: &mut Section<'_>, present: SectionsPresent, day: DayWord)
     }
     let mut tiers = Vec::new();
     let entries = table.entries().into_iter();
-    for (name, value) in entries.filter(|(name, _)| !name.value.starts_with("x-")) {
+    for (name, value) in
+        entries.filter(|(name, value)| !rates::is_note(&name.value, value.get_ref()))
+    {
         table.check_name(&name, "a tier");
         if let Some(texts) = table.texts_in(&name.value, value) {
             let rates = parse_rates(&table, &name.value, texts, day);

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderValue, Method};
 
+use ipnet::IpNet;
 use super::compile::Compiled;
 use super::*;
 use crate::certificate::Validity;
@@ -58,8 +59,7 @@ pub(super) fn notes(compiled: &Compiled<'_>) -> Vec<Diagnostic> {
 }
 
 fn check_trusted_proxies(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
-    let mut trusted = compiled.config.client_ip.trusted.iter();
-    if trusted.any(|net| net.prefix_len() == 0) {
+    if has_everyone(&compiled.config.client_ip.trusted) {
         Diagnostic::new(
             Code::TrustsEveryone,
             "`trusted_proxies` trusts the whole internet",
@@ -76,6 +76,12 @@ fn check_trusted_proxies(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
 /// Reports a tier in a header without trusted proxies: only they may set it.
 fn check_tier_header(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     let Some(tiers) = &compiled.config.tier else {
+/// Whether networks have all addresses of a version of IP together.
+pub(super) fn has_everyone(networks: &[IpNet]) -> bool {
+    let joined = IpNet::aggregate(&networks.to_vec());
+    joined.iter().any(|network| network.prefix_len() == 0)
+}
+
         return;
     };
     let Some(parts) = &tiers.from else {

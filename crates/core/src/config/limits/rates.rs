@@ -1,5 +1,7 @@
 //! Reads the rates of a limit, and those of a tier.
 
+use toml::de::DeValue;
+
 use super::RATE;
 use crate::config::*;
 use crate::limit::Rate;
@@ -50,4 +52,16 @@ pub(super) fn parse_rates(
         rates.push(rate);
     }
     rates
+}
+
+/// Whether an entry among tiers is a note. A tier may have such a name too, but a note is no rate.
+pub(super) fn is_note(name: &str, value: &DeValue<'_>) -> bool {
+    fn is_rate(value: &DeValue<'_>) -> bool {
+        match value {
+            DeValue::String(text) => text.starts_with("${") || RateText::parse(text).is_ok(),
+            DeValue::Array(rates) => rates.iter().all(|rate| is_rate(rate.get_ref())),
+            _ => false,
+        }
+    }
+    name.starts_with("x-") && !is_rate(value)
 }

@@ -18,11 +18,7 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
 }
 
 fn check_from(reader: &ConfigReader<'_>, compiled: &Compiled<'_>, settings: &DecideSettings) {
-    if settings
-        .from
-        .iter()
-        .any(|network| network.prefix_len() == 0)
-    {
+    if super::has_everyone(&settings.from) {
         Diagnostic::new(
             Code::TrustsEveryone,
             "`from` of `[decide]` trusts the whole internet",
