@@ -107,6 +107,9 @@ pub enum Missing {
     Shared,
 }
 
+/// The policy that a block violates, for clients and logs. No limit has this name.
+pub const BLOCK_POLICY: &str = "block";
+
 /// One named budget, the same wherever it is used.
 #[derive(Clone, Debug)]
 pub struct Limit {

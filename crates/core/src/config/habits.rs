@@ -339,27 +339,14 @@ fn pattern(text: &str) -> Option<String> {
     if text.starts_with("regex:") {
         return None;
     }
-    if let Some((_, rest)) = text.split_once("://") {
-        let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let host = host.split(':').next().unwrap_or_default();
-        return Some(match path.is_empty() {
-            true => format!("leave the scheme out: `{host}`"),
-            false => {
-                format!("host and path are two settings: `host = \"{host}\"`, `path = \"/{path}\"`")
-            }
-        });
+    if let Some(advice) = host(text) {
+        return Some(advice);
     }
     let regular = text.starts_with('^') || text.ends_with('$') || text.contains(".*");
     if regular || text.contains(['(', '|', '\\']) {
         return Some(
             "write `/users/{id}` or `/files/*`; a path may also be `regex:^/users/`".to_owned(),
         );
-    }
-    if let Some((host, port)) = text.rsplit_once(':')
-        && port.parse::<u16>().is_ok()
-        && HostPattern::parse(host).is_ok()
-    {
-        return Some(format!("leave the port out: `{host}`"));
     }
     let (path, query) = match text.split_once(['?', '#']) {
         Some((path, _)) => (path, true),
@@ -387,6 +374,23 @@ fn pattern(text: &str) -> Option<String> {
         ""
     };
     good.then(|| format!("write `{mended}`{hint}"))
+}
+
+/// `http://example.com/login`, `example.com:8080`.
+pub(super) fn host(text: &str) -> Option<String> {
+    if let Some((_, rest)) = text.split_once("://") {
+        let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let host = host.split(':').next().unwrap_or_default();
+        return Some(match path.is_empty() {
+            true => format!("leave the scheme out: `{host}`"),
+            false => {
+                format!("host and path are two settings: `host = \"{host}\"`, `path = \"/{path}\"`")
+            }
+        });
+    }
+    let (host, port) = text.rsplit_once(':')?;
+    let is_host = port.parse::<u16>().is_ok() && HostPattern::parse(host).is_ok();
+    is_host.then(|| format!("leave the port out: `{host}`"))
 }
 
 /// The name of a parameter as other programs write it, or with one brace: `:id`, `<int:id>`,

@@ -7,7 +7,7 @@ use super::limits::DefinedLimit;
 use super::section::is_name;
 use super::*;
 use crate::limit::rate::RateText;
-use crate::limit::{Key, Limit, Missing, Rule};
+use crate::limit::{BLOCK_POLICY, Key, Limit, Missing, Rule};
 
 /// The index of a limit, and the place that names it.
 pub(super) type ChosenLimit = Located<usize>;
@@ -135,7 +135,8 @@ impl Definitions<'_> {
         let mut name = base.clone();
         let mut count = 1;
         // The name `default` would apply the limit to routes that name none, once it had a section.
-        while name == DEFAULT || self.is_limit(&name) {
+        let is_reserved = |name: &str| [DEFAULT, BLOCK_POLICY].contains(&name);
+        while is_reserved(&name) || self.is_limit(&name) {
             count += 1;
             name = format!("{base}-{count}");
         }

@@ -19,7 +19,9 @@ use super::*;
 use crate::limit::calendar::MAX_COUNT;
 use crate::limit::key::Key;
 use crate::limit::rate::{DayWord, MAX_UNITS, nearest_divisors};
-use crate::limit::{Algorithm, EnforcedShare, Limit, Missing, OnError, Rate, Rule, Tier, Window};
+use crate::limit::{
+    Algorithm, BLOCK_POLICY, EnforcedShare, Limit, Missing, OnError, Rate, Rule, Tier, Window,
+};
 use crate::usage::settings::Quantity;
 
 use calendar::LimitCalendar;
@@ -80,6 +82,12 @@ pub(super) fn read(
     client_ip: &ClientIp,
 ) -> DefinedLimit {
     section.check_name(&name, "a limit");
+    if name.value == BLOCK_POLICY {
+        Diagnostic::new(Code::BadName, "not a name for a limit")
+            .at(&name.span, "responses to blocked clients have this name")
+            .help("for example `per_client`")
+            .report_to(section.reader);
+    }
     if !section.has("concurrent") {
         section.require("rate", "rate = \"100/min\"");
     }

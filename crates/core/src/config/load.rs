@@ -21,7 +21,7 @@ use super::reader::{ConfigReader, DeclaredSettings, Surroundings};
 use super::reference::document_as_json;
 use super::section::is_name;
 use super::{Config, Control, Listen, StoreKind, address, redis, server, syntax, warnings};
-use crate::limit::{Key, Limit, OnError, Rule};
+use crate::limit::{BLOCK_POLICY, Key, Limit, OnError, Rule};
 use crate::route::{PathPattern, Route, RouteTable};
 
 /// Bytes of a configuration file, at most.
@@ -441,6 +441,11 @@ impl LimitsBuilder {
                 mistakes.push(format!("limit `{name}` is there twice"));
             }
         }
+            if name == BLOCK_POLICY {
+                mistakes.push(format!(
+                    "limit `{name}`: blocked clients are told this name"
+                ));
+            }
         mistakes
     }
 }

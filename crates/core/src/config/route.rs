@@ -89,7 +89,6 @@ pub(super) fn default_route(
 
 fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
     let name_form = TextForm::new(Code::BadName, "a route's name");
-    let host_form = TextForm::new(Code::BadPattern, "a host");
     let cost_form = TextForm::new(Code::BadKey, "a cost");
     let text_of = |text: &Option<Located<String>>| {
         let text = text.as_ref().map(|text| text.value.clone());
@@ -98,7 +97,7 @@ fn settings(section: &mut Section<'_>, inherited: Inherited) -> DefinedRoute {
     let host = section.located_text("host");
     let host_text = text_of(&host);
     let host =
-        host.and_then(|text| section.parse_text("host", text, host_form, HostPattern::parse));
+        host.and_then(|text| section.parse_text("host", text, TextForm::HOST, HostPattern::parse));
     let path = section.located_text("path");
     let path_text = text_of(&path);
     let path = path.and_then(|text| path_pattern(section, text));

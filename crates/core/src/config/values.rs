@@ -33,6 +33,7 @@ pub(super) struct TextForm {
 
 impl TextForm {
     pub(super) const HEADER_NAME: TextForm = TextForm::new(Code::BadHttp, "a header's name");
+    pub(super) const HOST: TextForm = TextForm::new(Code::BadPattern, "a host");
     pub(super) const LISTEN: TextForm = TextForm::new(Code::BadAddress, "an address to listen on");
     pub(super) const NETWORK: TextForm = TextForm::new(Code::BadAddress, "an address or a network");
     pub(super) const PATH: TextForm = TextForm::new(Code::BadAddress, "a file's path");
@@ -225,7 +226,10 @@ impl Section<'_> {
                 let is_specific =
                     |help: &String| code != Code::BadRate || help.starts_with("did you mean");
                 if !diagnostic.help.as_ref().is_some_and(is_specific) {
-                    diagnostic = diagnostic.maybe_help(habits::advice_for(code, &text.value));
+                    diagnostic = diagnostic.maybe_help(match what == TextForm::HOST.what {
+                        true => habits::host(text.value.trim()),
+                        false => habits::advice_for(code, &text.value),
+                    });
                 }
                 self.reader.report(diagnostic);
                 None

@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::admit::{Admission, CheckedClient};
-use super::rejection::{BLOCK_POLICY, Blocked, KeyFault, Rejection};
+use super::rejection::{Blocked, KeyFault, Rejection};
 use super::reserve::UsageReserve;
 use super::router::affinity;
 use super::stages::{LeastChecks, LimitQuery, Stages};
 use crate::config::LogKeys;
 use crate::limit::key::{Derived, Facts, HashSecret, Part};
-use crate::limit::{Asker, KeyHash, Limit, Window};
+use crate::limit::{Asker, BLOCK_POLICY, KeyHash, Limit, Window};
 use crate::store::overrides::{KeyBlock, OverrideSnapshot};
 
 #[cold]

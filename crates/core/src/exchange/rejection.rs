@@ -9,13 +9,10 @@ use http::header::HeaderValue;
 
 use super::headers::RequestFault;
 use crate::limit::key::LackingToken;
-use crate::limit::{Charge, Decided, Decision, KeyHash};
+use crate::limit::{BLOCK_POLICY, Charge, Decided, Decision, KeyHash};
 use crate::path::Malformed;
 use crate::request_head::HeadError;
 use crate::telemetry::access::{Outcome, UpstreamFailure};
-
-/// The policy that a block violates, for clients and logs.
-pub(super) const BLOCK_POLICY: &str = "block";
 
 /// Why the proxy itself answers a request.
 #[derive(Debug)]

@@ -24,6 +24,8 @@ fn found(settings: &str, keys: &[&str]) -> Vec<&'static str> {
     codes(&text)
 }
 
+const BY_KEY: &str = "rate = \"9/s\"\nkey = \"api_key or ip\"\n";
+
 #[test]
 fn a_key_that_clients_can_invent_is_no_guard_alone() {
     for key in [
@@ -91,6 +93,12 @@ fn a_limit_that_enforces_nothing_is_no_guard() {
 fn a_file_without_keys_tells_none_apart() {
     let empty = "[api_key]\nknown = \"/dev/null\"\n";
     assert_eq!(found(empty, &["\"api_key or ip\""]), ["T216"]);
+    let (_, warnings) = super::accept(&format!("{BASE}{empty}[limit.default]\n{BY_KEY}"));
+    assert!(
+        warnings.list[0]
+            .message
+            .ends_with("the file of known keys has none")
+    );
     let tokens = "[auth.jwt]\njwks_file = \"src/config/tests/jwks.json\"\n";
     assert_eq!(found(tokens, &["\"api_key or ip\""]), [""; 0]);
     let elsewhere = format!("{tokens}[api_key]\nfrom = \"query:key\"\n");

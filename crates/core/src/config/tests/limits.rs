@@ -1,6 +1,6 @@
 //! What `[limit.NAME]` can say: rates, precision, tiers, slots, exemptions; and what it cannot.
 
-use super::{check, codes, fine, refuse};
+use super::{accept, check, codes, fine, refuse};
 use crate::limit::{Algorithm, Limit};
 
 const BASE: &str = "upstream = \"http://10.0.0.1:3000\"\n";
@@ -117,7 +117,7 @@ fn tiers_have_rates_of_their_own() {
         default = "free"
         [limit.default]
         rate = "unlimited"
-        tiers = { pro = "200/s", free = ["10/s", "1000/h"], internal = "unlimited", x-note = 1 }
+        tiers = { pro = "200/s", free = ["10/s", "1000/h"], internal = "unlimited", x-note = 1, x-pro = "300/s" }
         "#
     ));
     let limit = &config.limits[0];
@@ -133,7 +133,8 @@ fn tiers_have_rates_of_their_own() {
         [
             ("pro", vec!["default"]),
             ("free", vec!["default/s", "default/h"]),
-            ("internal", vec![])
+            ("internal", vec![]),
+            ("x-pro", vec!["default"])
         ]
     );
     check(
@@ -350,4 +351,15 @@ fn a_ban_has_defaults_and_bounds() {
     }
     let shared = "key = \"global\"\nban = { after = \"20/h\", for = \"1h\" }";
     assert_eq!(wrong(&format!("rate = \"5/min\"\n{shared}")), ["T234"]);
+}
+
+#[test]
+fn no_limit_has_the_name_of_a_block() {
+    assert_eq!(
+        codes(&format!("{BASE}[limit.block]\nrate = \"9/s\"\n")),
+        ["T112"]
+    );
+    let route = "[[route]]\npath = \"/block\"\nlimits = [\"9/s\"]\n";
+    let (config, _) = accept(&format!("{BASE}{route}"));
+    assert_eq!(&*config.limits[0].name, "block-2");
 }

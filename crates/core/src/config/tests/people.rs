@@ -141,7 +141,12 @@ help: did you mean `RS256`?
 
 #[test]
 fn a_fleet_is_a_number_or_counted() {
-    let fleet = |line: &str| fine(&format!("{BASE}[store]\n{line}\n")).store.fleet;
+    let redis = "url = \"redis://127.0.0.1\"";
+    let fleet = |line: &str| {
+        fine(&format!("{BASE}[store]\n{redis}\n{line}\n"))
+            .store
+            .fleet
+    };
     assert_eq!(fleet(""), Fleet::Auto);
     assert_eq!(fleet("fleet = 3"), Fleet::Fixed(3));
     assert_eq!(fleet("fleet = \"auto\""), Fleet::Auto);
@@ -189,4 +194,19 @@ fn a_reload_keeps_the_keys_of_the_same_url() {
         next.keep_fetched_keys(&running);
         assert_eq!(count(&next), kept);
     }
+}
+
+#[test]
+fn the_help_for_a_host_is_no_path() {
+    let host = |host: &str| {
+        let found = refuse(&format!(
+            "{BASE}[[route]]\npath = \"/a\"\nhost = \"{host}\"\n"
+        ));
+        found.list[0].clone()
+    };
+    let odd = host("b\u{fc}cher.de");
+    assert!(odd.labels[0].text.contains("`xn--` form"), "{odd:?}");
+    assert_eq!(odd.help, None);
+    let port = host("h.example:80").help;
+    assert_eq!(port.as_deref(), Some("leave the port out: `h.example`"));
 }

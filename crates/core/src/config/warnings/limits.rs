@@ -280,16 +280,17 @@ fn check_known_keys(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
         UnknownKey::Deny => "every request with a key is refused",
         _ => "every key counts as no key: by the client's address, or by `missing`",
     };
-    Diagnostic::new(
-        Code::UntoldKeys,
-        "no API key is known: the file has no source of known keys",
-    )
-    .at(&limit.key.span, what)
-    .help(
-        "name the keys: `known = \"keys.txt\"` in `[api_key]`; or set `unknown = \"trust\"` \
+    let message = match compiled.config.api_key.known.is_some() {
+        true => "no API key is known: the file of known keys has none",
+        false => "no API key is known: the file has no source of known keys",
+    };
+    Diagnostic::new(Code::UntoldKeys, message)
+        .at(&limit.key.span, what)
+        .help(
+            "name the keys: `known = \"keys.txt\"` in `[api_key]`; or set `unknown = \"trust\"` \
              there, with a limit by `ip` beside; or count by `ip`, or by `jwt:CLAIM`",
-    )
-    .report_to(reader);
+        )
+        .report_to(reader);
 }
 
 /// The route's limits whose key can be invented, with the part at fault; none if another of its
