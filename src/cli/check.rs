@@ -145,7 +145,8 @@ fn find_unwritable(config: &Config) -> Vec<Diagnostic> {
     let decisions = config.log.decisions.as_deref();
     let pid_file = config.server.pid_file.as_deref();
     type ErrorOf = fn(&Path) -> Option<String>;
-    let files: [(&str, Option<&Path>, ErrorOf); 4] = [
+    let files: [(&str, Option<&Path>, ErrorOf); 5] = [
+        ("store.file", config.store.file.as_deref(), counts_error),
         ("log.access", file_of(&config.log.access), append_error),
         ("log.decisions", decisions, append_error),
         ("server.pid_file", pid_file, replace_error),
@@ -177,6 +178,11 @@ fn replace_error(path: &Path) -> Option<String> {
         Ok(found) if found.is_dir() => Some("it is a folder".to_owned()),
         _ => folder_error(path),
     }
+}
+
+/// Counts are written to a file and to another one beside it.
+fn counts_error(path: &Path) -> Option<String> {
+    append_error(path).or_else(|| folder_error(path))
 }
 
 fn folder_error(path: &Path) -> Option<String> {

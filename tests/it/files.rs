@@ -81,6 +81,7 @@ fn check_finds_what_cannot_be_written_and_makes_nothing() {
             "[log]\ndecisions = \"none/decisions.log\"\n",
         ),
         ("server.pid_file", "[server]\npid_file = \"none/pid\"\n"),
+        ("store.file", "[store]\nfile = \"none/counts\"\n"),
         (
             "server.control",
             "[server]\ncontrol = \"none/control.sock\"\n",

@@ -296,7 +296,7 @@ impl Section<'_> {
     ) -> Vec<Located<Listen>> {
         let read = |text: &str| {
             Ok::<_, &'static str>(match listen(text)? {
-                Listen::Unix(path) => Listen::Unix(self.path(path)),
+                Listen::Unix(path) => Listen::Unix(fitting_path(self.path(path))?),
                 tcp => tcp,
             })
         };
@@ -305,13 +305,25 @@ impl Section<'_> {
 
     /// Parses a server. The path of a socket starts from the file's folder.
     pub(super) fn server_at(&self, text: &str) -> Result<ServerAddress, &'static str> {
-        Ok(server(text)?.within(|path| self.path(path)))
+        match server(text)?.within(|path| self.path(path)) {
+            ServerAddress::Unix(path) => fitting_path(path).map(ServerAddress::Unix),
+            other => Ok(other),
+        }
+    }
+}
+
+/// What the kernel's sockaddr_un holds.
+const MAX_PATH: usize = 107;
+
+/// Refuses a path of a socket that is too long with the folder of the file.
+fn fitting_path(path: PathBuf) -> Result<PathBuf, &'static str> {
+    match path.as_os_str().len() <= MAX_PATH {
+        true => Ok(path),
+        false => Err("with the folder of the file, a socket's path has at most 107 bytes"),
     }
 }
 
 pub(super) fn socket_path(path: &str) -> Result<PathBuf, &'static str> {
-    // What the kernel's sockaddr_un holds.
-    const MAX_PATH: usize = 107;
     match path.len() {
         0 => Err("the socket's path is missing; write for example `unix:/run/app.sock`"),
         1..=MAX_PATH if !path.contains('\0') => Ok(PathBuf::from(path)),
@@ -322,6 +334,14 @@ pub(super) fn socket_path(path: &str) -> Result<PathBuf, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_has_a_short_path_with_its_folder() {
+        let short = PathBuf::from("a".repeat(MAX_PATH));
+        assert_eq!(fitting_path(short.clone()), Ok(short.clone()));
+        let long = fitting_path(short.join("b")).unwrap_err();
+        assert!(long.contains("107 bytes"), "{long}");
+    }
 
     fn tcp(text: &str) -> Listen {
         Listen::Tcp(text.parse().unwrap())
