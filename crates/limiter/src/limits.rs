@@ -1,7 +1,6 @@
 //! The builder of limits, their rates, and its errors.
 
 use std::error::Error;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
@@ -163,12 +162,8 @@ impl Limits {
     /// Believes `X-Forwarded-For` of peers in this network, such as `10.0.0.0/8`.
     #[must_use]
     pub fn trusted_proxy(mut self, network: &str) -> Limits {
-        let network = network
-            .parse()
-            .or_else(|_| network.parse::<IpAddr>().map(Into::into));
-        match network {
-            Ok(network) => self.built.trust(network),
-            Err(why) => self.mistakes.push(format!("trusted_proxy: {why}")),
+        if let Err(why) = self.built.trust(network) {
+            self.mistakes.push(format!("trusted_proxy: {why}"));
         }
         self
     }

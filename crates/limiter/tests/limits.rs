@@ -139,7 +139,8 @@ fn every_mistake_is_told_at_once() {
         .key("adress")
         .path("login")
         .limit("b", Rate::new(1, Duration::from_micros(1)))
-        .trusted_proxy("everybody");
+        .trusted_proxy("everybody")
+        .trusted_proxy("::ffff:10.0.0.0/104");
     let Err(LimitsError::Invalid(mistakes)) = wrong.build() else {
         panic!("they are wrong");
     };

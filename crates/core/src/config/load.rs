@@ -375,9 +375,13 @@ impl LimitsBuilder {
         Ok(())
     }
 
-    /// Believes peers in this network when they say whom they speak for.
-    pub fn trust(&mut self, network: IpNet) {
-        self.trusted.push(network);
+    /// Trusts an address or a network of proxies, as `trusted_proxies` does.
+    ///
+    /// # Errors
+    /// The text is neither.
+    pub fn trust(&mut self, network: &str) -> Result<(), String> {
+        self.trusted.push(address::network(network)?);
+        Ok(())
     }
 
     /// # Errors
@@ -437,15 +441,15 @@ impl LimitsBuilder {
                     "limit `{name}`: a name is 1 to 64 of a-z, 0-9, `_` and `-`"
                 ));
             }
-            if self.limits[..index].iter().any(|other| other.name == *name) {
-                mistakes.push(format!("limit `{name}` is there twice"));
-            }
-        }
             if name == BLOCK_POLICY {
                 mistakes.push(format!(
                     "limit `{name}`: blocked clients are told this name"
                 ));
             }
+            if self.limits[..index].iter().any(|other| other.name == *name) {
+                mistakes.push(format!("limit `{name}` is there twice"));
+            }
+        }
         mistakes
     }
 }

@@ -434,7 +434,7 @@ const PROXY_SETTINGS: &[(&str, &str)] = &[
     (
         "",
         "listen tls admin upstream server tracing usage prices ledger error_page \
-         access_log",
+         access_log decide descriptor proxy_protocol",
     ),
     ("log", "access format sample_allowed keys silence"),
     ("auth.jwt", "jwks_url refresh max_stale tls"),
@@ -443,7 +443,7 @@ const PROXY_SETTINGS: &[(&str, &str)] = &[
         "upstream strip_prefix add_prefix replace_prefix body_limit bandwidth bandwidth_after \
          method_up pass_headers pass_body headers_up headers_down headers_success expires \
          expires_from trailers_down rewrite_down location_base respond redirect usage body_read \
-         error_pages access_logs require_client_certificate",
+         error_pages access_logs require_client_certificate timeout port",
     ),
 ];
 

@@ -27,7 +27,7 @@ fn check_body(section: &Section<'_>, part: &Part, span: &TextSpan) {
     if matches!(part, Part::Body(_)) && !section.reader.surroundings.forwards {
         contradiction(format!("`{part}` is for the proxy"))
             .at(span, "the library reads no bodies")
-            .help("let the program make a key of it: `Key::from_fn`")
+            .help("let the program make a key of it: `Limits::key_by`")
             .report_to(section.reader);
     }
 }

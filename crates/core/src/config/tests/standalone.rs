@@ -95,6 +95,37 @@ fn upstreams_are_refused_however_they_are_written() {
 }
 
 #[test]
+fn a_file_that_only_limits_has_no_ports_and_no_timeouts() {
+    let limit = "[limit.default]\nrate = \"5/min\"\n";
+    for (text, key) in [
+        (
+            format!("proxy_protocol = \"off\"\n{limit}"),
+            "proxy_protocol",
+        ),
+        (
+            format!("{limit}[decide]\nlisten = \"127.0.0.1:81\"\n"),
+            "decide",
+        ),
+        (
+            format!("{limit}[[route]]\npath = \"/\"\nport = 80\n"),
+            "route.port",
+        ),
+        (
+            format!("{limit}[[route]]\npath = \"/\"\ntimeout = \"1s\"\n"),
+            "route.timeout",
+        ),
+        (
+            format!("{limit}[[descriptor]]\nmatch = {{ a = \"b\" }}\n"),
+            "descriptor",
+        ),
+    ] {
+        let said = said(&text);
+        let expected = format!("error[T101]: `{key}` is a proxy's setting\n");
+        assert!(said.contains(&expected), "{said}");
+    }
+}
+
+#[test]
 fn a_file_that_limits_nothing_is_refused() {
     let expected = "error[T104]: the file limits nothing\n";
     for text in [
