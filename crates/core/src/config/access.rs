@@ -13,6 +13,14 @@ const MAX_NETWORKS: usize = 100_000;
 pub(super) fn read(mut section: Section<'_>) -> AccessList {
     let allowed = networks(&mut section, "allow", "allow_file");
     let denied = networks(&mut section, "deny", "deny_file");
+    if allowed.is_some() && denied.as_deref().is_some_and(warnings::has_everyone) {
+        section.reader.report_doubt(
+            no_effect("`allow` changes nothing: `deny` refuses every client")
+                .at(&section.key_span("allow"), "")
+                .at(&section.key_span("deny"), "wins over `allow`")
+                .help("leave `deny` out: with `allow` alone all others are refused"),
+        );
+    }
     section.finish();
     AccessList {
         allow: allowed.map(|nets| nets.into_iter().collect()),

@@ -139,7 +139,7 @@ fn read_sections(
         ledger: None,
         admin: admin.map(|admin| admin.value),
         store,
-        client_ip: server::read_client_ip(top),
+        client_ip: server::read_client_ip(top, places),
         access: access::read(top.section("access")),
         key_callback: keys.callback.take().map(Arc::new),
         api_key: keys.finish(jwt.is_some()),

@@ -33,6 +33,7 @@ pub(super) struct Inherited {
 
 /// Places of one route that warnings point to.
 pub(super) struct RoutePlaces {
+    pub(super) path: TextSpan,
     /// The place of `cost`.
     pub(super) cost: TextSpan,
     /// The place of `port`.

@@ -77,6 +77,14 @@ pub(super) fn read_headers(mut section: Section<'_>) -> (HeaderSettings, Option<
         cors_expose: section.boolean("cors_expose"),
         pass_upstream: section.boolean("pass_upstream"),
     };
+    if let Some(reset) = section.changed("reset").filter(|_| !settings.x_ratelimit) {
+        section.reader.report_doubt(
+            no_effect("`headers.reset` changes nothing")
+                .at(&reset, "is the form of `X-RateLimit-Reset`")
+                .at(&section.key_span("x_ratelimit"), "no response has it")
+                .help("leave it out, or write `x_ratelimit = true`"),
+        );
+    }
     let request_id = request_id(&mut section);
     section.finish();
     (settings, request_id)

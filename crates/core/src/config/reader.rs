@@ -97,10 +97,13 @@ pub(super) struct Places {
     pub(super) decide_overrides: TextSpan,
     pub(super) tls_redirect: Option<TextSpan>,
     pub(super) trusted_proxies: TextSpan,
+    pub(super) client_ip_header: Option<TextSpan>,
     pub(super) tier: TextSpan,
     pub(super) auth: TextSpan,
     pub(super) unknown_keys: Option<TextSpan>,
     pub(super) https_port: Option<TextSpan>,
+    /// The place of a `waiting` that is not the default.
+    pub(super) waiting: Option<TextSpan>,
     /// The place of `underscores_in_headers = false`.
     pub(super) no_underscores: Option<TextSpan>,
     pub(super) untimely: Vec<Located<Validity>>,
@@ -166,6 +169,8 @@ pub(super) struct ConfigReader<'a> {
     pub(super) text: &'a str,
     pub(super) surroundings: &'a Surroundings<'a>,
     findings: RefCell<Vec<Diagnostic>>,
+    /// Warnings about a file without mistakes.
+    doubts: RefCell<Vec<Diagnostic>>,
     declared: RefCell<DeclaredSettings>,
     /// Sections and the names that tables with a misspelt name define in them.
     misnamed: RefCell<BTreeSet<(&'static str, String)>>,
@@ -177,6 +182,7 @@ impl<'a> ConfigReader<'a> {
             text,
             surroundings,
             findings: RefCell::default(),
+            doubts: RefCell::default(),
             declared: RefCell::default(),
             misnamed: RefCell::default(),
         }
@@ -184,6 +190,17 @@ impl<'a> ConfigReader<'a> {
 
     pub(super) fn report(&self, diagnostic: Diagnostic) {
         self.findings.borrow_mut().push(diagnostic);
+    }
+
+    /// Reports a warning, unless the file has mistakes: they may be the cause.
+    pub(super) fn report_doubt(&self, diagnostic: Diagnostic) {
+        self.doubts.borrow_mut().push(diagnostic);
+    }
+
+    /// Reports the warnings about a file without mistakes.
+    pub(super) fn report_doubts(&self) {
+        let mut findings = self.findings.borrow_mut();
+        findings.append(&mut self.doubts.borrow_mut());
     }
 
     pub(super) fn has_no_errors(&self) -> bool {

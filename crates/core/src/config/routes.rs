@@ -73,6 +73,7 @@ pub(super) fn compile(
         let logs = one.access_logs.as_deref();
         route.access_logs = definitions.access_logs.of_route(definitions.reader, logs);
         definitions.route_places.push(RoutePlaces {
+            path: one.path_span.clone(),
             cost: one.cost_span,
             port: one.port_span,
             headers: one.headers_span,

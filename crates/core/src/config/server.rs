@@ -177,6 +177,15 @@ pub(super) fn read(top: &mut Section<'_>, places: &mut Places) -> ServerSettings
     };
     let place = |key: &str, is_set: bool| is_set.then(|| section.key_span(key));
     places.https_port = place("https_port", settings.https_port.is_some());
+    places.waiting = section.changed("waiting");
+    if let Some(streams) = section.changed("max_streams").filter(|_| !settings.http2) {
+        section.reader.report_doubt(
+            no_effect("`server.max_streams` changes nothing")
+                .at(&streams, "")
+                .at(&section.key_span("http2"), "only HTTP/2 has streams")
+                .help("leave it out, or write `http2 = true`"),
+        );
+    }
     places.no_underscores = place("underscores_in_headers", !settings.underscores_in_headers);
     section.finish();
     settings
@@ -241,10 +250,11 @@ impl Section<'_> {
     }
 }
 
-pub(super) fn read_client_ip(top: &mut Section<'_>) -> ClientIp {
+pub(super) fn read_client_ip(top: &mut Section<'_>, places: &mut Places) -> ClientIp {
     let trusted = top.parse_list("trusted_proxies", TextForm::NETWORK, address::network);
     let mut section = top.section("client_ip");
     let header = section.parse("header", TextForm::HEADER_NAME, header_name);
+    places.client_ip_header = section.changed("header");
     let client_ip = ClientIp {
         trusted: values(trusted),
         header: header.unwrap_or(ClientIp::default().header),

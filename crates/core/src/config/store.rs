@@ -84,8 +84,28 @@ pub(super) fn read(mut section: Section<'_>) -> StoreSettings {
         max_keys: section.integer("max_keys", 1..=1 << 32),
         max_memory: section.size("max_memory", MIB..=1 << 46),
     };
+    if !is_shared {
+        check_shared_only(&section);
+    }
     section.finish();
     settings
+}
+
+/// Reports settings of Redis without Redis. A variable may name Redis another time.
+fn check_shared_only(section: &Section<'_>) {
+    let url = section.reader.text.get(section.value_span("url"));
+    if url.is_some_and(|url| url.contains("${")) {
+        return;
+    }
+    for key in ["prefix", "timeout", "fleet"] {
+        if let Some(span) = section.changed(key) {
+            section.reader.report_doubt(
+                no_effect(format!("`store.{key}` changes nothing"))
+                    .at(&span, "counts are in the memory of this process")
+                    .help("leave it out, or count in Redis: `url = \"redis://127.0.0.1:6379\"`"),
+            );
+        }
+    }
 }
 
 /// The file of counts, which only the embedded store uses.

@@ -237,6 +237,13 @@ impl Section<'_> {
         }
     }
 
+    /// The place of a setting that has another value than its default.
+    pub(super) fn changed(&self, key: &str) -> Option<TextSpan> {
+        let text = self.reader.text.get(self.value_span(key))?;
+        let differs = self.has(key) && text.trim_matches('"') != self.default_text(key);
+        differs.then(|| self.key_span(key))
+    }
+
     /// The default that the reference shows, without quotes.
     pub(super) fn default_text(&self, key: &str) -> &'static str {
         let setting = reference::setting(self.pattern(), key);

@@ -3,6 +3,7 @@
 
 mod bans;
 mod decide;
+mod ignored;
 mod limits;
 mod no_effect;
 mod quotas;
@@ -11,8 +12,8 @@ mod usage;
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderValue, Method};
-
 use ipnet::IpNet;
+
 use super::compile::Compiled;
 use super::*;
 use crate::certificate::Validity;
@@ -29,6 +30,7 @@ const SECRET_WORDS: [&str; 17] = [
 const SHOWN: usize = 3;
 
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    reader.report_doubts();
     check_trusted_proxies(reader, compiled);
     let refused = limits::find(reader, compiled);
     usage::find(reader, compiled, &refused);
@@ -39,6 +41,7 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     }
     decide::find(reader, compiled);
     no_effect::find(reader, compiled);
+    ignored::find(reader, compiled);
     check_tier_header(reader, compiled);
     check_own_upstream(reader, compiled);
     check_unused(reader, compiled);
@@ -73,15 +76,15 @@ fn check_trusted_proxies(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     }
 }
 
-/// Reports a tier in a header without trusted proxies: only they may set it.
-fn check_tier_header(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
-    let Some(tiers) = &compiled.config.tier else {
 /// Whether networks have all addresses of a version of IP together.
 pub(super) fn has_everyone(networks: &[IpNet]) -> bool {
     let joined = IpNet::aggregate(&networks.to_vec());
     joined.iter().any(|network| network.prefix_len() == 0)
 }
 
+/// Reports a tier in a header without trusted proxies: only they may set it.
+fn check_tier_header(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let Some(tiers) = &compiled.config.tier else {
         return;
     };
     let Some(parts) = &tiers.from else {

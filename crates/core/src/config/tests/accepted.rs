@@ -447,7 +447,7 @@ fn what_clients_may_speak() {
     assert_eq!((server.http2, server.max_streams), (true, 128));
     let text =
         format!("{text}proxy_protocol = \"optional\"\n[server]\nhttp2 = false\nmax_streams = 10\n");
-    let server = fine(&text).server;
+    let server = accept(&text).0.server;
     assert_eq!(server.proxy_protocol, ProxyProtocol::Optional);
     assert_eq!((server.http2, server.max_streams), (false, 10));
 }

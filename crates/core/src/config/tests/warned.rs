@@ -65,6 +65,97 @@ fn of_two_equal_limits_one_is_superfluous() {
 }
 
 #[test]
+fn the_whole_internet_is_trusted_in_parts() {
+    for parts in ["\"0.0.0.0/1\", \"128.0.0.0/1\"", "\"::/1\", \"8000::/1\""] {
+        let text = format!("{BASE}trusted_proxies = [{parts}]\n");
+        assert_eq!(codes(&text), ["T202"], "{parts}");
+        let decide = format!("[decide]\nlisten = \"127.0.0.1:81\"\nfrom = [{parts}]\n");
+        assert_eq!(codes(&format!("{BASE}{decide}")), ["T202"], "{parts}");
+    }
+    let half = format!("{BASE}trusted_proxies = [\"0.0.0.0/1\"]\n");
+    assert_eq!(codes(&half), [""; 0]);
+}
+
+#[test]
+fn settings_that_other_settings_make_pointless() {
+    let limit = "[limit.default]\nrate = \"9/s\"\n";
+    for (text, expected) in [
+        (format!("{limit}missing = \"deny\""), true),
+        (
+            format!("{limit}missing = \"deny\"\nkey = \"header:a or ip\""),
+            true,
+        ),
+        (
+            format!("{limit}missing = \"deny\"\nkey = [\"ip\", \"header:a\"]"),
+            false,
+        ),
+        (format!("{limit}enforce = \"10%\"\nkey = \"global\""), true),
+        (format!("{limit}enforce = \"10%\""), false),
+        ("[server]\nwaiting = 7".to_owned(), true),
+        (
+            format!("{limit}delay = \"1s\"\n[server]\nwaiting = 7"),
+            false,
+        ),
+        ("[server]\nhttp2 = false\nmax_streams = 7".to_owned(), true),
+        ("[server]\nmax_streams = 7".to_owned(), false),
+        (
+            "[headers]\nx_ratelimit = false\nreset = \"delta\"".to_owned(),
+            true,
+        ),
+        (
+            "[headers]\nx_ratelimit = false\nreset = \"epoch\"".to_owned(),
+            false,
+        ),
+        ("[store]\ntimeout = \"9ms\"".to_owned(), true),
+        (
+            "[store]\ntimeout = \"9ms\"\nurl = \"redis://h\"".to_owned(),
+            false,
+        ),
+        (
+            "[store]\ntimeout = \"9ms\"\nurl = \"${X:-memory:}\"".to_owned(),
+            false,
+        ),
+        (
+            "[access]\nallow = \"10.0.0.0/8\"\ndeny = \"0.0.0.0/0\"".to_owned(),
+            true,
+        ),
+        (
+            "[access]\nallow = \"10.0.0.0/8\"\ndeny = \"10.1.0.0/16\"".to_owned(),
+            false,
+        ),
+        ("[[route]]\npath = \"regex:^login\"".to_owned(), true),
+        (
+            "[[route]]\npath = \"/\"\ntrailing_slash = false".to_owned(),
+            true,
+        ),
+        (
+            "[[route]]\npath = \"/\"\ntrailing_slash = true".to_owned(),
+            false,
+        ),
+    ] {
+        let found = codes(&format!("{BASE}{text}\n"));
+        assert_eq!(found.contains(&"T245"), expected, "{text}: {found:?}");
+    }
+}
+
+#[test]
+fn a_header_that_names_clients_needs_trusted_proxies() {
+    let header = "[client_ip]\nheader = \"cf-connecting-ip\"\n";
+    check(
+        &format!("{BASE}{header}"),
+        r#"warning[T245]: `client_ip.header` changes nothing
+ --> proxy.toml:3:1
+  |
+3 | header = "cf-connecting-ip"
+  | ^^^^^^ read from trusted proxies only
+help: name the proxies that send it in `trusted_proxies`
+"#,
+    );
+    let trusted = "trusted_proxies = [\"10.0.0.0/8\"]\n";
+    assert_eq!(codes(&format!("{BASE}{trusted}{header}")), [""; 0]);
+}
+
+#[test]
 fn the_whole_internet_is_trusted() {
     check(
         &format!("{BASE}trusted_proxies = [\"10.0.0.0/8\", \"::/0\"]\n"),

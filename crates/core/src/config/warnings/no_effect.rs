@@ -9,6 +9,7 @@ use crate::route::{CostSource, ErrorPage, Route};
 
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     check_https_port(reader, compiled);
+    check_client_ip(reader, compiled);
     check_ports(reader, compiled);
     check_removed_headers(reader, compiled);
     check_cost_headers(reader, compiled);
@@ -162,6 +163,18 @@ fn check_https_port(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
         )
         .help("name the proxies that speak TLS with clients in `trusted_proxies`, or write `[tls]`")
         .report_to(reader);
+    }
+}
+
+/// Reports a header that names clients, where no proxy may name them.
+fn check_client_ip(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let Compiled { config, places, .. } = compiled;
+    let unused = config.client_ip.trusted.is_empty();
+    if let Some(span) = places.client_ip_header.as_ref().filter(|_| unused) {
+        no_effect("`client_ip.header` changes nothing")
+            .at(span, "read from trusted proxies only")
+            .help("name the proxies that send it in `trusted_proxies`")
+            .report_to(reader);
     }
 }
 
