@@ -407,6 +407,16 @@ fn request_lines_are_exact() {
             row("GET /row /x HTTP/1.1"),
             Refused,
         ),
+        (
+            "a raw quote in the query",
+            row("GET /row?a=\"b\" HTTP/1.1"),
+            Refused,
+        ),
+        (
+            "raw < and > in the query",
+            row("GET /row?<b> HTTP/1.1"),
+            Refused,
+        ),
         ("no version", row("GET /row"), Refused),
         ("no target", row("GET HTTP/1.1"), Refused),
         ("a version in lower case", row("GET /row http/1.1"), Refused),

@@ -283,9 +283,7 @@ fn a_head_that_cannot_be_read_has_a_line() {
     let url = upstream.url();
     let log = "[log]\naccess = \"stdout\"\n";
     let proxy = Tidegate::start(&format!("upstream = \"{url}\"\n{log}"));
-    let broken = proxy
-        .connect()
-        .ask("GET / HTTP/1.1\r\nX Y: 1\r\n\r\n".to_owned());
+    let broken = proxy.connect().ask("GET / HTTP/1.1\r\nX Y: 1\r\n\r\n");
     assert_eq!(broken.status, 400);
     let written = eventually(|| proxy.stdout(), |text| text.contains('\n'));
     let told = broken.text();

@@ -44,8 +44,8 @@ pub use bandwidth::Bandwidth;
 pub use error_page::{ErrorPage, PageBody, PageServer, PageSource, PageStatus};
 pub use expires::{Expires, ExpiryStart};
 pub use host::{HostPattern, MAX_HOST_BYTES, host_of};
-pub use matching::{HeaderMatch, MethodError, QueryMatch, ValueMatch, method_of};
-pub use near::{Miss, Near, Precedence};
+pub use matching::{HeaderMatch, MethodError, Precedence, QueryMatch, ValueMatch, method_of};
+pub use near::{Miss, Near};
 pub use pattern::{MAX_SEGMENTS, PathPattern, PatternError};
 pub use regex::Regex;
 pub use replacement::Replacement;
@@ -260,8 +260,9 @@ pub enum Settle {
 
 impl CostSource {
     /// The weight of a request, units. A header counts only if the peer is `trusted`; 1 if it is
-    /// missing or not a number. A fraction is rounded up. Of several values the greatest counts, because the client may have
-    /// sent the others. A member of the body is [`CostSource::body_units`].
+    /// missing or not a number. A fraction is rounded up. Of several values the greatest counts,
+    /// because the client may have sent the others. A member of the body is
+    /// [`CostSource::body_units`].
     pub fn units(&self, headers: &HeaderMap, trusted: bool) -> u64 {
         match self {
             Self::Fixed(units) => *units,

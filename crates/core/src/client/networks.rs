@@ -35,6 +35,12 @@ impl FromIterator<IpNet> for NetworkSet {
     }
 }
 
+/// Whether networks have all addresses of a version of IP together.
+pub fn has_everyone(networks: &[IpNet]) -> bool {
+    let joined = IpNet::aggregate(&networks.to_vec());
+    joined.iter().any(|network| network.prefix_len() == 0)
+}
+
 /// `access`: the clients that are served.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessList {

@@ -4,7 +4,7 @@ use ipnet::IpNet;
 
 use super::files::without_comment;
 use super::*;
-use crate::client::networks::AccessList;
+use crate::client::networks::{AccessList, has_everyone};
 
 /// Networks of one list, those of its file included.
 const MAX_NETWORKS: usize = 100_000;
@@ -13,7 +13,7 @@ const MAX_NETWORKS: usize = 100_000;
 pub(super) fn read(mut section: Section<'_>) -> AccessList {
     let allowed = networks(&mut section, "allow", "allow_file");
     let denied = networks(&mut section, "deny", "deny_file");
-    if allowed.is_some() && denied.as_deref().is_some_and(warnings::has_everyone) {
+    if allowed.is_some() && denied.as_deref().is_some_and(has_everyone) {
         section.reader.report_doubt(
             no_effect("`allow` changes nothing: `deny` refuses every client")
                 .at(&section.key_span("allow"), "")

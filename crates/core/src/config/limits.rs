@@ -81,13 +81,7 @@ pub(super) fn read(
     on_error: OnError,
     client_ip: &ClientIp,
 ) -> DefinedLimit {
-    section.check_name(&name, "a limit");
-    if name.value == BLOCK_POLICY {
-        Diagnostic::new(Code::BadName, "not a name for a limit")
-            .at(&name.span, "responses to blocked clients have this name")
-            .help("for example `per_client`")
-            .report_to(section.reader);
-    }
+    check_name(&section, &name);
     if !section.has("concurrent") {
         section.require("rate", "rate = \"100/min\"");
     }
@@ -156,6 +150,16 @@ pub(super) fn read(
     };
     section.finish();
     defined
+}
+
+fn check_name(section: &Section<'_>, name: &Located<String>) {
+    section.check_name(name, "a limit");
+    if name.value == BLOCK_POLICY {
+        Diagnostic::new(Code::BadName, "not a name for a limit")
+            .at(&name.span, "responses to blocked clients have this name")
+            .help("for example `per_client`")
+            .report_to(section.reader);
+    }
 }
 
 fn read_key(
@@ -319,9 +323,7 @@ fn read_tiers(section: &mut Section<'_>, present: SectionsPresent, day: DayWord)
     }
     let mut tiers = Vec::new();
     let entries = table.entries().into_iter();
-    for (name, value) in
-        entries.filter(|(name, value)| !rates::is_note(&name.value, value.get_ref()))
-    {
+    for (name, value) in entries.filter(|(name, value)| !rates::is_note(name, value)) {
         table.check_name(&name, "a tier");
         if let Some(texts) = table.texts_in(&name.value, value) {
             let rates = parse_rates(&table, &name.value, texts, day);

@@ -12,11 +12,11 @@ mod usage;
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderValue, Method};
-use ipnet::IpNet;
 
 use super::compile::Compiled;
 use super::*;
 use crate::certificate::Validity;
+use crate::client::networks::has_everyone;
 use crate::limit::key::Part;
 use crate::route::{HostPattern, Route, RouteQuery, ValueMatch};
 
@@ -74,12 +74,6 @@ fn check_trusted_proxies(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
         .help("name the proxies in front of this one, or leave it out")
         .report_to(reader);
     }
-}
-
-/// Whether networks have all addresses of a version of IP together.
-pub(super) fn has_everyone(networks: &[IpNet]) -> bool {
-    let joined = IpNet::aggregate(&networks.to_vec());
-    joined.iter().any(|network| network.prefix_len() == 0)
 }
 
 /// Reports a tier in a header without trusted proxies: only they may set it.

@@ -6,7 +6,7 @@ use std::fmt;
 use http::{HeaderMap, HeaderName, Method};
 
 use super::regex::{MARK, Regex};
-use super::{Precedence, Route, RouteQuery};
+use super::{Route, RouteQuery};
 use crate::limit::key::any_query_value;
 use crate::path::{CanonicalPath, Case, Malformed};
 use crate::request_head::lines_of;
@@ -69,6 +69,22 @@ impl fmt::Display for MethodError {
 }
 
 impl std::error::Error for MethodError {}
+
+/// The property that makes one of two matching routes more specific, in the order of precedence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Precedence {
+    Host,
+    Path,
+    Method,
+    Port,
+    TrailingSlash,
+    /// It asks for more headers and parameters.
+    MoreFields,
+    /// It asks for as many, and for more exact values.
+    ExactFields,
+    /// The names and values that it asks for come first in the alphabet.
+    Alphabet,
+}
 
 impl Route {
     /// How well the route matches a method: 0 by name, 1 `HEAD` by the name of `GET`, 2 since the

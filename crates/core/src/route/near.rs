@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 
+use super::matching::Precedence;
 use super::pattern::{Segment, segments};
 use super::{HeaderMatch, PathPattern, QueryMatch, Route, RouteQuery, RouteTable};
 
@@ -30,22 +31,6 @@ pub enum Miss<'t> {
     HeaderValue(&'t HeaderMatch),
     Query(&'t QueryMatch),
     LessSpecific(Precedence),
-}
-
-/// The property that makes one of two matching routes more specific, in the order of precedence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Precedence {
-    Host,
-    Path,
-    Method,
-    Port,
-    TrailingSlash,
-    /// It asks for more headers and parameters.
-    MoreFields,
-    /// It asks for as many, and for more exact values.
-    ExactFields,
-    /// The names and values that it asks for come first in the alphabet.
-    Alphabet,
 }
 
 impl RouteTable {

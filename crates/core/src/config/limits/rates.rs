@@ -1,5 +1,6 @@
 //! Reads the rates of a limit, and those of a tier.
 
+use toml::Spanned;
 use toml::de::DeValue;
 
 use super::RATE;
@@ -55,7 +56,7 @@ pub(super) fn parse_rates(
 }
 
 /// Whether an entry among tiers is a note. A tier may have such a name too, but a note is no rate.
-pub(super) fn is_note(name: &str, value: &DeValue<'_>) -> bool {
+pub(super) fn is_note(name: &Located<String>, value: &Spanned<DeValue<'_>>) -> bool {
     fn is_rate(value: &DeValue<'_>) -> bool {
         match value {
             DeValue::String(text) => text.starts_with("${") || RateText::parse(text).is_ok(),
@@ -63,5 +64,5 @@ pub(super) fn is_note(name: &str, value: &DeValue<'_>) -> bool {
             _ => false,
         }
     }
-    name.starts_with("x-") && !is_rate(value)
+    name.value.starts_with("x-") && !is_rate(value.get_ref())
 }

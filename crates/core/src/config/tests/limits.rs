@@ -117,7 +117,12 @@ fn tiers_have_rates_of_their_own() {
         default = "free"
         [limit.default]
         rate = "unlimited"
-        tiers = { pro = "200/s", free = ["10/s", "1000/h"], internal = "unlimited", x-note = 1, x-pro = "300/s" }
+        [limit.default.tiers]
+        pro = "200/s"
+        free = ["10/s", "1000/h"]
+        internal = "unlimited"
+        x-note = 1
+        x-pro = "300/s"
         "#
     ));
     let limit = &config.limits[0];

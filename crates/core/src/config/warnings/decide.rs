@@ -2,6 +2,7 @@
 
 use ipnet::IpNet;
 
+use crate::client::networks::has_everyone;
 use crate::config::compile::Compiled;
 use crate::config::*;
 use crate::limit::Algorithm;
@@ -18,7 +19,7 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
 }
 
 fn check_from(reader: &ConfigReader<'_>, compiled: &Compiled<'_>, settings: &DecideSettings) {
-    if super::has_everyone(&settings.from) {
+    if has_everyone(&settings.from) {
         Diagnostic::new(
             Code::TrustsEveryone,
             "`from` of `[decide]` trusts the whole internet",
