@@ -112,8 +112,8 @@ impl LocalReplies {
         x: &mut Exchange<'_, B, R>,
     ) -> Response<Bytes> {
         let record = &mut x.record;
-        // A proxy that describes its client's request reads the status of HTTP, so a denial for it is
-        // never that of gRPC, which has status 200.
+        // A proxy that describes its client's request reads the status of HTTP, so a denial for it
+        // is never that of gRPC, which has status 200.
         let is_grpc = record.grpc && !x.downstream.is_described;
         record.outcome = rejection.outcome();
         if record.outcome == Outcome::Denied {
