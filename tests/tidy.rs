@@ -147,7 +147,7 @@ fn the_structure_does_not_get_worse() {
     let types = &counts.ambiguous_types;
     assert!(types.len() <= 18, "{types:#?}");
     assert!(counts.circles.is_empty(), "{:#?}", counts.circles);
-    assert!(counts.files <= 559, "{} files", counts.files);
+    assert!(counts.files <= 560, "{} files", counts.files);
     assert!(
         counts.production_lines <= 118_700,
         "{} lines",

@@ -60,7 +60,7 @@ struct TlsState {
 pub(super) enum PreparedTls<'t> {
     Off,
     New(Arc<ServerTls>),
-    Renewed(&'t Arc<ServerTls>, TlsRenewal<'t>),
+    Renewed(&'t Arc<ServerTls>, Box<TlsRenewal<'t>>),
 }
 
 /// Other settings, ready to be used. Until then, nothing else changes the settings.
@@ -146,7 +146,7 @@ impl ServerTls {
             (None, Some(settings)) => PreparedTls::New(Arc::new(ServerTls::new(settings)?)),
             (Some(known), Some(settings)) => {
                 let renewal = known.prepare_in(lock(&known.state), settings)?;
-                PreparedTls::Renewed(known, renewal)
+                PreparedTls::Renewed(known, Box::new(renewal))
             }
         })
     }

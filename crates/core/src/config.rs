@@ -54,6 +54,7 @@ mod upstream;
 mod usage;
 mod values;
 mod warnings;
+mod written;
 mod zones;
 
 use std::collections::HashMap;

@@ -20,6 +20,7 @@ use super::interpolation::{first_variable, interpolate};
 use super::reader::{ConfigReader, DeclaredSettings, Surroundings};
 use super::reference::document_as_json;
 use super::section::is_name;
+use super::written::check_written;
 use super::{Config, Control, Listen, StoreKind, address, redis, server, syntax, warnings};
 use crate::limit::{BLOCK_POLICY, Key, Limit, OnError, Rule};
 use crate::route::{PathPattern, Route, RouteTable};
@@ -99,11 +100,16 @@ fn parse_text(
         now_s: now_s(),
         ..surroundings
     };
-    let (mut config, warnings) = read_text(name, text, &surroundings).0?;
+    let (mut config, mut found) = read_text(name, text, &surroundings).0?;
+    let written = check_written(&config, Path::new(name), &files.borrow());
+    if !written.is_empty() {
+        found.list.extend(written);
+        return Err(found);
+    }
     let sources = Arc::make_mut(&mut config.sources);
     text.clone_into(&mut sources.text);
     sources.files.clone_from(&files.borrow());
-    Ok((config, warnings))
+    Ok((config, found))
 }
 
 /// Parses a text as if this file had it.
