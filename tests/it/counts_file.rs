@@ -230,7 +230,7 @@ fn a_file_that_cannot_be_used_is_named_at_the_start() {
     let cases = [
         ("/proc/none/counts", "Create the folder"),
         (".", "is a directory"),
-        ("proxy.toml", "no file of counts"),
+        ("notes", "no file of counts"),
     ];
     for (file, reason) in cases {
         let directory = tempfile::tempdir().unwrap();
@@ -239,6 +239,7 @@ fn a_file_that_cannot_be_used_is_named_at_the_start() {
             rules(&upstream, Path::new(file))
         );
         std::fs::write(directory.path().join("proxy.toml"), &text).unwrap();
+        std::fs::write(directory.path().join("notes"), "mine").unwrap();
         let refused = mortal(program())
             .args(["run", "-c", "proxy.toml"])
             .current_dir(directory.path())
@@ -248,8 +249,8 @@ fn a_file_that_cannot_be_used_is_named_at_the_start() {
         assert!(!refused.status.success(), "{said}");
         assert!(said.contains("store.file (proxy.toml:6)"), "{said}");
         assert!(said.contains(&reason.to_lowercase()), "{file}: {said}");
-        let kept = std::fs::read_to_string(directory.path().join("proxy.toml")).unwrap();
-        assert_eq!(kept, text);
+        let kept = std::fs::read_to_string(directory.path().join("notes")).unwrap();
+        assert_eq!(kept, "mine");
     }
 }
 
