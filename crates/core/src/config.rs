@@ -30,6 +30,7 @@ mod interpolation;
 mod limit_names;
 mod limits;
 mod load;
+mod overwrite;
 pub mod pem;
 mod promotion;
 mod reader;
@@ -54,7 +55,6 @@ mod upstream;
 mod usage;
 mod values;
 mod warnings;
-mod written;
 mod zones;
 
 use std::collections::HashMap;

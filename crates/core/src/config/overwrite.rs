@@ -13,8 +13,8 @@ struct WrittenFile<'c> {
     is_replaced: bool,
 }
 
-/// An error for each file that the proxy would write over. `read` are the files that it reads beside
-/// `own`, its configuration.
+/// An error for each file that the proxy would write over. `read` are the files that it reads
+/// beside `own`, its configuration.
 pub(super) fn check_written(config: &Config, own: &Path, read: &[NamedFile]) -> Vec<Diagnostic> {
     let written = written_files(config);
     let mut found = Vec::new();
