@@ -239,7 +239,7 @@ fn a_file_that_cannot_be_used_is_named_at_the_start() {
             rules(&upstream, Path::new(file))
         );
         std::fs::write(directory.path().join("proxy.toml"), &text).unwrap();
-        std::fs::write(directory.path().join("notes"), "mine").unwrap();
+        std::fs::write(directory.path().join("notes"), &text).unwrap();
         let refused = mortal(program())
             .args(["run", "-c", "proxy.toml"])
             .current_dir(directory.path())
@@ -250,7 +250,7 @@ fn a_file_that_cannot_be_used_is_named_at_the_start() {
         assert!(said.contains("store.file (proxy.toml:6)"), "{said}");
         assert!(said.contains(&reason.to_lowercase()), "{file}: {said}");
         let kept = std::fs::read_to_string(directory.path().join("notes")).unwrap();
-        assert_eq!(kept, "mine");
+        assert_eq!(kept, text);
     }
 }
 

@@ -240,7 +240,9 @@ impl Section<'_> {
     /// The place of a setting that has another value than its default.
     pub(super) fn changed(&self, key: &str) -> Option<TextSpan> {
         let text = self.reader.text.get(self.value_span(key))?;
-        let differs = self.has(key) && text.trim_matches('"') != self.default_text(key);
+        // `10_000` and `10000` are one number.
+        let plain = |text: &str| text.trim_matches('"').replace('_', "");
+        let differs = self.has(key) && plain(text) != plain(self.default_text(key));
         differs.then(|| self.key_span(key))
     }
 
