@@ -162,7 +162,7 @@ def escapes(server):
 
 def costs(server):
     for body, cost in [('{"units":7}', 7), ('{"units":0}', 0), ("{}", 1), ('{"units":"x"}', 1),
-                       ('{"units":-5}', 1), ('{"units":1.5}', 1), ('{"units":"9"}', 9),
+                       ('{"units":-5}', 1), ('{"units":1.5}', 2), ('{"units":"9"}', 9),
                        ("none", 1)]:
         key = f"cost-{body}"
         found = server.post("/cost", body, {"x-key": key})
