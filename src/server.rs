@@ -129,9 +129,9 @@ impl ServerState {
         Ok(state)
     }
 
-    /// Makes the state for another configuration, with all parts of this one that can stay. What
-    /// can fail because of the configuration comes first: after an error, the old one stays in use.
-    /// Must be called on a runtime.
+    /// Makes the state for another configuration, with all parts of this one that can stay. The
+    /// steps that can fail come first: after an error, this state stays in use unchanged. Must be
+    /// called on a runtime.
     fn renewed(&self, config: &Config) -> io::Result<ServerState> {
         let access = match self.access.is_still(&access_log_settings(config)) {
             true => Arc::clone(&self.access),

@@ -15,8 +15,8 @@ use super::output::{CommandError, load, print, use_colour};
 use super::{BAD_CONFIGURATION, DID_NOT_WORK};
 use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, Severity};
 use crate::config::{
-    self, Config, Control, Listen, LogTarget, RedisAddress, RedisTopology, ServerAddress,
-    StoreKind, render,
+    self, Config, Listen, RedisAddress, RedisTopology, ServerAddress, StoreKind, WriteKind, render,
+    written_files,
 };
 use crate::server::listen::ListenLines;
 use crate::store::StoreError;
@@ -130,37 +130,18 @@ fn counted(count: usize, what: &str) -> String {
 
 /// A mistake for each setting whose file this user could not write. Makes none of the files.
 fn find_unwritable(config: &Config) -> Vec<Diagnostic> {
-    fn file_of(target: &LogTarget) -> Option<&Path> {
-        match target {
-            LogTarget::File(path) => Some(path),
-            _ => None,
-        }
-    }
-    let named = config.access_logs.iter();
-    let named = named.map(|log| ("access_log", file_of(&log.target), append_error as ErrorOf));
-    let control = match &config.server.control {
-        Control::At(path) => Some(path.as_path()),
-        _ => None,
-    };
-    let decisions = config.log.decisions.as_deref();
-    let pid_file = config.server.pid_file.as_deref();
-    type ErrorOf = fn(&Path) -> Option<String>;
-    let files: [(&str, Option<&Path>, ErrorOf); 5] = [
-        ("store.file", config.store.file.as_deref(), counts_error),
-        ("log.access", file_of(&config.log.access), append_error),
-        ("log.decisions", decisions, append_error),
-        ("server.pid_file", pid_file, replace_error),
-        ("server.control", control, replace_error),
-    ];
-    let mistakes = files
-        .into_iter()
-        .chain(named)
-        .filter_map(|(setting, path, error)| {
-            let (path, why) = (path?, error(path?)?);
-            let message = format!("`{setting}`: cannot write {}: {why}", path.display());
-            let help = "name a file that the proxy's user may write, in a folder that is there";
-            Some(Diagnostic::new(Code::SecretFile, message).help(help))
-        });
+    let mistakes = written_files(config).into_iter().filter_map(|file| {
+        let path = file.path;
+        let why = match file.write {
+            WriteKind::Append => append_error(path),
+            WriteKind::Replace => replace_error(path),
+            WriteKind::Counts => counts_error(path),
+        }?;
+        let setting = &file.setting;
+        let message = format!("`{setting}`: cannot write {}: {why}", path.display());
+        let help = "name a file that the proxy's user may write, in a folder that is there";
+        Some(Diagnostic::new(Code::SecretFile, message).help(help))
+    });
     mistakes.collect()
 }
 

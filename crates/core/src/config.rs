@@ -100,6 +100,7 @@ pub use load::{
     AdminPlace, BuiltLimit, LimitsBuilder, admin_of, control_of, environment, load, load_limits,
     load_noting, load_text, parse, parse_limits,
 };
+pub use overwrite::{WriteKind, written_files};
 pub use pem::{IdentityFiles, PemFile};
 pub use promotion::{Promotion, promoted};
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, SentinelSettings};

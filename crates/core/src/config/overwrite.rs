@@ -6,11 +6,66 @@ use super::diagnostic::contradiction;
 use super::files::NamedFile;
 use super::*;
 
-struct WrittenFile<'c> {
-    setting: String,
-    path: &'c Path,
-    /// Its content is replaced, so no other setting may name the file.
-    is_replaced: bool,
+/// A file that the proxy writes.
+#[derive(Debug)]
+pub struct WrittenFile<'c> {
+    pub setting: String,
+    pub path: &'c Path,
+    pub write: WriteKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteKind {
+    /// Lines are added at the end.
+    Append,
+    /// Another file takes its place.
+    Replace,
+    /// Counts: records are added, and now and then another file takes its place.
+    Counts,
+}
+
+/// The files that the settings name and the proxy writes.
+pub fn written_files(config: &Config) -> Vec<WrittenFile<'_>> {
+    let control = match &config.server.control {
+        Control::At(path) => Some(path),
+        _ => None,
+    };
+    let others = [
+        (
+            "log.decisions",
+            config.log.decisions.as_ref(),
+            WriteKind::Append,
+        ),
+        (
+            "server.pid_file",
+            config.server.pid_file.as_ref(),
+            WriteKind::Replace,
+        ),
+        ("server.control", control, WriteKind::Replace),
+        ("store.file", config.store.file.as_ref(), WriteKind::Counts),
+    ];
+    let others = others.into_iter().filter_map(|(setting, path, write)| {
+        Some(WrittenFile {
+            setting: setting.to_owned(),
+            path: path?,
+            write,
+        })
+    });
+    let named = config.access_logs.iter();
+    let named = named.filter_map(|log| of_log(format!("access_log.{}.to", log.name), &log.target));
+    let access = of_log("log.access".to_owned(), &config.log.access);
+    access.into_iter().chain(named).chain(others).collect()
+}
+
+fn of_log(setting: String, target: &LogTarget) -> Option<WrittenFile<'_>> {
+    match target {
+        LogTarget::File(path) => Some(WrittenFile {
+            setting,
+            path,
+            write: WriteKind::Append,
+        }),
+        _ => None,
+    }
 }
 
 /// An error for each file that the proxy would write over. `read` are the files that it reads
@@ -21,51 +76,22 @@ pub(super) fn check_written(config: &Config, own: &Path, read: &[NamedFile]) -> 
     for (place, file) in written.iter().enumerate() {
         let (setting, path) = (&file.setting, file.path.display());
         let is_read = file.path == own || read.iter().any(|one| one.path == file.path);
-        let shares = |other: &&WrittenFile<'_>| {
-            other.path == file.path && (other.is_replaced || file.is_replaced)
+        // Two logs may add lines to one file.
+        let collides = |other: &&WrittenFile<'_>| {
+            let both_append = [file.write, other.write] == [WriteKind::Append; 2];
+            other.path == file.path && !both_append
         };
         let message = if is_read {
             format!("`{setting}` would write over {path}, which the proxy reads")
-        } else if let Some(other) = written[..place].iter().find(shares) {
-            format!(
-                "`{}` and `{setting}` would write over each other",
-                other.setting
-            )
+        } else if let Some(other) = written[..place].iter().find(collides) {
+            let first = &other.setting;
+            format!("`{first}` and `{setting}` would write over each other")
         } else {
             continue;
         };
         found.push(contradiction(message).help("name another file"));
     }
     found
-}
-
-fn written_files(config: &Config) -> Vec<WrittenFile<'_>> {
-    let written = |setting: &str, path, is_replaced| WrittenFile {
-        setting: setting.to_owned(),
-        path,
-        is_replaced,
-    };
-    let mut files = Vec::new();
-    if let LogTarget::File(path) = &config.log.access {
-        files.push(written("log.access", path, false));
-    }
-    for log in &config.access_logs {
-        if let LogTarget::File(path) = &log.target {
-            files.push(written(&format!("access_log.{}.to", log.name), path, false));
-        }
-    }
-    let others = [
-        ("log.decisions", &config.log.decisions, false),
-        ("server.pid_file", &config.server.pid_file, true),
-        ("store.file", &config.store.file, true),
-    ];
-    for (setting, path, is_replaced) in others {
-        files.extend(
-            path.as_deref()
-                .map(|path| written(setting, path, is_replaced)),
-        );
-    }
-    files
 }
 
 #[cfg(test)]
