@@ -73,7 +73,10 @@ impl Drop for OpenCorrection {
 }
 
 enum ReplyTo {
+    /// If the asker goes, the request is not sent.
     Asker(oneshot::Sender<StoreResult>),
+    /// The request is sent, also if the asker goes: limits in shadow mode count all requests.
+    ShadowAsker(oneshot::Sender<StoreResult>),
     /// Nothing waits for the answer. This is run if the request fails.
     OnFailure(OnFailure),
     Nothing,
@@ -85,6 +88,7 @@ impl fmt::Debug for ReplyTo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             ReplyTo::Asker(_) => "Asker",
+            ReplyTo::ShadowAsker(_) => "ShadowAsker",
             ReplyTo::OnFailure(_) => "OnFailure",
             ReplyTo::Nothing => "Nothing",
         })
@@ -94,33 +98,64 @@ impl fmt::Debug for ReplyTo {
 /// The asker's end of a request.
 pub(super) type PendingAnswer = oneshot::Receiver<StoreResult>;
 
+/// A charge that needs a decision.
+#[derive(Clone, Copy)]
+pub(super) struct AskedCharge<'c> {
+    pub(super) charge: &'c Charge,
+    /// To charge, or to book.
+    pub(super) operation: Operation,
+    pub(super) generation: u64,
+    pub(super) arrived: Instant,
+    /// Whether the request that asks may end before it has the decision.
+    pub(super) is_shadow: bool,
+}
+
+impl AskedCharge<'_> {
+    pub(super) fn queued(self, slot: u16) -> (QueuedRequest, PendingAnswer) {
+        let request = StoreRequest {
+            charge: self.charge.clone(),
+            operation: self.operation,
+            extra: SmallVec::new(),
+            generation: self.generation,
+            arrived: self.arrived,
+            slot,
+        };
+        match self.is_shadow {
+            false => request.with_answer(),
+            true => request.with_reply_to(ReplyTo::ShadowAsker),
+        }
+    }
+}
+
 impl StoreRequest {
     pub(super) fn with_answer(self) -> (QueuedRequest, PendingAnswer) {
+        self.with_reply_to(ReplyTo::Asker)
+    }
+
+    fn with_reply_to(
+        self,
+        reply_to: fn(oneshot::Sender<StoreResult>) -> ReplyTo,
+    ) -> (QueuedRequest, PendingAnswer) {
         let (sender, answer) = oneshot::channel();
-        let queued = QueuedRequest {
+        (self.replying(reply_to(sender)), answer)
+    }
+
+    fn replying(self, reply_to: ReplyTo) -> QueuedRequest {
+        QueuedRequest {
             request: self,
-            reply_to: ReplyTo::Asker(sender),
+            reply_to,
             _open: None,
-        };
-        (queued, answer)
+        }
     }
 
     /// A request whose answer nothing waits for.
     pub(super) fn without_answer(self) -> QueuedRequest {
-        QueuedRequest {
-            request: self,
-            reply_to: ReplyTo::Nothing,
-            _open: None,
-        }
+        self.replying(ReplyTo::Nothing)
     }
 
     /// A request whose answer nothing waits for. If it fails, `on_failure` gets it.
     pub(super) fn or_else(self, on_failure: OnFailure) -> QueuedRequest {
-        QueuedRequest {
-            request: self,
-            reply_to: ReplyTo::OnFailure(on_failure),
-            _open: None,
-        }
+        self.replying(ReplyTo::OnFailure(on_failure))
     }
 }
 
@@ -132,20 +167,20 @@ impl QueuedRequest {
         }
     }
 
-    /// Whether the asker wanted an answer and has gone.
+    /// Whether the request need not be sent, since its asker has gone.
     pub(super) fn is_given_up(&self) -> bool {
         matches!(&self.reply_to, ReplyTo::Asker(asker) if asker.is_closed())
     }
 
     fn wants_answer(&self) -> bool {
-        matches!(self.reply_to, ReplyTo::Asker(_))
+        matches!(self.reply_to, ReplyTo::Asker(_) | ReplyTo::ShadowAsker(_))
     }
 
     /// Returns false if the asker has gone, or never wanted an answer.
     #[inline]
     pub(super) fn answer(self, answer: StoreResult) -> bool {
         match self.reply_to {
-            ReplyTo::Asker(asker) => asker.send(answer).is_ok(),
+            ReplyTo::Asker(asker) | ReplyTo::ShadowAsker(asker) => asker.send(answer).is_ok(),
             ReplyTo::OnFailure(on_failure) => {
                 if answer.is_err() {
                     on_failure(&self.request);

@@ -30,7 +30,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use smallvec::SmallVec;
 use tokio::sync::{mpsc, watch};
 
 use access::Access;
@@ -48,7 +47,7 @@ use slot_lease::SlotLease;
 use super::batch::{Operation, SCRIPT};
 use super::deny_cache::CallSpan;
 use super::fleet::Fleet;
-use super::gather::{Corrections, QueuedRequest, SendConditions, StoreRequest};
+use super::gather::{AskedCharge, Corrections, QueuedRequest, SendConditions};
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::lease::{CacheLookup, WorkerCache};
@@ -291,16 +290,6 @@ struct TaskSetup {
     ready: watch::Sender<bool>,
 }
 
-/// One request on its way to a decision.
-#[derive(Clone, Copy)]
-struct AskedCharge<'c> {
-    charge: &'c Charge,
-    /// To charge, or to book.
-    operation: Operation,
-    generation: u64,
-    arrived: Instant,
-}
-
 impl<T> From<mpsc::error::TrySendError<T>> for StoreError {
     fn from(refused: mpsc::error::TrySendError<T>) -> StoreError {
         match refused {
@@ -368,6 +357,7 @@ impl Redis {
             },
             generation,
             arrived,
+            is_shadow: false,
         };
         let result = self.decide(asked).await;
         if result.is_err() {
@@ -429,15 +419,7 @@ impl Redis {
             ServersView::Server(_) => 0,
             ServersView::Cluster(_) => charge.first().map(slot_of).ok_or(StoreError::Garbled)?,
         };
-        let request = StoreRequest {
-            charge: charge.clone(),
-            operation: asked.operation,
-            extra: SmallVec::new(),
-            generation: asked.generation,
-            arrived: asked.arrived,
-            slot,
-        };
-        let (request, answer) = request.with_answer();
+        let (request, answer) = asked.queued(slot);
         self.queue.try_send(request)?;
         Ok(self.slots.guard(answer, charge))
     }
@@ -461,6 +443,7 @@ impl Redis {
             operation: Operation::Charge(1),
             generation,
             arrived,
+            is_shadow: true,
         });
         answer.map_or(Observed::Decided(None), Observed::Pending)
     }

@@ -165,6 +165,10 @@ fn whoever_answers_knows_whether_somebody_cared() {
     let (waiting, asked) = question().with_answer();
     drop(asked);
     assert!(waiting.is_given_up());
+    let (shadow, asked) = question().with_reply_to(ReplyTo::ShadowAsker);
+    drop(asked);
+    assert!(shadow.wants_answer() && !shadow.is_given_up());
+    assert!(!shadow.answer(Ok(Decision::default())), "it has gone");
     let told = question().without_answer();
     assert!(!told.wants_answer() && !told.is_given_up());
 }

@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use smallvec::SmallVec;
 
-use super::{AskedCharge, Redis};
+use super::Redis;
 use crate::limit::{Charge, LimitCheck};
 use crate::store::batch::Operation;
 use crate::store::deny_cache::{GIVES_BACK_US, LONGEST_US};
-use crate::store::gather::StoreResult;
+use crate::store::gather::{AskedCharge, StoreResult};
 use crate::store::reserve::{Habit, Reserve, Step, Steps};
 use crate::store::{ServerTrouble, StoreError};
 use crate::telemetry::decisions::Source;
