@@ -133,6 +133,7 @@ pub(super) fn prepare<B>(
     if !route.pass_headers {
         headers::keep_forwarding(request.headers_mut());
     }
+    downstream.repeat_scheme(request.headers_mut());
     // The changes of a route need all headers in the map.
     let mut ready = headers::to_upstream(request, downstream.peer(), changes.is_none())?;
     let sent_slash = route.add_prefix.is_some() && request.uri().path().ends_with('/');

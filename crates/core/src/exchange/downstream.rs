@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use http::HeaderMap;
-use http::header::FORWARDED;
+use http::header::{FORWARDED, HeaderValue};
 
 use super::headers::{self, X_FORWARDED_PROTO, named_scheme};
 use crate::certificate::Certificate;
@@ -160,6 +160,15 @@ impl Downstream {
         scheme.unwrap_or_else(|| Scheme::new(self.arrival.tls.is_some()))
     }
 
+    /// Writes the scheme that a trusted proxy names in `Forwarded` alone into `X-Forwarded-Proto`,
+    /// which more upstreams read.
+    pub fn repeat_scheme(&self, headers: &mut HeaderMap) {
+        if self.trusted && !headers.contains_key(X_FORWARDED_PROTO) {
+            let scheme = HeaderValue::from_static(self.scheme(headers).as_str());
+            headers.insert(X_FORWARDED_PROTO, scheme);
+        }
+    }
+
     pub fn peer(&self) -> &headers::Peer {
         self.peer.get_or_init(|| {
             let scheme = Scheme::new(self.arrival.tls.is_some());
@@ -181,17 +190,20 @@ mod tests {
 
     use super::*;
 
-    /// The scheme of a request of a peer that is trusted, or of another one.
-    fn scheme(by: &'static str, peer: &str, name: &'static str, value: &str) -> Scheme {
+    /// The connection of a peer that is trusted, or of another one.
+    fn downstream(by: &'static str, peer: &str) -> Downstream {
         let client_ip = Arc::new(ClientIp {
             trusted: vec!["10.0.0.0/8".parse().unwrap()],
             header: HeaderName::from_static(by),
             ..ClientIp::default()
         });
-        let arrival = Arrival::plain(peer.parse().unwrap());
+        Downstream::new(&client_ip, Arrival::plain(peer.parse().unwrap()), 0)
+    }
+
+    fn scheme(by: &'static str, peer: &str, name: &'static str, value: &str) -> Scheme {
         let mut headers = HeaderMap::new();
         headers.insert(name, value.parse().unwrap());
-        Downstream::new(&client_ip, arrival, 0).scheme(&headers)
+        downstream(by, peer).scheme(&headers)
     }
 
     #[test]
@@ -210,5 +222,22 @@ mod tests {
             scheme("x-forwarded-for", "10.0.0.1", by, element),
             Scheme::Http
         );
+    }
+
+    #[test]
+    fn a_scheme_that_only_forwarded_names_is_repeated() {
+        for (peer, forwarded, expected) in [
+            ("10.0.0.1", "for=192.0.2.1;proto=https", Some("https")),
+            ("10.0.0.1", "for=192.0.2.1", Some("http")),
+            ("192.0.2.1", "for=192.0.2.9;proto=https", None),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert("forwarded", forwarded.parse().unwrap());
+            downstream("forwarded", peer).repeat_scheme(&mut headers);
+            let found = headers
+                .get(X_FORWARDED_PROTO)
+                .map(|it| it.to_str().unwrap());
+            assert_eq!(found, expected, "{peer} {forwarded}");
+        }
     }
 }
