@@ -177,6 +177,8 @@ pub struct StreamingBody {
     given_up: bool,
     /// Where the bytes that come are counted for the cost of the request.
     uploaded: Option<UploadedBytes>,
+    /// True while the proxy waits for the client's next piece. `None` if nothing asks for it.
+    waits: Option<Arc<AtomicBool>>,
     /// Frames to be read once more: a decision needed them, or a server refused the request.
     again: VecDeque<Frame<Bytes>>,
 }
@@ -228,6 +230,16 @@ impl RequestBody {
         }
     }
 
+    /// A mark that is true while the proxy waits for the next piece. `None` without a body.
+    pub fn watch_waits(&mut self) -> Option<Arc<AtomicBool>> {
+        match self {
+            RequestBody::Streaming(streaming) => {
+                Some(Arc::clone(streaming.waits.get_or_insert_default()))
+            }
+            RequestBody::Empty => None,
+        }
+    }
+
     /// Takes the frames that [`RequestBody::put_back`] put in front of the rest.
     pub fn take_back(&mut self) -> VecDeque<Frame<Bytes>> {
         match self {
@@ -256,6 +268,7 @@ impl StreamingBody {
             awaits_continue: false,
             given_up: false,
             uploaded: None,
+            waits: None,
             again: VecDeque::new(),
         })
     }
@@ -315,6 +328,9 @@ impl StreamingBody {
         };
         let polled = source.poll_frame(context);
         let at_end = source.is_end_stream();
+        if let Some(waits) = &self.waits {
+            waits.store(polled.is_pending(), Ordering::Relaxed);
+        }
         if let Some(progress) = &self.progress {
             if polled.is_ready() {
                 progress.note_piece();

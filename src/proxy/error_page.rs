@@ -18,6 +18,7 @@ use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::Body as _;
 use hyper::ext::ReasonPhrase;
 use tidegate_core::exchange::changes::{Changes, CloseUnanswered};
+use tidegate_core::exchange::grpc::is_grpc;
 use tokio::time::timeout;
 
 use super::body::Body;
@@ -96,7 +97,8 @@ impl Proxy {
             .route
             .map_or(&self.error_pages, |route| &route.error_pages);
         // A call of gRPC has no pages. A route has chosen the text that it responds with.
-        if pages.is_empty() || x.record.grpc || responds_with_text(x) {
+        let is_grpc = x.record.grpc && is_grpc(x.response.headers());
+        if pages.is_empty() || is_grpc || responds_with_text(x) {
             return None;
         }
         let status = x.response.status();

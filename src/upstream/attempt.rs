@@ -6,6 +6,7 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
@@ -30,6 +31,7 @@ use crate::body::RequestBody;
 use crate::config::Retries;
 use crate::telemetry::metrics::GrpcStatus;
 use crate::trace::TRACEPARENT;
+use tidegate_core::exchange::grpc::is_grpc;
 
 /// An attempt that failed, or whose response may be replaced by that of another attempt.
 struct FailedAttempt {
@@ -50,6 +52,8 @@ struct AttemptTerms<'a> {
     options: &'a SendOptions,
     is_repeatable: bool,
     whole: Option<&'a WholeTimeout<'a>>,
+    /// See [`RequestBody::watch_waits`].
+    waits: Option<&'a AtomicBool>,
 }
 
 impl Upstream {
@@ -76,6 +80,7 @@ impl Upstream {
             let (request, options) = (&mut *outgoing.request, &outgoing.options);
             let prerendered = outgoing.prerendered.as_ref();
             set_framing(request);
+            let waits = request.body_mut().watch_waits();
             this.count_request();
             let permit = match this.permit(options.affinity) {
                 Err(UpstreamError::TooManyConnections) if this.settings().queue > 0 => {
@@ -87,6 +92,7 @@ impl Upstream {
                 options,
                 is_repeatable: may_repeat(request, &this.settings().retries),
                 whole,
+                waits: waits.as_deref(),
             };
             prepare(request, &permit, options);
             let Some(mut connection) = permit.pooled(options.asks_upgrade) else {
@@ -127,6 +133,7 @@ impl Upstream {
             alarm: self.terms.sweep.alarm(),
             cells: &self.cells,
             attempts: outgoing.options.attempts.clone(),
+            waits_for_client: outgoing.request.body_mut().watch_waits(),
             ended: OnceLock::new(),
         };
         whole.alarm.arm(timeout);
@@ -141,7 +148,7 @@ impl Upstream {
         // The attempt has ended with its future, and has named its server.
         let mut body = sent.unwrap_or_else(|| {
             Err(SendFailure {
-                error: UpstreamError::TimedOut,
+                error: whole.error(),
                 server: whole.ended.get().cloned(),
             })
         })?;
@@ -315,7 +322,9 @@ impl Upstream {
         permit.server.cells.requests.add(1);
         let judged_by = match terms.options.is_grpc {
             false => Some(status),
-            true => grpc_status(response, &self.cells),
+            // The client alone cannot make an answer one of gRPC.
+            true => grpc_status(response, &self.cells)
+                .or_else(|| (!is_grpc(response.headers())).then_some(status)),
         };
         match judged_by {
             Some(status) => permit.judge(status),
@@ -355,10 +364,11 @@ impl Upstream {
             attempts.end(Err(error.label()));
         }
         let server = &permit.server;
-        let is_to_blame = !matches!(error, UpstreamError::Request(_));
-        server.count_unanswered(&self.cells, is_to_blame);
+        // A server may give up a request whose client sends no more of its body.
+        let is_clients = matches!(error, UpstreamError::Request(_)) || terms.is_client_late();
+        server.count_unanswered(&self.cells, !is_clients);
         let (end, kind) = classify(&error, was_pooled);
-        if let Some(kind) = kind {
+        if let Some(kind) = kind.filter(|_| !is_clients) {
             server.health.note_failure();
             if permit.fail(kind) {
                 // A retry may hide the error from the client, and so from the access log.
@@ -402,6 +412,12 @@ fn classify(error: &UpstreamError, was_pooled: bool) -> (Option<AttemptEnd>, Opt
 }
 
 impl<'a> AttemptTerms<'a> {
+    /// Whether the proxy waits for the client's next piece.
+    fn is_client_late(self) -> bool {
+        self.waits
+            .is_some_and(|waits| waits.load(Ordering::Relaxed))
+    }
+
     fn exchange(self, prerendered: Option<&'a PrerenderedHeaders>) -> ExchangeOptions<'a> {
         ExchangeOptions {
             prerendered,

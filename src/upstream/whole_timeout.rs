@@ -1,11 +1,13 @@
 //! The time limit of a whole exchange, and what it does to the attempt that it ends.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::AttemptLog;
 use super::error::UpstreamError;
 use super::health::FailureKind;
 use super::permit::ServerPermit;
+use crate::body::BodyError;
 use crate::clock::Alarm;
 use crate::telemetry::metrics::UpstreamCells;
 
@@ -14,8 +16,21 @@ pub(super) struct WholeTimeout<'a> {
     pub(super) alarm: Arc<Alarm>,
     pub(super) cells: &'a UpstreamCells,
     pub(super) attempts: Option<Arc<AttemptLog>>,
+    /// True while the client has not sent the next piece of its body; `None` without a body.
+    pub(super) waits_for_client: Option<Arc<AtomicBool>>,
     /// The server of the attempt that it has ended.
     pub(super) ended: OnceLock<String>,
+}
+
+impl WholeTimeout<'_> {
+    /// Why the exchange ended at its time limit.
+    pub(super) fn error(&self) -> UpstreamError {
+        let waits = self.waits_for_client.as_ref();
+        match waits.is_some_and(|waits| waits.load(Ordering::Relaxed)) {
+            true => UpstreamError::Request(BodyError::TimedOut),
+            false => UpstreamError::TimedOut,
+        }
+    }
 }
 
 /// Counts the attempt as a failure when it is dropped after the timeout of the whole exchange.
@@ -49,11 +64,14 @@ impl Drop for EndedByTimeout<'_> {
             return;
         }
         if let Some(attempts) = &self.whole.attempts {
-            attempts.end(Err(UpstreamError::TimedOut.label()));
+            attempts.end(Err(self.whole.error().label()));
         }
         let server = &self.permit.server;
-        server.count_unanswered(self.whole.cells, true);
-        let _ = self.whole.ended.set(server.place.to_string());
+        let is_servers = matches!(self.whole.error(), UpstreamError::TimedOut);
+        server.count_unanswered(self.whole.cells, is_servers);
+        if is_servers {
+            let _ = self.whole.ended.set(server.place.to_string());
+        }
         if self.is_to_blame {
             server.health.note_failure();
             self.permit.fail(FailureKind::Failed);

@@ -391,3 +391,27 @@ fn spans_tell_the_status_of_a_call() {
         });
     }
 }
+
+/// Counts as an answer of HTTP, whatever the client calls its own content.
+#[test]
+fn an_answer_without_grpc_is_judged_by_http() {
+    let plain = Upstream::ok();
+    let broken = Upstream::saying("HTTP/1.1 500 Oops\r\ncontent-length: 5\r\n\r\ninner");
+    let looked = Looked::start(&format!(
+        "[upstream.api]\nservers = [\"{}\"]\n[upstream.broken]\nservers = [\"{}\"]\n\
+         [error_page.own]\nstatus = [\"5xx\"]\nupstream_errors = true\nbody = \"the page\"\n\
+         [[route]]\npath = \"/broken\"\nupstream = \"broken\"\nlimits = []\n\
+         [[route]]\npath = \"/*\"\nupstream = \"api\"\nlimits = []\n",
+        plain.url(),
+        broken.url()
+    ));
+    calls(&looked, &["/a"; 5]);
+    let server = server_of(&looked, "api");
+    assert_eq!(
+        (&server["state"], &server["failures"]),
+        (&"up".into(), &0.into())
+    );
+    let reply = calls(&looked, &["/broken"]).remove(0).unwrap();
+    assert_eq!(reply.status, 500);
+    assert_eq!(&reply.body[..], b"the page");
+}

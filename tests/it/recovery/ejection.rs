@@ -1,6 +1,7 @@
 //! What requests meet at a server, and how long it is gets no requests for that.
 
-use std::io::Write;
+use std::io::{Read as _, Write};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -171,4 +172,41 @@ fn switched_off_nobody_is_left_alone() {
     let proxy = before(&[bad.url(), good.url()], api, "");
     let failed = (0..60).filter(|_| post(&proxy).status == 502).count();
     assert!(failed > 10, "{failed}");
+}
+
+/// A server that closes when the first bytes of a body have come.
+fn impatient() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut bytes = Vec::new();
+            let mut piece = [0; 1000];
+            while !bytes.ends_with(b"abc") {
+                match stream.read(&mut piece) {
+                    Ok(count) if count > 0 => bytes.extend(&piece[..count]),
+                    _ => break,
+                }
+            }
+        }
+    });
+    url
+}
+
+#[test]
+fn a_server_that_gives_up_a_client_without_its_body_is_not_to_blame() {
+    let urls = [(); 2].map(|()| impatient());
+    let eject = "eject = { failures = 1, for = \"1h\" }";
+    let proxy = before(&urls, eject, "");
+    for _ in 0..4 {
+        let mut client = proxy.connect();
+        let answer = client.ask("POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 9\r\n\r\nabc");
+        assert_eq!(answer.status, 502);
+    }
+    assert!(
+        !proxy
+            .said()
+            .iter()
+            .any(|line| line.contains("gets no requests"))
+    );
 }

@@ -79,3 +79,22 @@ fn tunnels_are_not_bounded() {
     client.stream.read_exact(&mut heard).unwrap();
     assert_eq!(&heard, b"still here");
 }
+
+#[test]
+fn a_client_that_sends_no_more_of_its_body_is_the_one_that_is_late() {
+    let waiting = Upstream::ok();
+    let eject = "eject = { failures = 1, for = \"1h\" }";
+    let proxy = before(&[waiting.url()], eject, "timeout = \"200ms\"");
+    for _ in 0..3 {
+        let mut client = proxy.connect();
+        let answer = client.ask("POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 9\r\n\r\nabc");
+        answer.assert_problem(408);
+    }
+    assert_eq!(proxy.get("/").status, 200);
+    assert!(
+        !proxy
+            .said()
+            .iter()
+            .any(|line| line.contains("gets no requests"))
+    );
+}
