@@ -364,13 +364,13 @@ impl Drop for DisconnectGuard<'_, '_> {
         {
             counter.ended(GrpcStatus::CANCELLED, CLIENT_LEFT);
         }
-        // Only a charged call to a model server is recorded.
-        let is_charged = x.admission.granted().is_some() && x.admission.reserve.is_some();
-        if !is_charged {
-            return x.record.write_abandoned();
+        if x.admission.granted().is_some() {
+            note_unread_usage(self.limiter, x, UsageOutcome::Aborted);
         }
-        note_unread_usage(self.limiter, x, UsageOutcome::Aborted);
-        x.record.note_client_left();
+        match std::thread::panicking() {
+            true => x.record.note_panic(),
+            false => x.record.note_client_left(),
+        }
         x.record.write();
     }
 }

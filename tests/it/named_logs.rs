@@ -34,6 +34,10 @@ fn start(upstream: &Upstream) -> Tidegate {
     Tidegate::start(&format!(
         r#"
         upstream = "{}"
+        [log]
+        access = "access.log"
+        format = "json"
+        sample_allowed = 1.0
         [access_log.sizes]
         to = "sizes.log"
         format = "{{path}} {{status}} {{bytes_sent}} {{body_bytes_sent}} {{upstream_body_bytes}} {{upstream_bytes_received}} {{upstream_status}}"
@@ -193,6 +197,14 @@ fn a_client_that_leaves_has_a_line() {
         panic!("one line");
     };
     assert!(line.starts_with("/slow 499 0 0 "), "{line}");
+    let [line] = &lines(&proxy, "access.log", 1)[..] else {
+        panic!("one line");
+    };
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!(
+        (&line["status"], &line["reason"], &line["outcome"]),
+        (&499.into(), &"client_left".into(), &"unlimited".into())
+    );
 }
 
 #[test]

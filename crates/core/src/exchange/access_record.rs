@@ -258,6 +258,14 @@ impl AccessRecord {
         self.choose_line();
     }
 
+    /// Notes that the proxy could not finish the request, because of a bug.
+    #[cold]
+    pub fn note_panic(&mut self) {
+        self.status = 500;
+        self.reason = Some("panic");
+        self.choose_line();
+    }
+
     pub fn add_bytes(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }

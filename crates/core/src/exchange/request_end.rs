@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use http::Version;
 
-use super::access_record::{AccessRecord, CLIENT_LEFT, RecordedHead};
+use super::access_record::{AccessRecord, RecordedHead};
 use super::changes::protocol_text;
 use super::request_id::RequestId;
 use super::shadow::ShadowChecks;
@@ -42,17 +42,6 @@ impl AccessRecord {
         }) = trace.map(|trace| *trace)
         {
             self.push_spans(&begun, &recorded, shadow_spans);
-        }
-    }
-
-    /// Writes the lines in the logs of the route, and counts the shadow decisions, for a request
-    /// whose client left before the head of the response. It gets no line in the access log.
-    #[cold]
-    pub fn write_abandoned(&mut self) {
-        self.status = CLIENT_LEFT;
-        self.write_named();
-        if let Some(mut shadow) = self.shadow.take() {
-            self.count_shadow(&mut shadow);
         }
     }
 
