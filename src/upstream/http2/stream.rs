@@ -182,7 +182,10 @@ impl Http2Stream {
         checked.map_err(|fault| ExchangeError::Sent(UpstreamError::Head(fault)))?;
         let (parts, stream) = response.into_parts();
         let length = parts.headers.get(CONTENT_LENGTH);
-        self.content = Some(Http2Content {
+        // The length of a 304 is that of another response (RFC 9113 section 8.1.1). The library
+        // takes it for this one's if the stream ends in a frame of its own.
+        let has_content = !matches!(parts.status.as_u16(), 204 | 304);
+        self.content = has_content.then(|| Http2Content {
             stream,
             left: length.and_then(|length| length.to_str().ok()?.parse().ok()),
             data_ended: false,

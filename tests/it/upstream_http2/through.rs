@@ -135,3 +135,22 @@ fn cookies_in_several_lines_become_one() {
     let cookies = probe.upstream.seen()[0].header("cookie");
     assert_eq!(cookies.as_deref(), Some("a=1; b=2; c=3; d=4"));
 }
+
+#[test]
+fn an_answer_without_content_may_tell_the_length_of_another() {
+    let backend = Backend::h2c(polite(), |mut call: Call| async move {
+        let head = Response::builder()
+            .status(304)
+            .header("content-length", "7");
+        let mut stream = call.head(head.body(()).unwrap()).unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let _ = stream.send_data(Bytes::new(), true);
+    });
+    let proxy = proxy(&backend, "");
+    run(async {
+        let client = Http2::to(proxy.address).await;
+        let reply = client.ask(get("/")).await.unwrap();
+        assert_eq!(reply.status, 304);
+        assert_eq!(reply.headers["content-length"], "7");
+    });
+}
