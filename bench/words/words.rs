@@ -262,7 +262,7 @@ fn head_up(times: usize) -> Word {
     let mut requests: Vec<Request<()>> = (0..times).map(made).collect();
     let mut next = 0;
     word("head, client to upstream", move || {
-        to_upstream(&mut requests[next], &peer, true).unwrap();
+        to_upstream(&mut requests[next], &peer, address, true).unwrap();
         next += 1;
     })
 }

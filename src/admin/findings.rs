@@ -197,9 +197,9 @@ impl Findings {
     fn check_forwarded(&mut self, count: u64, now: u64) {
         let recent = self.forwarded.recent(count, now);
         let found = recent.map(|count| FoundIssue {
-            text: "peers outside `trusted_proxies` send X-Forwarded-.. or X-Real-IP. tidegate \
-                   ignores these headers, and each peer counts as one client. If they are your \
-                   proxies, name their networks in `trusted_proxies`"
+            text: "peers outside `trusted_proxies` send X-Forwarded-.., X-Real-IP or the header \
+                   of `client_ip`. tidegate ignores these headers, and each peer counts as one \
+                   client. If they are your proxies, name their networks in `trusted_proxies`"
                 .to_owned(),
             count,
         });

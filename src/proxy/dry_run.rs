@@ -291,7 +291,7 @@ impl DryRun {
                 {
                     return Err(Rejection::BodyTooLarge);
                 }
-                let ready = prepare(x.request, x.downstream, route, changes)?;
+                let ready = prepare(x.request, x.downstream, x.record.client, route, changes)?;
                 if let Some(prerendered) = ready.prerendered {
                     prerendered.insert_into(x.request.headers_mut());
                 }

@@ -184,7 +184,8 @@ impl Proxy {
         }
         *request.uri_mut() = Uri::from(server.target.clone().unwrap_or(asked.target));
         *request.headers_mut() = asked.via;
-        headers::to_upstream(&mut request, x.downstream.peer(), false).ok()?;
+        let (downstream, client) = (x.downstream, x.record.client);
+        downstream.to_upstream(&mut request, client, false).ok()?;
         let passed = clock::now().saturating_duration_since(x.record.began);
         let whole = x.route.and_then(|route| route.timeout);
         let outgoing = Outgoing {

@@ -1,5 +1,7 @@
 //! Forwarding: the request to the upstream, and its response to the client.
 
+use std::net::IpAddr;
+
 use http::header::HOST;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body as _;
@@ -41,7 +43,7 @@ impl Proxy {
         if reads_body && !is_asked {
             encoding::accept_readable(request.headers_mut());
         }
-        let ready = prepare(request, x.downstream, route, changes)?;
+        let ready = prepare(request, x.downstream, x.record.client, route, changes)?;
         if ready.is_forwarding_untrusted {
             self.meter().count_untrusted_forwarding();
         }
@@ -127,15 +129,15 @@ impl Proxy {
 pub(super) fn prepare<B>(
     request: &mut Request<B>,
     downstream: &Downstream,
+    client: IpAddr,
     route: &Route,
     changes: Option<&Changes<'_>>,
 ) -> Result<UpstreamRequest, Rejection> {
     if !route.pass_headers {
         headers::keep_forwarding(request.headers_mut());
     }
-    downstream.repeat_scheme(request.headers_mut());
     // The changes of a route need all headers in the map.
-    let mut ready = headers::to_upstream(request, downstream.peer(), changes.is_none())?;
+    let mut ready = downstream.to_upstream(request, client, changes.is_none())?;
     let sent_slash = route.add_prefix.is_some() && request.uri().path().ends_with('/');
     if let Some(prefix) = &route.strip_prefix {
         headers::strip(request, prefix, downstream.peer())?;

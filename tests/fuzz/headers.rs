@@ -144,14 +144,15 @@ fn check(stage: &Stage, text: &[u8]) {
 
 fn check_upstream(mut request: Request<()>, trusted: bool) {
     let sent = request.headers().clone();
-    let peer = Peer::new("192.0.2.9".parse().unwrap(), trusted, Scheme::Http);
+    let ip = "192.0.2.9".parse().unwrap();
+    let peer = Peer::new(ip, trusted, Scheme::Http);
     let mut aside = request.clone();
-    let Ok(turned) = to_upstream(&mut request, &peer, false) else {
+    let Ok(turned) = to_upstream(&mut request, &peer, ip, false) else {
         return;
     };
     assert!(turned.prerendered.is_none());
     // What names the client may be worded beside the fields, and is the same.
-    let turned = to_upstream(&mut aside, &peer, true).unwrap();
+    let turned = to_upstream(&mut aside, &peer, ip, true).unwrap();
     if let Some(prerendered) = turned.prerendered {
         prerendered.insert_into(aside.headers_mut());
     }

@@ -137,7 +137,7 @@ fn a_trusted_proxy_is_added_to_what_it_says() {
     let seen = passed(
         trusting,
         "X-Forwarded-For: 6.6.6.6, 192.0.2.7\r\nX-Forwarded-Proto: https\r\n\
-         X-Forwarded-Host: shop.example\r\nForwarded: for=192.0.2.7;proto=https\r\n",
+         X-Forwarded-Host: shop.example\r\nForwarded: for=6.6.6.6\r\nX-Real-IP: 6.6.6.6\r\n",
     );
     let all = &seen.head;
     assert_eq!(
@@ -155,9 +155,14 @@ fn a_trusted_proxy_is_added_to_what_it_says() {
         Some("shop.example"),
         "{all}"
     );
-    let forwarded = seen.header("forwarded").unwrap_or_default().to_lowercase();
-    assert!(
-        forwarded.starts_with("for=192.0.2.7;proto=https, for=127.0.0.1"),
+    assert_eq!(
+        seen.header("forwarded").as_deref(),
+        Some("for=192.0.2.7;host=test;proto=https"),
+        "{all}"
+    );
+    assert_eq!(
+        seen.header("x-real-ip").as_deref(),
+        Some("192.0.2.7"),
         "{all}"
     );
 

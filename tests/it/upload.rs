@@ -76,8 +76,9 @@ async fn forward(
     if let Some(most) = most {
         request.body_mut().limit(most);
     }
-    let peer = Peer::new([192, 0, 2, 7].into(), false, Scheme::Http);
-    let turned = headers::to_upstream(&mut request, &peer, false).unwrap();
+    let ip = [192, 0, 2, 7].into();
+    let peer = Peer::new(ip, false, Scheme::Http);
+    let turned = headers::to_upstream(&mut request, &peer, ip, false).unwrap();
     let upgrade = turned
         .asks_upgrade
         .then(|| hyper::upgrade::on(&mut request));

@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use http::HeaderMap;
-use http::header::{FORWARDED, HeaderValue};
+use http::Request;
+use http::header::{FORWARDED, HeaderMap, HeaderValue};
 
-use super::headers::{self, X_FORWARDED_PROTO, named_scheme};
+use super::headers::{self, RequestFault, UpstreamRequest, X_FORWARDED_PROTO, named_scheme};
 use crate::certificate::Certificate;
 use crate::client::ClientIp;
 use crate::connection_use::ConnectionUse;
@@ -85,8 +85,8 @@ pub struct Downstream {
     pub is_described: bool,
     pub arrival: Arrival,
     pub usage: ConnectionUse,
-    /// How a trusted peer names clients and schemes in `Forwarded`, if it does.
-    forwarded: Option<Arc<ClientIp>>,
+    /// How a trusted peer names its client.
+    client_ip: Arc<ClientIp>,
     /// Bytes of a value that a template of a route makes, at most.
     pub(super) max_value: usize,
     /// `None` for a connection of another program, which only describes it.
@@ -97,11 +97,9 @@ pub struct Downstream {
 
 impl Downstream {
     pub(super) fn new(client_ip: &Arc<ClientIp>, arrival: Arrival, max_value: usize) -> Downstream {
-        let trusted = client_ip.trusts(arrival.ip);
-        let is_forwarded = trusted && client_ip.header == FORWARDED;
         Downstream {
-            trusted,
-            forwarded: is_forwarded.then(|| Arc::clone(client_ip)),
+            trusted: client_ip.trusts(arrival.ip),
+            client_ip: Arc::clone(client_ip),
             is_described: false,
             arrival,
             usage: ConnectionUse::default(),
@@ -150,8 +148,7 @@ impl Downstream {
 
     /// The scheme of the client's own request. A trusted proxy names it.
     pub fn scheme(&self, headers: &HeaderMap) -> Scheme {
-        let client_ip = self.forwarded.as_deref();
-        let proto = client_ip.and_then(|it| it.forwarded_proto(self.arrival.ip, headers));
+        let proto = self.client_ip.forwarded_proto(self.arrival.ip, headers);
         let named = || {
             let proto = headers.get(X_FORWARDED_PROTO).filter(|_| self.trusted)?;
             named_scheme(proto.as_bytes())
@@ -160,10 +157,23 @@ impl Downstream {
         scheme.unwrap_or_else(|| Scheme::new(self.arrival.tls.is_some()))
     }
 
-    /// Writes the scheme that a trusted proxy names in `Forwarded` alone into `X-Forwarded-Proto`,
-    /// which more upstreams read.
-    pub fn repeat_scheme(&self, headers: &mut HeaderMap) {
-        if self.trusted && !headers.contains_key(X_FORWARDED_PROTO) {
+    /// Makes a request of this client ready for its upstream.
+    #[inline]
+    pub fn to_upstream<B>(
+        &self,
+        request: &mut Request<B>,
+        client: IpAddr,
+        may_prerender: bool,
+    ) -> Result<UpstreamRequest, RequestFault> {
+        self.repeat_scheme(request.headers_mut());
+        headers::to_upstream(request, self.peer(), client, may_prerender)
+    }
+
+    /// Writes the scheme that a trusted proxy names in `Forwarded` into `X-Forwarded-Proto`, which
+    /// more upstreams read.
+    fn repeat_scheme(&self, headers: &mut HeaderMap) {
+        let reads_forwarded = self.client_ip.header == FORWARDED;
+        if self.trusted && (reads_forwarded || !headers.contains_key(X_FORWARDED_PROTO)) {
             let scheme = HeaderValue::from_static(self.scheme(headers).as_str());
             headers.insert(X_FORWARDED_PROTO, scheme);
         }
@@ -173,6 +183,7 @@ impl Downstream {
         self.peer.get_or_init(|| {
             let scheme = Scheme::new(self.arrival.tls.is_some());
             headers::Peer::new(self.arrival.ip, self.trusted, scheme)
+                .naming_clients_by(&self.client_ip.header)
         })
     }
 
@@ -228,6 +239,7 @@ mod tests {
     fn a_scheme_that_only_forwarded_names_is_repeated() {
         for (peer, forwarded, expected) in [
             ("10.0.0.1", "for=192.0.2.1;proto=https", Some("https")),
+            ("10.0.0.1", "for=192.0.2.1;proto=http", Some("http")),
             ("10.0.0.1", "for=192.0.2.1", Some("http")),
             ("192.0.2.1", "for=192.0.2.9;proto=https", None),
         ] {

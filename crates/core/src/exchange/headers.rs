@@ -9,6 +9,7 @@ mod hop;
 mod prefix;
 
 use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
 use std::sync::LazyLock;
 
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderValue, TE, UPGRADE, VIA};
@@ -72,11 +73,12 @@ pub struct UpstreamRequest {
 }
 
 /// Makes a client's request ready for its upstream: origin form, HTTP/1.1, no headers of the
-/// client's connection, and headers that name the client. With `may_prerender` the latter stay out
-/// of the map if no other proxy has written them.
+/// client's connection, and headers that name the client, which `peer` is or speaks for. With
+/// `may_prerender` the latter stay out of the map if no other proxy has written them.
 pub fn to_upstream<B>(
     request: &mut Request<B>,
     peer: &Peer,
+    client: IpAddr,
     may_prerender: bool,
 ) -> Result<UpstreamRequest, RequestFault> {
     let version = std::mem::replace(request.version_mut(), Version::HTTP_11);
@@ -85,7 +87,7 @@ pub fn to_upstream<B>(
     if version == Version::HTTP_2 {
         hop::join_cookies(headers);
     }
-    let seen = HopFields::in_request(headers, peer.trusted);
+    let seen = HopFields::in_request(headers, peer);
     if seen.via && passes(headers) >= MAX_PASSES {
         return Err(RequestFault::Loop);
     }
@@ -104,7 +106,7 @@ pub fn to_upstream<B>(
     let prerendered = host.map(|host| peer.lines(version, host));
     if prerendered.is_none() {
         headers.reserve(ADDED);
-        name_client(headers, peer);
+        name_client(headers, peer, client);
         headers.append(VIA, via_of(version));
     }
     Ok(UpstreamRequest {
@@ -188,12 +190,23 @@ mod tests {
         request.body(()).unwrap()
     }
 
-    /// What is sent of it: the same, whether what names the client is among the fields or not.
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn peer(trusted: bool) -> Peer {
+        Peer::new(ip(CLIENT), trusted, Scheme::Http)
+    }
+
     fn sent(trusted: bool, lines: &[(&str, &str)]) -> HeaderMap {
-        let peer = Peer::new(CLIENT.parse().unwrap(), trusted, Scheme::Http);
+        sent_by(&peer(trusted), CLIENT, lines)
+    }
+
+    /// What is sent of it: the same, whether what names the client is among the fields or not.
+    fn sent_by(peer: &Peer, client: &str, lines: &[(&str, &str)]) -> HeaderMap {
         let fields = |aside| {
             let mut request = request(lines);
-            let turned = to_upstream(&mut request, &peer, aside).unwrap();
+            let turned = to_upstream(&mut request, peer, ip(client), aside).unwrap();
             if let Some(prerendered) = turned.prerendered {
                 let before = request.headers().len();
                 prerendered.insert_into(request.headers_mut());
@@ -248,30 +261,57 @@ mod tests {
         }
     }
 
+    /// Forged by the client: all but the members at the right of the header that names clients.
+    const FORGED: [(&str, &str); 8] = [
+        ("host", "a"),
+        ("x-forwarded-for", "6.6.6.6"),
+        ("x-forwarded-for", "203.0.113.1"),
+        ("forwarded", "for=6.6.6.6, for=203.0.113.1;proto=https"),
+        ("cf-connecting-ip", "203.0.113.1"),
+        ("cf_connecting_ip", "6.6.6.6"),
+        ("x-real-ip", "6.6.6.6"),
+        ("x_real_ip", "6.6.6.6"),
+    ];
+
     #[test]
-    fn a_trusted_proxy_is_believed_and_appended_to() {
-        let headers = sent(
-            true,
-            &[
-                ("host", "a"),
-                ("x-forwarded-for", "203.0.113.1"),
-                ("x-forwarded-for", "203.0.113.2"),
-                ("x-forwarded-proto", "https"),
-                ("forwarded", "for=203.0.113.1;proto=https"),
-                ("x-real-ip", "203.0.113.1"),
-            ],
-        );
-        assert_eq!(
-            all(&headers, "x-forwarded-for"),
-            ["203.0.113.1, 203.0.113.2, 192.0.2.7"]
-        );
+    fn a_trusted_proxy_is_believed_only_in_the_header_that_names_clients() {
+        let own = "for=203.0.113.1;host=a;proto=http";
+        let appended = "for=6.6.6.6, for=203.0.113.1;proto=https, for=192.0.2.7;host=a;proto=http";
+        let (chain, list) = ("203.0.113.1, 192.0.2.7", "6.6.6.6, 203.0.113.1, 192.0.2.7");
+        for (header, list, forwarded) in [
+            ("x-forwarded-for", list, own),
+            ("forwarded", chain, appended),
+            ("cf-connecting-ip", chain, own),
+            ("x-real-ip", chain, own),
+        ] {
+            let peer = peer(true).naming_clients_by(&HeaderName::from_static(header));
+            let headers = sent_by(&peer, "203.0.113.1", &FORGED);
+            assert_eq!(all(&headers, "x-real-ip"), ["203.0.113.1"], "{header}");
+            assert_eq!(all(&headers, "x-forwarded-for"), [list], "{header}");
+            assert_eq!(all(&headers, "forwarded"), [forwarded], "{header}");
+            assert_eq!(all(&headers, "x-forwarded-host"), ["a"], "{header}");
+            assert!(!headers.contains_key("x_real_ip"), "{header}");
+            let twin = headers.contains_key("cf_connecting_ip");
+            assert_eq!(twin, header != "cf-connecting-ip");
+        }
+    }
+
+    #[test]
+    fn a_trusted_proxy_names_the_scheme() {
+        let lines = [("host", "a"), ("x-forwarded-proto", "https")];
+        let headers = sent_by(&peer(true), "2001:db8::1", &lines);
         assert_eq!(all(&headers, "x-forwarded-proto"), ["https"]);
-        assert_eq!(all(&headers, "x-forwarded-host"), ["a"]);
-        assert_eq!(all(&headers, "x-real-ip"), ["203.0.113.1"]);
-        assert_eq!(
-            all(&headers, "forwarded"),
-            ["for=203.0.113.1;proto=https, for=192.0.2.7;host=a;proto=http"]
-        );
+        let forwarded = "for=\"[2001:db8::1]\";host=a;proto=https";
+        assert_eq!(all(&headers, "forwarded"), [forwarded]);
+    }
+
+    #[test]
+    fn an_untrusted_client_has_no_header_that_names_clients() {
+        let header = HeaderName::from_static("cf-connecting-ip");
+        let headers = sent_by(&peer(false).naming_clients_by(&header), CLIENT, &FORGED);
+        assert!(!headers.contains_key("cf-connecting-ip"));
+        assert!(!headers.contains_key("cf_connecting_ip"));
+        assert!(sent(false, &FORGED).contains_key("cf-connecting-ip"));
     }
 
     #[test]
@@ -334,9 +374,9 @@ mod tests {
     fn options_are_bounded() {
         let many = vec!["x"; 40].join(",");
         let mut request = request(&[("host", "a"), ("connection", &many)]);
-        let peer = Peer::new(CLIENT.parse().unwrap(), false, Scheme::Http);
+        let peer = peer(false);
         assert_eq!(
-            to_upstream(&mut request, &peer, true).map(|_| ()),
+            to_upstream(&mut request, &peer, ip(CLIENT), true).map(|_| ()),
             Err(RequestFault::ConnectionOptions)
         );
     }
@@ -381,8 +421,8 @@ mod tests {
         ] {
             let mut request = request(&[]);
             *request.uri_mut() = target.parse().unwrap();
-            let peer = Peer::new(CLIENT.parse().unwrap(), false, Scheme::Http);
-            to_upstream(&mut request, &peer, true).unwrap();
+            let peer = peer(false);
+            to_upstream(&mut request, &peer, ip(CLIENT), true).unwrap();
             assert_eq!(request.uri().to_string(), want);
             assert_eq!(request.headers()["host"], "a.example");
         }
@@ -390,12 +430,12 @@ mod tests {
 
     #[test]
     fn a_request_in_a_loop_is_found_and_a_chain_of_proxies_is_none() {
-        let peer = Peer::new(CLIENT.parse().unwrap(), false, Scheme::Http);
+        let peer = peer(false);
         let mut request = request(&[("host", "a"), ("via", "1.1 tidegate-0, 1.1 other")]);
         for _ in 0..MAX_PASSES {
-            to_upstream(&mut request, &peer, true).unwrap();
+            to_upstream(&mut request, &peer, ip(CLIENT), true).unwrap();
         }
-        let looped = to_upstream(&mut request, &peer, true);
+        let looped = to_upstream(&mut request, &peer, ip(CLIENT), true);
         assert_eq!(looped.map(|_| ()), Err(RequestFault::Loop));
     }
 

@@ -8,7 +8,7 @@ use http::Version;
 use http::header::{Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, VIA};
 
 use super::via_of;
-use crate::request_head::Scheme;
+use crate::request_head::{Scheme, are_twins};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -20,6 +20,9 @@ const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 pub struct Peer {
     pub(super) trusted: bool,
     pub(super) scheme: Scheme,
+    /// The header that names clients, if it is not `X-Forwarded-For`.
+    header: Option<HeaderName>,
+    ip: IpAddr,
     /// `2001:db8::1`
     pub(super) address: HeaderValue,
     /// `for="[2001:db8::1]"` (RFC 7239)
@@ -42,24 +45,38 @@ impl Peer {
     /// A `trusted` peer may name its client.
     pub fn new(ip: IpAddr, trusted: bool, scheme: Scheme) -> Peer {
         let ip = ip.to_canonical();
-        let address = value(ip.to_string());
-        let node = match ip {
-            IpAddr::V4(ip) => format!("for={ip}"),
-            IpAddr::V6(ip) => format!("for=\"[{ip}]\""),
-        };
         Peer {
             trusted,
             scheme,
-            address,
-            node,
+            header: None,
+            ip,
+            address: value(ip.to_string()),
+            node: node(ip),
             last: Mutex::new(None),
+        }
+    }
+
+    /// Trusted peers name clients in this header.
+    #[must_use]
+    pub fn naming_clients_by(self, header: &HeaderName) -> Peer {
+        let header = (*header != X_FORWARDED_FOR).then(|| header.clone());
+        Peer { header, ..self }
+    }
+
+    /// Whether a header of this peer is removed, because its client may have made it up. A trusted
+    /// proxy says nothing under a name with `_` for `-`.
+    pub(super) fn may_forge(&self, name: &HeaderName) -> bool {
+        match &self.header {
+            Some(header) if header == name => !self.trusted,
+            Some(header) if are_twins(header, name) => true,
+            _ => is_forged(name) && (!self.trusted || name.as_str().contains('_')),
         }
     }
 
     /// The element of `Forwarded` for this hop.
     pub(super) fn forwarded(&self, host: Option<&HeaderValue>) -> HeaderValue {
         let Some(host) = host else {
-            return value(format!("{};proto={}", self.node, self.scheme.as_str()));
+            return element(&self.node, None, self.scheme);
         };
         self.at(host, |last| last.element.clone())
     }
@@ -94,26 +111,35 @@ impl Peer {
             other => read(other.insert(HostValues {
                 // A copy, because the request's value keeps the whole read buffer.
                 host: HeaderValue::from_bytes(host.as_bytes()).unwrap_or_else(|_| host.clone()),
-                element: self.element(host),
+                element: element(&self.node, Some(host), self.scheme),
                 lines: None,
             })),
         }
     }
+}
 
-    fn element(&self, host: &HeaderValue) -> HeaderValue {
-        let mut text = self.node.clone();
-        if let Ok(host) = host.to_str() {
-            let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-            if host.bytes().all(is_token) && !host.is_empty() {
-                let _ = write!(text, ";host={host}");
-            } else {
-                let _ = write!(text, ";host=\"{host}\"");
-            }
-        }
-        text.push_str(";proto=");
-        text.push_str(self.scheme.as_str());
-        value(text)
+/// `for="[2001:db8::1]"` (RFC 7239)
+fn node(ip: IpAddr) -> String {
+    match ip {
+        IpAddr::V4(ip) => format!("for={ip}"),
+        IpAddr::V6(ip) => format!("for=\"[{ip}]\""),
     }
+}
+
+/// An element of `Forwarded`.
+fn element(node: &str, host: Option<&HeaderValue>, scheme: Scheme) -> HeaderValue {
+    let mut text = node.to_owned();
+    if let Some(host) = host.and_then(|host| host.to_str().ok()) {
+        let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+        if host.bytes().all(is_token) && !host.is_empty() {
+            let _ = write!(text, ";host={host}");
+        } else {
+            let _ = write!(text, ";host=\"{host}\"");
+        }
+    }
+    text.push_str(";proto=");
+    text.push_str(scheme.as_str());
+    value(text)
 }
 
 /// A header can hold all characters of addresses and hosts.
@@ -135,18 +161,46 @@ pub fn named_scheme(proto: &[u8]) -> Option<Scheme> {
     }
 }
 
-/// Names the client. It replaces the values of an untrusted peer, and appends to those of a trusted
-/// proxy.
-pub(super) fn name_client(headers: &mut HeaderMap, peer: &Peer) {
+/// Names that only proxies may set; also with `_` for `-`, as many servers read them.
+pub(super) fn is_forged(name: &HeaderName) -> bool {
+    let name = name.as_str().as_bytes();
+    let same = |prefix: &[u8]| {
+        name.len() >= prefix.len()
+            && prefix
+                .iter()
+                .zip(name)
+                .all(|(&p, &n)| p == n || (p == b'-' && n == b'_'))
+    };
+    name.first() == Some(&b'x')
+        && (same(b"x-forwarded-") || (name.len() == 9 && same(b"x-real-ip")))
+}
+
+/// Names the client. The values of an untrusted peer are replaced. A trusted proxy is believed, but
+/// of the lists of addresses only in the one that names clients: others may be the client's own.
+pub(super) fn name_client(headers: &mut HeaderMap, peer: &Peer, client: IpAddr) {
     let host = headers.get(HOST).cloned();
-    let forwarded = peer.forwarded(host.as_ref());
     if !peer.trusted {
+        let forwarded = peer.forwarded(host.as_ref());
         return replace_names(headers, peer, host, forwarded);
     }
-    let proto = HeaderValue::from_static(peer.scheme.as_str());
+    let client = client.to_canonical();
+    let address = value(client.to_string());
+    if peer.header.is_some() {
+        headers.remove(X_FORWARDED_FOR);
+        if client != peer.ip {
+            headers.insert(X_FORWARDED_FOR, address.clone());
+        }
+    }
     append(headers, X_FORWARDED_FOR, peer.address.clone());
-    append(headers, FORWARDED, forwarded);
-    headers.entry(X_FORWARDED_PROTO).or_insert(proto);
+    headers.insert(X_REAL_IP, address);
+    let proto = HeaderValue::from_static(peer.scheme.as_str());
+    let proto = headers.entry(X_FORWARDED_PROTO).or_insert(proto);
+    let scheme = named_scheme(proto.as_bytes()).unwrap_or(peer.scheme);
+    if peer.header == Some(FORWARDED) {
+        append(headers, FORWARDED, peer.forwarded(host.as_ref()));
+    } else {
+        headers.insert(FORWARDED, element(&node(client), host.as_ref(), scheme));
+    }
     if let Some(host) = host {
         headers.entry(X_FORWARDED_HOST).or_insert(host);
     }

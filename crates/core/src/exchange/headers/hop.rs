@@ -9,6 +9,7 @@ use http::header::{
 use smallvec::SmallVec;
 
 use super::RequestFault;
+use super::forwarded::{Peer, is_forged};
 
 /// Options of `Connection`, each of which costs a lookup.
 const MAX_CONNECTION_OPTIONS: usize = 32;
@@ -28,8 +29,8 @@ pub(super) struct HopFields {
 }
 
 impl HopFields {
-    /// Scans a request. A `trusted` sender may name another client.
-    pub(super) fn in_request(headers: &HeaderMap, trusted: bool) -> HopFields {
+    /// Scans a request of this peer.
+    pub(super) fn in_request(headers: &HeaderMap, peer: &Peer) -> HopFields {
         let mut seen = HopFields::default();
         for (name, value) in headers {
             match *name {
@@ -41,7 +42,7 @@ impl HopFields {
                 HOST => seen.host = true,
                 VIA => seen.via = true,
                 UPGRADE => seen.upgrade = true,
-                FORWARDED if !trusted => {
+                FORWARDED if !peer.trusted => {
                     seen.forged = true;
                     seen.names.push(FORWARDED);
                 }
@@ -49,8 +50,8 @@ impl HopFields {
                 _ => {
                     if is_connection_only(name) {
                         seen.names.push(name.clone());
-                    } else if !trusted && is_forged(name) {
-                        seen.forged = true;
+                    } else if peer.may_forge(name) {
+                        seen.forged |= !peer.trusted;
                         seen.names.push(name.clone());
                     }
                 }
@@ -164,20 +165,6 @@ fn is_connection_only(name: &HeaderName) -> bool {
         name.as_str(),
         "keep-alive" | "proxy-connection" | "http2-settings" | "proxy"
     )
-}
-
-/// Names that only proxies may set; also with `_` for `-`, as many servers read them.
-fn is_forged(name: &HeaderName) -> bool {
-    let name = name.as_str().as_bytes();
-    let same = |prefix: &[u8]| {
-        name.len() >= prefix.len()
-            && prefix
-                .iter()
-                .zip(name)
-                .all(|(&p, &n)| p == n || (p == b'-' && n == b'_'))
-    };
-    name.first() == Some(&b'x')
-        && (same(b"x-forwarded-") || (name.len() == 9 && same(b"x-real-ip")))
 }
 
 /// Whether `Connection` may remove this header. Headers that frame a message or name a client stay.
