@@ -375,20 +375,23 @@ pub(super) fn combined(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     out.push(b'\n');
 }
 
-/// Writes `?` for characters of the path that could end the field or the line.
+/// Writes a path. Bytes that could end the field or begin an escape are percent-encoded, which names
+/// the same path.
 fn printable(out: &mut Vec<u8>, path: &str) {
-    write_only(out, path, |c| c.is_ascii_graphic() && c != '"');
+    for byte in path.bytes() {
+        if byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\') {
+            out.push(byte);
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
 }
 
 /// Writes `?` for characters that could end the line.
 fn sentence(out: &mut Vec<u8>, text: &str) {
-    write_only(out, text, |c| c.is_ascii_graphic() || c == ' ');
-}
-
-/// Writes `?` in place of all other characters. `is_kept` keeps no more than ASCII.
-fn write_only(out: &mut Vec<u8>, text: &str, is_kept: fn(char) -> bool) {
+    let is_kept = |c: &char| c.is_ascii_graphic() || *c == ' ';
     out.extend(
         text.chars()
-            .map(|c| if is_kept(c) { c as u8 } else { b'?' }),
+            .map(|c| if is_kept(&c) { c as u8 } else { b'?' }),
     );
 }

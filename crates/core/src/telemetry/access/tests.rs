@@ -46,12 +46,12 @@ fn each_format_keeps_a_request_on_one_line() {
     };
     assert_eq!(
         line(text),
-        "22:37:06.123 POST /login??? 429 0.2ms 1.2.3.4 denied by per_ip (key -_v7-_v7) \
+        "22:37:06.123 POST /login%22%0A%C3%A9 429 0.2ms 1.2.3.4 denied by per_ip (key -_v7-_v7) \
          would deny search\n"
     );
     assert_eq!(
         line(combined),
-        "1.2.3.4 - - [20/Nov/2026:22:37:06 +0000] \"POST /login??? HTTP/2.0\" 429 7 \
+        "1.2.3.4 - - [20/Nov/2026:22:37:06 +0000] \"POST /login%22%0A%C3%A9 HTTP/2.0\" 429 7 \
          \"-\" \"-\"\n"
     );
     assert_eq!(
