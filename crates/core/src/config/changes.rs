@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::reference::document_as_json;
 use super::routes::unique_name;
-use super::secrets::{HIDDEN, for_each_secret, secret_parameters};
+use super::secrets::{HIDDEN, for_each_secret, may_have_parameters, secret_parameters};
 use super::{Config, StoreKind, StoreSettings};
 use crate::limit::{Limit, Window};
 
@@ -328,12 +328,12 @@ fn one_line(value: &Value) -> String {
 }
 
 /// A text as a log may show it: on one line, with the password and the secret parameters of a URL
-/// hidden.
+/// or a path hidden.
 pub(super) fn without_url_secrets(text: &str) -> String {
     let scheme = text.find("://").map(|at| at + "://".len());
     let user = scheme.and_then(|begin| Some(begin..text.rfind('@').filter(|at| begin <= *at)?));
     let mut hidden = text[user.as_ref().map_or(0, |user| user.end)..].to_owned();
-    if scheme.is_some() {
+    if may_have_parameters(text) {
         for secret in secret_parameters(&hidden).into_iter().rev() {
             hidden.replace_range(secret, HIDDEN);
         }

@@ -16,7 +16,7 @@ use super::reference::{
     value_as_json,
 };
 use super::route::UPSTREAM_KEYS;
-use super::secrets::{HIDDEN, for_each_secret, for_each_text, tables};
+use super::secrets::{HIDDEN, for_each_secret, for_each_text, may_have_parameters, tables};
 
 /// Sections without defaults of their own: an upstream may leave them out.
 const OPTIONAL: [&str; 2] = ["upstream.NAME.tls", "upstream.NAME.servers"];
@@ -30,7 +30,7 @@ const SHORT_FORMS: [(&str, &str); 2] = [
 pub fn effective(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Value {
     let mut top = with_secrets(text, env);
     for_each_text(&mut top, &mut |text| {
-        if text.contains("://") {
+        if may_have_parameters(text) {
             *text = changes::without_url_secrets(text);
         }
     });

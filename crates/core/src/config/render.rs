@@ -10,7 +10,7 @@ use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 use serde_json::json;
 
 use super::diagnostic::{Diagnostic, Diagnostics, Severity, SourceText};
-use super::secrets::secret_parameters;
+use super::secrets::{may_have_parameters, secret_parameters};
 
 /// The errors and warnings for people: file, line, column, the source line, the message, the help.
 /// `colour` adds terminal colours.
@@ -273,7 +273,7 @@ fn inline_secrets(line: &str, section: &str) -> Vec<Range<usize>> {
     found
 }
 
-/// The secrets in URLs: `redis://user:PASSWORD@host`, `https://host/?token=TOKEN`.
+/// The secrets in URLs and paths: `redis://user:PASSWORD@host`, `https://host/?token=TOKEN`.
 fn url_secrets(line: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     for (at, _) in line.match_indices("://") {
@@ -288,6 +288,15 @@ fn url_secrets(line: &str) -> Vec<Range<usize>> {
         };
         let user = rest[..sign].find(':').map_or(0, |colon| colon + 1);
         found.push(begin + user..begin + sign);
+    }
+    // Paths with a query.
+    for (at, quote) in line.match_indices(['"', '\'']) {
+        let begin = at + 1;
+        let text = line[begin..].split(quote).next().unwrap_or_default();
+        if text.starts_with('/') && may_have_parameters(text) {
+            let parameters = secret_parameters(text).into_iter();
+            found.extend(parameters.map(|one| begin + one.start..begin + one.end));
+        }
     }
     found
 }
@@ -379,6 +388,8 @@ help: did you mean `key`?
                 "url = \"http://h/?a=b&key=c\"",
                 "url = \"http://h/?a=b&key=*\"",
             ),
+            ("health = \"/h?token=c\" # x", "health = \"/h?token=*\" # x"),
+            ("path = \"/a;token=c\"", "path = \"/a;token=c\""),
             ("password = \"hüsh\" # x", "password = \"*****\" # x"),
             ("password = hush", "password =*****"),
             ("password = \"hush", "password = \"****"),

@@ -72,7 +72,12 @@ pub fn sounds_secret(name: &str) -> bool {
     words.iter().any(|word| name.contains(word))
 }
 
-/// The values of a URL's query parameters whose names sound secret. A value that a variable fills
+/// Whether a text is a URL, or a path with a query.
+pub(super) fn may_have_parameters(text: &str) -> bool {
+    text.contains("://") || text.starts_with('/') && text.contains('?')
+}
+
+/// The values of query parameters in a URL or a path whose names sound secret. A value that a variable fills
 /// in is none.
 pub(super) fn secret_parameters(url: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();

@@ -222,10 +222,11 @@ fn a_secret_is_not_told() {
 fn a_text_that_is_secret_by_its_place_is_not_told() {
     let text = |secret: &str| {
         format!(
-            "upstream = \"http://a\"\n[limit.default]\nrate = \"5/min\"\n\
+            "[limit.default]\nrate = \"5/min\"\n\
              exempt = [\"{secret}\", \"10.0.0.1\"]\n\
-             [[route]]\npath = \"/a\"\nheaders_up = {{ authorization = \"{secret}\" }}\n\
+             [[route]]\npath = \"/a\"\nupstream = \"u\"\nheaders_up = {{ authorization = \"{secret}\" }}\n\
              query = {{ token = \"{secret}\" }}\n\
+             [upstream.u]\nservers = [\"http://a\"]\nhealth = \"/h?token={secret}\"\n\
              [[bypass]]\nheader = \"x-in\"\nvalue = \"{secret}\"\n"
         )
     };
@@ -240,6 +241,7 @@ fn a_text_that_is_secret_by_its_place_is_not_told() {
             "limit default: exempt *** added",
             "route /a: headers_up: authorization changed",
             "route /a: query: token changed",
+            "upstream u: health changed",
         ]
     );
     for lines in [changes(&none, &new), changes(&new, &none)] {

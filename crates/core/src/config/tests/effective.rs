@@ -132,10 +132,17 @@ fn nothing_secret_is_in_it() {
         value = "hush"
         [[bypass]]
         key = "hush"
+        [upstream.u]
+        servers = ["http://a"]
+        health = "/healthz?token=hush&deep=1"
+        [error_page.e]
+        status = "5xx"
+        redirect = "/sorry?key=hush&more={request_id}"
         "#;
     let whole = toml(&effective(text, &env));
     assert!(!whole.contains("hush"), "{whole}");
     assert!(whole.contains("keys?token=***&page=2\""), "{whole}");
+    assert!(whole.contains("\"/healthz?token=***&deep=1\""), "{whole}");
     assert!(whole.contains("\"https://***@b&key=***#x\""), "{whole}");
     assert!(whole.contains("authorization = true"), "{whole}");
     assert!(whole.contains("v = \"2\""), "{whole}");
