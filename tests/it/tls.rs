@@ -96,6 +96,9 @@ fn who_comes_without_is_sent_to_https_and_browsers_remember() {
     let answer = stage.proxy.get("//evil.example/x");
     let place = format!("https://test:{port}//evil.example/x");
     assert_eq!(answer.header("location"), Some(place));
+    let answer = stage.proxy.get("/x\"a\u{e4}?%2f");
+    let place = format!("https://test:{port}/x%22a%C3%A4?%2f");
+    assert_eq!(answer.header("location"), Some(place));
     let mut client = stage.proxy.connect();
     client.send("GET / HTTP/1.1\r\nHost: a b\r\n\r\n");
     assert_eq!(client.answer().status, 400);

@@ -8,6 +8,7 @@ use super::headers::{RequestFault, check_framing};
 use super::rejection::Rejection;
 use crate::config::{ServerSettings, TlsSettings};
 use crate::request_head::{HeadError, Scheme};
+use crate::route::template::escape_target;
 
 /// `redirect` and `hsts` of `[tls]`, and `https_port` of `[server]`.
 #[derive(Debug, Default)]
@@ -82,6 +83,7 @@ fn redirect<B>(request: &Request<B>, port: u16) -> Rejection {
     };
     let path = request.uri().path_and_query().map(|path| path.as_str());
     let path = path.filter(|path| path.starts_with('/')).unwrap_or("/");
+    let path = escape_target(path);
     HeaderValue::try_from(format!("https://{host}{port}{path}"))
         .map_or(Rejection::Request(RequestFault::Target), Rejection::TlsOnly)
 }

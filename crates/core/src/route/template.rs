@@ -5,7 +5,6 @@
 //! end a header line, or become another part of a URL.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use http::header::{COOKIE, HOST};
@@ -22,6 +21,8 @@ pub use error::TemplateError;
 use late::LateVariable;
 pub use late::{AttemptVariable, LateText, LimitResult, ResponseTime, SentResponse};
 pub use line::LineTemplate;
+pub use url::escape_target;
+use url::{is_argument_byte, is_host_byte, is_unreserved, is_url_byte};
 use words::WORDS;
 
 /// Bytes of a template's own text, at most.
@@ -361,23 +362,7 @@ impl Variable {
             _ => (is_unreserved, false),
         };
         let is_form = matches!(self, Self::QueryValue(_));
-        let mut left = value;
-        while let Some((&byte, rest)) = left.split_first() {
-            let is_escape = matches!(
-                rest,
-                [high, low, ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit()
-            );
-            match byte {
-                b'%' if escaped && is_escape => url.push('%'),
-                // A plus in a form is a space.
-                b'+' if is_form => url.push_str("%20"),
-                byte if keep(byte) => url.push(char::from(byte)),
-                byte => {
-                    let _ = write!(url, "%{byte:02X}");
-                }
-            }
-            left = rest;
-        }
+        url::push_escaped(url, value, keep, escaped, is_form);
     }
 }
 
@@ -433,23 +418,6 @@ fn cookie<'r>(headers: &'r HeaderMap, name: &str) -> &'r [u8] {
     named(pairs, name)
 }
 
-fn is_unreserved(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)
-}
-
-fn is_host_byte(byte: u8) -> bool {
-    is_unreserved(byte) || b"[]:".contains(&byte)
-}
-
-fn is_argument_byte(byte: u8) -> bool {
-    is_unreserved(byte) || byte == b'/'
-}
-
-/// Whether a path or a query may hold this byte unescaped.
-fn is_url_byte(byte: u8) -> bool {
-    is_unreserved(byte) || b"/?:@!$&'()*+,;=[]".contains(&byte)
-}
-
 fn push_text(pieces: &mut Vec<TemplatePiece>, plain: &mut String) {
     if !plain.is_empty() {
         pieces.push(TemplatePiece::Text(std::mem::take(plain).into()));
@@ -492,6 +460,7 @@ mod error;
 mod escape;
 mod late;
 mod line;
+mod url;
 mod words;
 
 #[cfg(test)]
