@@ -300,7 +300,7 @@ fn limit_samples(
                 "allowed" => index == 0 || shared,
                 "denied" => !shadow && (index == 0 || (shared && *source != "lease")),
                 "shadow_denied" => shadow && index == 0,
-                _ => *source == "local",
+                _ => index == 0,
             };
             if likely || *count > 0 {
                 let labels = [("limit", limit), ("decision", verdict), ("source", source)];

@@ -52,6 +52,19 @@ fn every_series_is_there_from_the_start_and_counts() {
     assert!(grown <= 2, "{grown} more lines");
 }
 
+/// `local` means that the store is away, which concerns no request that asks no store.
+#[test]
+fn a_bypass_does_not_look_like_an_outage() {
+    let backend = Upstream::ok();
+    let exempt = "[limit.login]\nexempt = [\"127.0.0.1\"]";
+    let looked = Looked::start(&limited(&backend).replace("[limit.login]", exempt));
+    looked.tidegate.get("/login");
+    let text = looked.get("/metrics").text();
+    let name = "tidegate_decisions_total{limit=\"login\",decision=\"bypassed\",source=\"store\"}";
+    assert_eq!(sample(&text, name), Some(1.0), "{text}");
+    assert!(!text.contains("source=\"local\""), "{text}");
+}
+
 /// Denials that a worker knows to hold still are told apart from those that the store was asked.
 #[test]
 fn who_decided_is_told() {

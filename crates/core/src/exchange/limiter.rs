@@ -289,10 +289,10 @@ impl Limiter {
         self.meter.observe_decision(Source::Store as usize, took);
     }
 
-    /// Counts limits that do not apply to a request.
+    /// Counts limits that do not apply to a request. It asks no store, also not in an outage.
     pub(super) fn count_bypassed(&self, limits: &[Arc<Limit>]) {
         for limit in limits {
-            self.count(limit.number, LimitVerdict::Bypassed, Source::Local);
+            self.count(limit.number, LimitVerdict::Bypassed, Source::Store);
         }
     }
 
