@@ -58,13 +58,8 @@ pub(super) fn check(args: &CheckArgs) -> u8 {
 }
 
 fn write_findings(args: &CheckArgs, colour: bool, out: &mut dyn Write) -> u8 {
-    let (config, found) = match config::load(&args.config) {
-        Ok((config, mut found)) => {
-            let unwritable = find_unwritable(&config);
-            let config = unwritable.is_empty().then_some(config);
-            found.list.extend(unwritable);
-            (config, found)
-        }
+    let (config, found) = match load_writable(&args.config) {
+        Ok((config, found)) => (Some(config), found),
         Err(found) => (None, found),
     };
     let text = match args.format {
@@ -128,6 +123,17 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{s}")
 }
 
+/// Loads a file whose proxy can write all files that the settings name.
+pub(super) fn load_writable(path: &Path) -> Result<(Config, Diagnostics), Diagnostics> {
+    let (config, mut found) = config::load(path)?;
+    let unwritable = find_unwritable(&config);
+    if unwritable.is_empty() {
+        return Ok((config, found));
+    }
+    found.list.extend(unwritable);
+    Err(found)
+}
+
 /// A mistake for each setting whose file this user could not write. Makes none of the files.
 fn find_unwritable(config: &Config) -> Vec<Diagnostic> {
     let mistakes = written_files(config).into_iter().filter_map(|file| {
@@ -140,7 +146,11 @@ fn find_unwritable(config: &Config) -> Vec<Diagnostic> {
         let setting = &file.setting;
         let message = format!("`{setting}`: cannot write {}: {why}", path.display());
         let help = "name a file that the proxy's user may write, in a folder that is there";
-        Some(Diagnostic::new(Code::SecretFile, message).help(help))
+        let found = Diagnostic::new(Code::SecretFile, message).help(help);
+        Some(match config::span_of(setting, &config.sources) {
+            Some(span) => found.at(&span, ""),
+            None => found,
+        })
     });
     mistakes.collect()
 }

@@ -10,7 +10,7 @@ use clap::Args;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::admin_client::local_address;
-use super::check::explain_store_error;
+use super::check::{explain_store_error, load_writable};
 use super::output::{CommandError, print_error, print_warnings};
 use super::signals::{self, SignalTargets};
 use super::single_instance::{self, ProcessRole};
@@ -99,7 +99,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, CommandError> {
             key: args.key.clone(),
             redis: args.redis.clone(),
         }),
-        None => config::load(file).map_err(|found| with_start_advice(found, file)),
+        None => load_writable(file).map_err(|found| with_start_advice(found, file)),
     };
     let config = print_warnings(loaded)?;
     let options = StartOptions {

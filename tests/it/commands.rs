@@ -446,21 +446,6 @@ fn a_failed_start_names_setting_line_reason_and_remedy() {
                 .to_owned(),
         ),
         (
-            any,
-            "[log]\naccess = \"/nowhere/a\"\n",
-            format!("log.access (proxy.toml:4): cannot open /nowhere/a: {missing}"),
-        ),
-        (
-            any,
-            "[log]\ndecisions = \"/nowhere/a\"\n",
-            format!("log.decisions (proxy.toml:4): cannot open /nowhere/a: {missing}"),
-        ),
-        (
-            any,
-            "[server]\npid_file = \"/nowhere/a\"\n",
-            format!("server.pid_file (proxy.toml:4): cannot write /nowhere/a: {missing}"),
-        ),
-        (
             &taken.to_string(),
             "",
             format!(

@@ -111,10 +111,14 @@ fn check_finds_what_cannot_be_written_and_makes_nothing() {
     ] {
         let text = format!("listen = \"127.0.0.1:0\"\n{base}{lines}");
         write(folder.path(), "proxy.toml", &text);
+        let checked = stdout(&command(folder.path(), &["check"]));
         let output = command(folder.path(), &["run"]);
-        assert_eq!(output.status.code(), Some(1), "{lines}");
+        assert_eq!(output.status.code(), Some(78), "{lines}");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains(setting) && said.contains("none/"), "{said}");
+        assert!(said.starts_with("error[T108]: "), "{said}");
+        assert!(said.contains("proxy.toml:6:"), "{said}");
+        assert!(checked.starts_with(said.trim_end()), "{checked}\n{said}");
+        assert!(said.contains(setting), "{said}");
     }
 }
 

@@ -109,7 +109,7 @@ pub use server::{
     AdminSettings, ConnectionBounds, Control, FINDINGS, LogFormat, LogKeys, LogSettings, LogTarget,
     ProxyProtocol, ServerSettings,
 };
-pub use setting_error::{SettingError, place_of};
+pub use setting_error::{SettingError, place_of, span_of};
 pub use status_path::StatusSettings;
 pub use store::{Fleet, StoreKind, StoreSettings};
 pub use tls::{

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use toml::de::DeTable;
 
+use super::diagnostic::TextSpan;
 use super::{Listen, SourceFiles};
 
 /// Ports below this one need a privilege.
@@ -58,7 +59,9 @@ impl SettingError {
 
 /// A setting and its line: `log.access (proxy.toml:7)`.
 pub fn place_of(setting: &str, file: &Path, sources: &SourceFiles) -> String {
-    let line = line_of(&sources.text, setting);
+    let span = span_of(setting, sources);
+    let before = span.and_then(|span| sources.text.get(..span.start));
+    let line = before.map(|before| before.matches('\n').count() + 1);
     let line = line.map_or(String::new(), |line| format!(":{line}"));
     format!("{setting} ({}{line})", file.display())
 }
@@ -109,16 +112,15 @@ fn file_help(path: &Path, kind: ErrorKind) -> String {
     }
 }
 
-/// The line of a setting, from 1. Mistakes elsewhere in the file do not matter.
-fn line_of(text: &str, setting: &str) -> Option<usize> {
-    let (document, _) = DeTable::parse_recoverable(text);
+/// The value of a setting in the file. Mistakes elsewhere in the file do not matter.
+pub fn span_of(setting: &str, sources: &SourceFiles) -> Option<TextSpan> {
+    let (document, _) = DeTable::parse_recoverable(&sources.text);
     let mut table = document.get_ref();
     let (tables, key) = setting.rsplit_once('.').unwrap_or(("", setting));
     for name in tables.split('.').filter(|name| !name.is_empty()) {
         table = table.get(name)?.get_ref().as_table()?;
     }
-    let start = table.get(key)?.span().start;
-    Some(text.get(..start)?.matches('\n').count() + 1)
+    Some(table.get(key)?.span())
 }
 
 #[cfg(test)]
