@@ -275,7 +275,12 @@ impl LedgerPlace {
             (None, StoreKind::Redis(server)) => {
                 let reader = LedgerReader::new(&self.store, server);
                 let mut reader = reader.map_err(UsageFailure::Store)?;
-                query.answer(&self.settings, |date| reader.read(date))
+                let answer = query.answer(&self.settings, |date| reader.read(date));
+                match reader.missing().first() {
+                    // A program would take a part of the sums for all of them.
+                    Some(missing) => Err(UsageFailure::Store(missing.error)),
+                    None => answer,
+                }
             }
             (here, _) => query.answer(&self.settings, |date| {
                 Ok(here.as_ref().map(|here| here.day(date)).unwrap_or_default())

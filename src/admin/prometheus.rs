@@ -4,12 +4,11 @@
 //! `GET` and `POST`. A limit has every possible decision, an upstream its likely codes. The other
 //! series begin with their first request. So do all series of routes beyond [`MANY_ROUTES`] routes.
 
-mod held;
 mod process;
 
 mod keys;
 
-mod ledger;
+mod optional;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -57,7 +56,7 @@ pub(super) fn write(state: &AdminState, snapshot: &Snapshot<'_>, format: TextFor
     requests(&mut text, snapshot, &sum);
     decisions(&mut text, snapshot, &sum);
     store(&mut text, snapshot, &sum);
-    ledger::write(&mut text, snapshot);
+    optional::write_ledger(&mut text, snapshot);
     upstreams(&mut text, snapshot);
     servers(&mut text, snapshot);
     server(&mut text, state, snapshot);
@@ -282,7 +281,7 @@ fn decisions(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &Sum) {
     single(text, "tidegate_banned", banned);
     family(text, "tidegate_decision_duration_seconds");
     text.durations(&[("source", "store")], &DECISION_BOUNDS, &sum.decisions[0]);
-    held::write(text, snapshot, sum);
+    optional::write_held(text, snapshot, sum);
 }
 
 /// Writes every decision that a limit can make. A limit in shadow mode (`shadow`) does not deny.
@@ -458,10 +457,9 @@ mod tests {
     fn each_family_is_described_once() {
         let own = concat!(
             include_str!("prometheus.rs"),
-            include_str!("prometheus/held.rs"),
+            include_str!("prometheus/optional.rs"),
             include_str!("prometheus/process.rs"),
             include_str!("prometheus/keys.rs"),
-            include_str!("prometheus/ledger.rs")
         );
         let mut names = Vec::new();
         for row in FAMILIES.lines() {

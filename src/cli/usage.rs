@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::Value;
 
+use super::DID_NOT_WORK;
 use super::admin_client::{AdminArgs, AdminClient, percent_encoded};
 use super::check::store_failure;
 use super::display::{self, StyledSpan, render_lines, replace_controls};
@@ -16,7 +17,7 @@ use crate::admin::billing::{BilledRow, BilledUsage, UsageFailure, UsageQuery, Us
 use crate::clock;
 use crate::config::{Config, StoreKind};
 use crate::ledger::LedgerSettings;
-use crate::store::redis::ledger_client::{LedgerReader, UnreadableValue};
+use crate::store::redis::ledger_client::{LedgerReader, MissingHash, UnreadableValue};
 
 /// Rows of a report, at most.
 const MAX_ROWS: usize = 1_000_000;
@@ -52,20 +53,21 @@ pub(super) fn usage(args: &UsageArgs) -> Result<u8, CommandError> {
         return Err(CommandError::failed(format!("{file} has no `[ledger]`"))
             .help("write `[ledger]` at its end; the proxies add usage up from then on"));
     };
-    let usage = read(args, &config, settings)?;
+    let (usage, code) = read(args, &config, settings)?;
     output::print(match (args.csv, args.json) {
         (true, _) => csv(&usage),
         (_, true) => json(&usage)?,
         _ => text(&usage),
     });
-    Ok(0)
+    Ok(code)
 }
 
+/// Returns the sums and the exit code, which is not 0 if a part of the ledger could not be read.
 fn read(
     args: &UsageArgs,
     config: &Config,
     settings: &LedgerSettings,
-) -> Result<BilledUsage, CommandError> {
+) -> Result<(BilledUsage, u8), CommandError> {
     let texts = UsageTexts {
         from: args.from.as_deref(),
         to: args.to.as_deref(),
@@ -74,7 +76,7 @@ fn read(
     let query = UsageQuery::read(texts, settings, clock::unix_us());
     let query = query.map_err(CommandError::wrong_use)?;
     let StoreKind::Redis(server) = &config.store.kind else {
-        return ask_proxy(args, config);
+        return Ok((ask_proxy(args, config)?, 0));
     };
     let failed = |failure: UsageFailure| match failure {
         UsageFailure::Store(why) => store_failure(why, config, &args.config),
@@ -90,7 +92,38 @@ fn read(
             "warning: the field `{field}` of `{hash}` in Redis is no integer; no sum has it"
         ));
     }
-    answer.map_err(failed)
+    let usage = answer.map_err(failed)?;
+    for line in missing_lines(reader.missing()) {
+        output::print_error(&line);
+    }
+    let code = if reader.missing().is_empty() {
+        0
+    } else {
+        DID_NOT_WORK
+    };
+    Ok((usage, code))
+}
+
+/// A line for each node that did not answer.
+fn missing_lines(missing: &[MissingHash]) -> Vec<String> {
+    let mut nodes: Vec<(&MissingHash, usize)> = Vec::new();
+    for one in missing {
+        match nodes.iter_mut().find(|(first, _)| first.node == one.node) {
+            Some((_, count)) => *count += 1,
+            None => nodes.push((one, 1)),
+        }
+    }
+    let line = |(first, count): (&MissingHash, usize)| {
+        let MissingHash { hash, node, error } = first;
+        let node = node
+            .as_ref()
+            .map_or("no master".to_owned(), ToString::to_string);
+        format!(
+            "error: no sum has the {count} hashes of the ledger on {node} (first: `{hash}`): \
+             {error}"
+        )
+    };
+    nodes.into_iter().map(line).collect()
 }
 
 fn ask_proxy(args: &UsageArgs, config: &Config) -> Result<BilledUsage, CommandError> {

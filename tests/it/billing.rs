@@ -1,6 +1,7 @@
 //! The ledger: what each client used by day, with real proxies and a real Redis.
 
 mod amounts;
+mod cluster;
 mod faults;
 
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! A Redis Cluster as the store: real nodes, real migrations, masters that die.
 
 mod calendar;
-mod faults;
+pub mod faults;
 pub mod nodes;
 mod secure;
 

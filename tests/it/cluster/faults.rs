@@ -123,7 +123,7 @@ fn a_slot_that_moves_under_load_is_neither_wrong_nor_late() {
 }
 
 /// Moves a slot from a master to the next one, key by key.
-fn move_slot(cluster: &RedisCluster, slot: usize, from: usize) {
+pub fn move_slot(cluster: &RedisCluster, slot: usize, from: usize) {
     let to = (from + 1) % 3;
     let (source, target) = (&cluster.nodes[from], &cluster.nodes[to]);
     target.run(&format!(

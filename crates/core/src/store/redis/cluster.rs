@@ -32,8 +32,10 @@ use crate::store::{ServerTrouble, StoreError};
 use crate::telemetry::decisions::Source;
 
 pub(super) use task::ClusterTask;
+pub(super) use topology::{
+    NodeConnection, SlotRange, first_slots, open_slot, read_map, slot_of, slot_of_tag,
+};
 use topology::{NodeId, SlotMap};
-pub(super) use topology::{SlotRange, first_slots, open_slot, slot_of, slot_of_tag, slot_ranges};
 
 /// How long a slot counts as moving after it was seen to move.
 const MOVING_FOR: Duration = Duration::from_secs(1);

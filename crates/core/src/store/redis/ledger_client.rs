@@ -1,20 +1,20 @@
 //! The ledger in Redis: sends batches, and reads the lines of a day.
 //!
-//! It has connections of its own, so no decision waits for it. In a cluster each hash of a day may
-//! lie on another node. After an error all connections are made anew.
+//! It has connections of its own (`links`), so no decision waits for it. In a cluster each hash of
+//! a day may lie on another node, and what one node does not answer concerns its own hashes alone.
 
-use std::collections::HashMap;
+mod links;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::civil::Date;
-use redis::{Cmd, FromRedisValue};
+use redis::Cmd;
 use tokio::runtime::Runtime;
 
+use self::links::LedgerLinks;
 use super::RedisShared;
-use super::cluster::{SlotRange, slot_of_tag, slot_ranges};
-use super::link::{RedisLink, within};
 use crate::clock;
 use crate::config::{RedisAddress, RedisSettings, StoreSettings};
 use crate::ledger::{
@@ -25,8 +25,6 @@ use crate::store::StoreError;
 use crate::store::hash_key::KeyRing;
 
 const SCRIPT: &str = include_str!("../../../lua/ledger.lua");
-/// How long a call may take.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Fields of a hash that are read in one call, about.
 const SCAN_COUNT: u32 = 1000;
 /// How long the clients in the hashes of a cluster count as known.
@@ -38,16 +36,13 @@ const MAX_UNREADABLE: usize = 20;
 type ScannedFields = (u64, Vec<(Vec<u8>, Vec<u8>)>);
 
 pub struct LedgerStore {
-    shared: Arc<RedisShared>,
+    links: LedgerLinks,
     /// The name of this process in the hashes. It lasts as long as the numbers of its batches.
     sender: String,
-    /// The connection to a server that is no cluster.
-    single: Option<RedisLink>,
-    nodes: HashMap<RedisAddress, RedisLink>,
-    ranges: Vec<SlotRange>,
     known: Option<KnownClients>,
     /// Values that were read, up to [`MAX_UNREADABLE`].
     unreadable: Vec<UnreadableValue>,
+    missing: Vec<MissingHash>,
 }
 
 /// A value of the ledger that is no integer. The proxies never write one.
@@ -57,11 +52,20 @@ pub struct UnreadableValue {
     pub field: String,
 }
 
+/// A hash of a cluster that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingHash {
+    pub hash: String,
+    /// The master that has it, if one has.
+    pub node: Option<RedisAddress>,
+    pub error: StoreError,
+}
+
 /// Clients in each hash of a day. In a cluster no script sees all of them.
 #[derive(Debug)]
 struct KnownClients {
     date: Date,
-    read_at: Instant,
+    read_at: Option<Instant>,
     clients: [u64; SHARDS as usize],
 }
 
@@ -74,7 +78,7 @@ struct AmountField {
 impl fmt::Debug for LedgerStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LedgerStore")
-            .field("shared", &self.shared)
+            .field("shared", &self.links.shared)
             .finish_non_exhaustive()
     }
 }
@@ -86,12 +90,10 @@ impl LedgerStore {
         let digits = shared.name.iter().map(|byte| format!("{byte:02x}"));
         Ok(LedgerStore {
             sender: digits.collect(),
-            single: None,
-            nodes: HashMap::new(),
-            ranges: Vec::new(),
+            links: LedgerLinks::new(shared),
             known: None,
             unreadable: Vec::new(),
-            shared,
+            missing: Vec::new(),
         })
     }
 
@@ -102,9 +104,8 @@ impl LedgerStore {
         settings: &StoreSettings,
         server: &RedisSettings,
     ) -> Result<(), StoreError> {
-        self.shared = shared(settings, server)?;
+        self.links = LedgerLinks::new(shared(settings, server)?);
         self.known = None;
-        self.forget_links();
         Ok(())
     }
 
@@ -114,21 +115,10 @@ impl LedgerStore {
         batch: &LedgerBatch,
         settings: &LedgerSettings,
     ) -> Result<BatchReceipt, StoreError> {
-        let sent = self.try_send(batch, settings).await;
-        if sent.is_err() {
-            self.forget_links();
-        }
-        sent
-    }
-
-    async fn try_send(
-        &mut self,
-        batch: &LedgerBatch,
-        settings: &LedgerSettings,
-    ) -> Result<BatchReceipt, StoreError> {
         let shard = batch.shard;
-        let elsewhere = match self.shared.is_cluster() {
-            true => self.clients_elsewhere(shard).await?,
+        self.links.learn_map().await?;
+        let elsewhere = match self.links.shared.is_cluster() {
+            true => self.clients_elsewhere(shard).await,
             false => 0,
         };
         let mut command = self.command(batch);
@@ -145,7 +135,7 @@ impl LedgerStore {
             command.arg(amounts.requests).arg(amounts.tokens);
             command.arg(amounts.money);
         }
-        let counted: [i64; 5] = self.query(shard, &command).await?;
+        let counted: [i64; 5] = self.links.query(shard, &command).await?;
         let [clients, requests, tokens, money, left_out] = counted;
         let clients = u64::try_from(clients).unwrap_or(0);
         if let Some(known) = self.known.as_mut().filter(|known| known.date == shard.date) {
@@ -165,7 +155,7 @@ impl LedgerStore {
     /// The script and its keys: the hash, and all others of the day that one server has.
     fn command(&self, batch: &LedgerBatch) -> Cmd {
         let LedgerShard { date, number } = batch.shard;
-        let others = match self.shared.is_cluster() {
+        let others = match self.links.shared.is_cluster() {
             true => 0..0,
             false => 0..SHARDS,
         };
@@ -180,77 +170,86 @@ impl LedgerStore {
         command
     }
 
-    /// Clients in the other hashes of the day. They are read seldom, so a day in a cluster may have
-    /// a few clients more than its bound.
-    async fn clients_elsewhere(&mut self, shard: LedgerShard) -> Result<u64, StoreError> {
+    /// Clients in the other hashes of the day. They are read seldom, and one that cannot be read
+    /// keeps its last number. So a day in a cluster may have a few clients more than its bound.
+    async fn clients_elsewhere(&mut self, shard: LedgerShard) -> u64 {
         let (date, now) = (shard.date, clock::now());
-        let is_fresh = |known: &KnownClients| {
-            known.date == date && now.saturating_duration_since(known.read_at) < KNOWN_FOR
-        };
-        if !self.known.as_ref().is_some_and(is_fresh) {
-            let mut clients = [0; SHARDS as usize];
+        let known = self.known.take().filter(|known| known.date == date);
+        let mut known = known.unwrap_or(KnownClients {
+            date,
+            read_at: None,
+            clients: [0; SHARDS as usize],
+        });
+        let is_fresh = |read_at| now.saturating_duration_since(read_at) < KNOWN_FOR;
+        if !known.read_at.is_some_and(is_fresh) {
             for number in 0..SHARDS {
                 let other = LedgerShard { date, number };
                 let mut command = redis::cmd("HGET");
                 command.arg(self.key(other)).arg("=clients");
-                let known: Option<u64> = self.query(other, &command).await?;
-                clients[usize::from(number)] = known.unwrap_or(0);
+                let read: Result<Option<u64>, _> = self.links.query_once(other, &command).await;
+                if let Ok(clients) = read {
+                    known.clients[usize::from(number)] = clients.unwrap_or(0);
+                }
             }
-            self.known = Some(KnownClients {
-                date,
-                read_at: now,
-                clients,
-            });
+            known.read_at = Some(now);
         }
-        let known = self.known.as_ref().map(|known| known.clients);
-        let own = usize::from(shard.number);
-        Ok(known.map_or(0, |known| known.iter().sum::<u64>() - known[own]))
+        let own = known.clients[usize::from(shard.number)];
+        let elsewhere = known.clients.iter().sum::<u64>() - own;
+        self.known = Some(known);
+        elsewhere
     }
 
-    /// Reads all lines of a day.
-    pub async fn read(&mut self, date: Date) -> Result<DayLines, StoreError> {
-        let read = self.try_read(date).await;
-        if read.is_err() {
-            self.forget_links();
-        }
-        read
-    }
-
-    async fn try_read(&mut self, date: Date) -> Result<DayLines, StoreError> {
+    /// Reads all lines of a day. In a cluster those of a hash that cannot be read are missing.
+    async fn read(&mut self, date: Date) -> Result<DayLines, StoreError> {
+        self.links.learn_map().await?;
         let mut lines = DayLines::new();
         for number in 0..SHARDS {
             let shard = LedgerShard { date, number };
             // The line of other clients is in each hash.
-            let mut of_shard = DayLines::new();
-            let mut cursor = 0_u64;
-            loop {
-                let mut command = redis::cmd("HSCAN");
-                command.arg(self.key(shard)).arg(cursor);
-                command.arg("COUNT").arg(SCAN_COUNT);
-                let (next, fields): ScannedFields = self.query(shard, &command).await?;
-                for (name, value) in fields {
-                    let Some(field) = AmountField::read(&name) else {
-                        continue;
-                    };
-                    let amount = std::str::from_utf8(&value).ok();
-                    let amount = amount.and_then(|text| text.parse().ok());
-                    if amount.is_none() {
-                        self.note_unreadable(shard, &name);
-                    }
-                    // A field may come twice while its hash grows.
-                    let client = of_shard.entry(field.client).or_default();
-                    *client.amount_mut(field.count) = amount.unwrap_or(0);
+            let of_shard = match self.read_shard(shard).await {
+                Err(error) if self.links.shared.is_cluster() => {
+                    self.missing.push(MissingHash {
+                        hash: self.key(shard),
+                        node: self.links.master(shard).cloned(),
+                        error,
+                    });
+                    continue;
                 }
-                cursor = next;
-                if cursor == 0 {
-                    break;
-                }
-            }
+                of_shard => of_shard?,
+            };
             for (client, amounts) in of_shard {
                 lines.entry(client).or_default().add(amounts);
             }
         }
         Ok(lines)
+    }
+
+    async fn read_shard(&mut self, shard: LedgerShard) -> Result<DayLines, StoreError> {
+        let mut lines = DayLines::new();
+        let mut cursor = 0_u64;
+        loop {
+            let mut command = redis::cmd("HSCAN");
+            command.arg(self.key(shard)).arg(cursor);
+            command.arg("COUNT").arg(SCAN_COUNT);
+            let (next, fields): ScannedFields = self.links.query(shard, &command).await?;
+            for (name, value) in fields {
+                let Some(field) = AmountField::read(&name) else {
+                    continue;
+                };
+                let amount = std::str::from_utf8(&value).ok();
+                let amount = amount.and_then(|text| text.parse().ok());
+                if amount.is_none() {
+                    self.note_unreadable(shard, &name);
+                }
+                // A field may come twice while its hash grows.
+                let client = lines.entry(field.client).or_default();
+                *client.amount_mut(field.count) = amount.unwrap_or(0);
+            }
+            cursor = next;
+            if cursor == 0 {
+                return Ok(lines);
+            }
+        }
     }
 
     fn note_unreadable(&mut self, shard: LedgerShard, name: &[u8]) {
@@ -264,47 +263,7 @@ impl LedgerStore {
     }
 
     fn key(&self, shard: LedgerShard) -> String {
-        format!("{}{{{shard}}}", self.shared.prefix)
-    }
-
-    async fn query<T: FromRedisValue>(
-        &mut self,
-        shard: LedgerShard,
-        command: &Cmd,
-    ) -> Result<T, StoreError> {
-        within(PATIENCE, async {
-            let link = self.link(shard).await?;
-            Ok(command.query_async(link.connection()).await?)
-        })
-        .await
-    }
-
-    /// The connection to the server that has a hash.
-    async fn link(&mut self, shard: LedgerShard) -> Result<&mut RedisLink, StoreError> {
-        if !self.shared.is_cluster() {
-            if self.single.as_ref().is_none_or(RedisLink::has_moved) {
-                self.single = Some(self.shared.access().open().await?);
-            }
-            return self.single.as_mut().ok_or(StoreError::Lost);
-        }
-        if self.ranges.is_empty() {
-            self.ranges = slot_ranges(&self.shared).await?;
-        }
-        let slot = slot_of_tag(shard.to_string().as_bytes());
-        let mut ranges = self.ranges.iter();
-        let range = ranges.find(|range| (range.first..=range.last).contains(&slot));
-        let master = range.ok_or(StoreError::NoMaster)?.master.clone();
-        if !self.nodes.contains_key(&master) {
-            let link = self.shared.access().open_server(&master).await?;
-            self.nodes.insert(master.clone(), link);
-        }
-        self.nodes.get_mut(&master).ok_or(StoreError::Lost)
-    }
-
-    fn forget_links(&mut self) {
-        self.single = None;
-        self.nodes.clear();
-        self.ranges.clear();
+        format!("{}{{{shard}}}", self.links.shared.prefix)
     }
 }
 
@@ -357,9 +316,14 @@ impl LedgerReader {
         })
     }
 
-    /// Reads all lines of a day.
+    /// Reads all lines of a day that can be read. Fails if there are none.
     pub fn read(&mut self, date: Date) -> Result<DayLines, StoreError> {
         self.runtime.block_on(self.store.read(date))
+    }
+
+    /// The hashes of a cluster that could not be read, in the order of their days.
+    pub fn missing(&self) -> &[MissingHash] {
+        &self.store.missing
     }
 
     /// The values that were left out, because they are no integers; 20 at most.

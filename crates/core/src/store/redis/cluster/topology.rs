@@ -169,9 +169,9 @@ fn address(host: &str, port: u16, asked: &RedisAddress) -> RedisAddress {
 
 /// A connection to a node, and its address.
 #[derive(Clone)]
-pub(super) struct NodeConnection {
-    pub(super) connection: MultiplexedConnection,
-    pub(super) address: RedisAddress,
+pub(crate) struct NodeConnection {
+    pub(crate) connection: MultiplexedConnection,
+    pub(crate) address: RedisAddress,
 }
 
 impl NodeConnection {
@@ -188,7 +188,7 @@ impl NodeConnection {
 }
 
 /// Which master holds which slots, as `node` says, or else the seed that answers first.
-pub(super) async fn read_map(
+pub(crate) async fn read_map(
     shared: Arc<RedisShared>,
     node: Option<NodeConnection>,
 ) -> Result<Vec<SlotRange>, StoreError> {
@@ -247,11 +247,6 @@ pub(crate) async fn open_slot(
     let range = ranges.iter().find(holds);
     let range = range.ok_or(StoreError::Server(ServerTrouble::Cluster))?;
     shared.access().open_server(&range.master).await.map(Some)
-}
-
-/// Which master holds which slots, as the seed that answers first says.
-pub(crate) async fn slot_ranges(shared: &RedisShared) -> Result<Vec<SlotRange>, StoreError> {
-    within(PROBE_TIMEOUT, ask_seeds(&shared.access())).await
 }
 
 /// A slot of each master of a cluster.
