@@ -77,8 +77,8 @@ pub(super) fn may_have_parameters(text: &str) -> bool {
     text.contains("://") || text.starts_with('/') && text.contains('?')
 }
 
-/// The values of query parameters in a URL or a path whose names sound secret. A value that a variable fills
-/// in is none.
+/// The values of query parameters in a URL or a path whose names sound secret. A value that a
+/// variable fills in is none.
 pub(super) fn secret_parameters(url: &str) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut begin = 0;

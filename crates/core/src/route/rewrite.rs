@@ -239,6 +239,4 @@ impl Prefix {
 }
 
 #[cfg(test)]
-mod header_tests;
-#[cfg(test)]
-mod prefix_tests;
+mod tests;
