@@ -6,8 +6,6 @@
 
 mod process;
 
-mod keys;
-
 mod optional;
 
 use std::collections::BTreeMap;
@@ -436,8 +434,8 @@ fn server(text: &mut MetricsText, state: &AdminState, snapshot: &Snapshot<'_>) {
     single(text, name, u8::from(!failed));
     let name = "tidegate_config_last_reload_success_timestamp_seconds";
     single(text, name, seconds(snapshot.loaded_us));
-    keys::known_keys(text, snapshot);
-    keys::token_keys(text, snapshot);
+    optional::write_known_keys(text, snapshot);
+    optional::write_token_keys(text, snapshot);
     single(text, "tidegate_workers", snapshot.config.server.workers);
     family(text, "tidegate_build");
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);

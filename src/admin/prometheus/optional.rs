@@ -1,8 +1,14 @@
-//! The metrics of settings that few configurations have: limits with `delay`, and `[ledger]`.
+//! The metrics of settings that few configurations have: limits with `delay`, `[ledger]`, known API
+//! keys, and keys of tokens.
+
+use tidegate_core::exchange::key_callback::{OUTCOMES, REFUSALS};
 
 use super::{family, labelled, single};
+use crate::admin::known_keys;
+use crate::clock;
 use crate::ledger::{LedgerAmounts, LedgerCount};
 use crate::server::introspection::Snapshot;
+use crate::telemetry::metrics::cells::{Durations, REQUEST_BOUNDS};
 use crate::telemetry::metrics::text::MetricsText;
 use crate::telemetry::metrics::{HELD_BOUNDS, HeldSum, Sum};
 
@@ -38,4 +44,33 @@ pub(super) fn write_ledger(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
         let samples = settings.counts.iter().map(sample);
         labelled(text, name, "counts", samples);
     }
+}
+
+/// The known API keys, and the service that is asked about them.
+pub(super) fn write_known_keys(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
+    if let Some(known) = known_keys::report(snapshot) {
+        single(text, "tidegate_known_keys", known.keys);
+    }
+    let Some(callback) = snapshot.key_callback else {
+        return;
+    };
+    let outcomes = OUTCOMES.into_iter().zip(callback.outcomes());
+    labelled(text, "tidegate_key_callback_questions", "outcome", outcomes);
+    let refusals = REFUSALS.into_iter().zip(callback.refusals());
+    labelled(text, "tidegate_key_callback_refused", "reason", refusals);
+    family(text, "tidegate_key_callback_duration_seconds");
+    let mut durations = Durations::default();
+    callback.durations().add_to(&mut durations);
+    text.durations(&[], &REQUEST_BOUNDS, &durations);
+}
+
+/// The keys of tokens.
+pub(super) fn write_token_keys(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
+    let Some(jwks) = &snapshot.config.jwks else {
+        return;
+    };
+    let status = jwks.keys.status(clock::unix_us() / 1_000_000);
+    single(text, "tidegate_jwks_age_seconds", status.age_s);
+    let fetches = [("ok", status.fetched), ("failed", status.failed)];
+    labelled(text, "tidegate_jwks_fetches", "outcome", fetches);
 }

@@ -224,7 +224,8 @@ fn a_text_that_is_secret_by_its_place_is_not_told() {
         format!(
             "[limit.default]\nrate = \"5/min\"\n\
              exempt = [\"{secret}\", \"10.0.0.1\"]\n\
-             [[route]]\npath = \"/a\"\nupstream = \"u\"\nheaders_up = {{ authorization = \"{secret}\" }}\n\
+             [[route]]\npath = \"/a\"\nupstream = \"u\"\n\
+             headers_up = {{ authorization = \"{secret}\" }}\n\
              query = {{ token = \"{secret}\" }}\n\
              [upstream.u]\nservers = [\"http://a\"]\nhealth = \"/h?token={secret}\"\n\
              [[bypass]]\nheader = \"x-in\"\nvalue = \"{secret}\"\n"

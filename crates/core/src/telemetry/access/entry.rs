@@ -375,7 +375,7 @@ pub(super) fn combined(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     out.push(b'\n');
 }
 
-/// Writes a path. Bytes that could end the field or begin an escape are percent-encoded, which names
+/// Writes a path. Bytes that could end the field or begin an escape are percent-encoded: it stays
 /// the same path.
 fn printable(out: &mut Vec<u8>, path: &str) {
     for byte in path.bytes() {
