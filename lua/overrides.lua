@@ -44,8 +44,8 @@ if kind == 'set' then
     redis.call('ZREM', KEYS[4], field)
   end
 elseif kind == 'remove' then
-  if KEYS[5] then redis.call('DEL', KEYS[5]) end
-  if redis.call('HDEL', KEYS[1], field) == 0 then return { 0, 0, 0 } end
+  local forgotten = KEYS[5] and redis.call('DEL', KEYS[5]) or 0
+  if redis.call('HDEL', KEYS[1], field) + forgotten == 0 then return { 0, 0, 0 } end
   redis.call('ZREM', KEYS[4], field)
 end
 

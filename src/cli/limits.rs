@@ -354,7 +354,7 @@ impl LimitsCommand<'_> {
             None,
             &done,
             match args.remove {
-                true => format!("key {key} is no longer blocked\n"),
+                true => format!("key {key} is not blocked; its denials and bans are forgotten\n"),
                 false => format!("key {key} is blocked {}\n", until_text(done.until)),
             },
         )

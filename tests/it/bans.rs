@@ -158,6 +158,23 @@ fn banned_requests_ask_the_store_nothing_and_an_operator_ends_the_ban() {
 }
 
 #[test]
+fn an_operator_takes_back_denials_that_began_no_ban() {
+    let (upstream, redis) = (Upstream::ok(), RedisServer::start());
+    let proxy = proxy(&upstream, &(store(&redis) + &limit("for = \"1h\"")));
+    deny(&proxy, "a", 3);
+    eventually("the store has the denials", || told_denials(&redis) == 3);
+    let unblocked = limits(&proxy, "unblock header:x-user=a --json");
+    assert_eq!(told_denials(&redis), 0);
+    let audit = limits(&proxy, "ls --audit --json");
+    assert_eq!(audit["changes"][0]["tag"], unblocked["tag"], "{audit}");
+    let directory = proxy.directory.path();
+    for user in ["header:x-user=a", "header:x-user=never"] {
+        let again = command(directory, &["limits", "unblock", user]);
+        assert_eq!(again.status.code(), Some(1), "{again:?}");
+    }
+}
+
+#[test]
 fn a_ban_soon_after_another_lasts_longer() {
     for with_redis in [true, false] {
         let (upstream, redis) = (Upstream::ok(), RedisServer::start());

@@ -72,11 +72,14 @@ impl BanRecords {
         record.add(ban, count, now_us)
     }
 
-    /// Forgets the denials and bans of a key.
-    pub(super) fn forget(&self, tag: KeyHash) {
+    /// Forgets the denials and bans of a key. Returns whether there were any.
+    pub(super) fn forget(&self, tag: KeyHash) -> bool {
         let mut generations = self.generations();
-        generations.young.retain(|key, _| key.tag != tag);
-        generations.old.retain(|key, _| key.tag != tag);
+        let BanGenerations { young, old } = &mut *generations;
+        let before = young.len() + old.len();
+        young.retain(|key, _| key.tag != tag);
+        old.retain(|key, _| key.tag != tag);
+        young.len() + old.len() < before
     }
 
     /// Counts and logs a ban of this process.
@@ -145,7 +148,7 @@ mod tests {
         let begun = records.add(&login, key(1), 3, 1005).unwrap();
         assert_eq!((begun.level, begun.length_us), (2, 2000));
         assert_eq!(begun.note(), "number 2 in a row");
-        records.forget(key(1));
+        assert!(records.forget(key(1)) && !records.forget(key(1)));
         assert_eq!(records.add(&other, key(1), 1, 5), None);
         assert_eq!(records.add(&login, key(1), 3, 3005).unwrap().level, 1);
         assert!(records.add(&login, key(2), 1, 5).is_some());

@@ -476,9 +476,9 @@ impl MemoryOverrides {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let before = records.len();
         records.retain(|one| one.subject != record.subject);
-        let was_there = records.len() < before;
+        let mut was_there = records.len() < before;
         if let (Subject::Block(tag), ChangeKind::Remove) = (&record.subject, record.terms.kind) {
-            self.bans.forget(*tag);
+            was_there |= self.bans.forget(*tag);
         }
         records.retain(|one| !one.is_over(now_us));
         let outcome = match record.terms.kind {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::limit::calendar::{CalendarSettings, CalendarUnit, Zone};
-use crate::limit::{Algorithm, DayWord, Key, Rule};
+use crate::limit::{Algorithm, Ban, DayWord, Key, Rule};
 
 fn limit(name: &str) -> Limit {
     Limit::new(name, &[], Key::all_of([]))
@@ -130,6 +130,28 @@ fn what_is_said_holds_until_it_is_taken_back() {
     );
     let now = overrides.snapshot().unwrap();
     assert!(now.block_of(one).is_none());
+}
+
+#[test]
+fn the_end_of_a_block_takes_back_denials_that_began_no_ban() {
+    let overrides = MemoryOverrides::default();
+    let tag = KeyHash([1; 16]);
+    let ban = Ban {
+        after: 3,
+        window_us: 60_000_000,
+        first_us: 60_000_000,
+        again: 2,
+        max_us: 60_000_000,
+    };
+    let login = Limit {
+        ban: Some(ban),
+        ..limit("login")
+    };
+    overrides.count_denial(&login, tag);
+    let end = || overrides.change(change(Subject::Block(tag), ChangeKind::Remove, 0));
+    assert_eq!(end(), ChangeOutcome::Made(0));
+    assert_eq!(end(), ChangeOutcome::Nothing);
+    assert_eq!(overrides.changes().len(), 1);
 }
 
 #[test]
