@@ -50,7 +50,7 @@ pub(super) fn unread(snapshot: &Snapshot<'_>) -> Option<&'static str> {
 /// What is wrong with the API keys in Redis.
 pub(super) fn unusable_keys(snapshot: &Snapshot<'_>) -> Option<String> {
     let keys = snapshot.counts.backing.known_keys()?;
-    if !keys.is_read() {
+    if keys.is_overdue() {
         let text = "the API keys in Redis were never read, so no key of them is known. The log \
                     says why";
         return Some(text.to_owned());

@@ -10,9 +10,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
+use crate::clock;
 use crate::config::process_secret;
 use crate::limit::key::{KeyClient, KeyDigest, KeyTable};
 
@@ -22,6 +24,8 @@ pub const KEYS_SCRIPT: &str = include_str!("../../../../lua/known_keys.lua");
 pub const MAX_KNOWN_KEYS: usize = 100_000;
 /// The last changes that the store keeps.
 pub const MAX_KEY_CHANGES: usize = 1000;
+/// How long the first reading may take before it is reported.
+const FIRST_WITHIN: Duration = Duration::from_secs(5);
 /// Characters of `by`.
 const MAX_OPERATOR: usize = 200;
 
@@ -111,8 +115,10 @@ impl KeyChange {
 #[derive(Debug)]
 pub struct RegisteredKeys {
     table: ArcSwap<KeyTable<Arc<KeyClient>>>,
+    made_at: Instant,
     /// Whether the keys were read since the start.
     is_read: AtomicBool,
+    has_failed: AtomicBool,
     /// Records that the table lacks: there are too many, or they cannot be read.
     left_out: AtomicU64,
 }
@@ -121,7 +127,9 @@ impl Default for RegisteredKeys {
     fn default() -> RegisteredKeys {
         RegisteredKeys {
             table: ArcSwap::from_pointee(KeyTable::new(process_secret())),
+            made_at: clock::now(),
             is_read: AtomicBool::new(false),
+            has_failed: AtomicBool::new(false),
             left_out: AtomicU64::new(0),
         }
     }
@@ -160,6 +168,16 @@ impl RegisteredKeys {
 
     pub fn is_read(&self) -> bool {
         self.is_read.load(Ordering::Relaxed)
+    }
+
+    /// Whether the keys should have been read by now, and were not.
+    pub fn is_overdue(&self) -> bool {
+        let is_late = || clock::now().saturating_duration_since(self.made_at) > FIRST_WITHIN;
+        !self.is_read() && (self.has_failed.load(Ordering::Relaxed) || is_late())
+    }
+
+    pub(super) fn note_failure(&self) {
+        self.has_failed.store(true, Ordering::Relaxed);
     }
 
     pub fn left_out(&self) -> u64 {
@@ -252,6 +270,16 @@ mod tests {
         keys.change(&[removed]);
         assert!(keys.find(b"k1").is_none() && keys.is_read());
         assert_eq!(KeyChange::parse("9\n8\nnothing\n"), None);
+    }
+
+    #[test]
+    fn keys_are_overdue_once_a_reading_has_failed() {
+        let keys = RegisteredKeys::default();
+        assert!(!keys.is_overdue());
+        keys.note_failure();
+        assert!(keys.is_overdue());
+        keys.change(&[]);
+        assert!(!keys.is_overdue());
     }
 
     #[test]

@@ -169,6 +169,9 @@ pub(super) async fn learn(
 
 /// Warns once; the keys that are known stay.
 fn warn_refused(shared: &RedisShared, error: &RedisError) {
+    if let Some(table) = shared.known_keys() {
+        table.note_failure();
+    }
     if !shared.known_keys.refused.swap(true, Ordering::Relaxed) {
         let kind = StoreError::from(error).label();
         tracing::warn!(kind, "redis: the known API keys cannot be read: {error}");
