@@ -144,6 +144,23 @@ fn a_process_that_is_stopped_loses_nothing_and_clients_keep_their_hashes() {
 }
 
 #[test]
+fn an_empty_file_of_counts_makes_a_warning_and_a_new_one_makes_none() {
+    let (upstream, directory) = (Upstream::ok(), tempfile::tempdir().unwrap());
+    let file = directory.path().join("counts");
+    let config = rules(&upstream, &file);
+    let mut proxy = Tidegate::start(&config);
+    left(proxy.address, "");
+    proxy.signal("TERM");
+    assert!(proxy.wait().success());
+    let said = proxy.said();
+    assert!(!said.iter().any(|line| line.contains("WARN")), "{said:?}");
+    std::fs::write(&file, "").unwrap();
+    let proxy = Tidegate::start(&config);
+    proxy.wait_for_line("the file of counts is empty: calendar windows count from zero");
+    assert_eq!(left(proxy.address, ""), UNITS - 1);
+}
+
+#[test]
 fn upgrades_and_reloads_lose_no_unit() {
     let (upstream, directory) = (Upstream::ok(), tempfile::tempdir().unwrap());
     let rules = rules(&upstream, &directory.path().join("counts"));

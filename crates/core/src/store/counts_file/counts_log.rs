@@ -422,9 +422,11 @@ fn read_records(
     })
 }
 
-/// Moves a file that cannot be read out of the way.
+/// Moves a file that cannot be read out of the way. No proxy makes an empty file.
 fn set_aside(path: &Path, length: usize) -> io::Result<()> {
     if length == 0 {
+        let file = path.display();
+        tracing::warn!(%file, "the file of counts is empty: calendar windows count from zero");
         return fs::remove_file(path);
     }
     let aside = with_ending(path, ".damaged");
