@@ -49,6 +49,16 @@ pub(crate) fn unreadable_head() -> Bytes {
     answer.into()
 }
 
+/// How long this process goes on serving.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ServingStage {
+    #[default]
+    Serves,
+    /// It ends, and another process serves its addresses already.
+    HandsOver,
+    Ends,
+}
+
 /// A proxy that asks, and one question of it.
 struct Caller<'c> {
     settings: &'c DecideSettings,
@@ -56,7 +66,7 @@ struct Caller<'c> {
     since: Instant,
     /// How long the proxy waits, if it says so.
     timeout: Option<Duration>,
-    draining: watch::Receiver<bool>,
+    stage: watch::Receiver<ServingStage>,
 }
 
 /// A method of gRPC that is served here.
@@ -89,20 +99,21 @@ impl Caller<'_> {
         self.timeout.is_some_and(|timeout| waited >= timeout)
     }
 
-    fn is_draining(&self) -> bool {
-        *self.draining.borrow()
+    /// Whether the address answers on after this process.
+    fn is_served(&self) -> bool {
+        *self.stage.borrow() != ServingStage::Ends
     }
 }
 
 impl Proxy {
-    /// Answers a proxy that asks for a decision. `draining` becomes true when the server ends.
-    pub async fn decide(
+    /// Answers a proxy that asks for a decision. `stage` changes when this process ends.
+    pub(crate) async fn decide(
         &self,
         asked: &mut Request<RequestBody>,
         response: &mut Response<Body>,
         peer: &Downstream,
         head_error: Option<HeadError>,
-        draining: watch::Receiver<bool>,
+        stage: watch::Receiver<ServingStage>,
     ) {
         if peer.arrival.misplaced {
             refuse(
@@ -127,7 +138,7 @@ impl Proxy {
             peer,
             since: clock::now(),
             timeout: grpc::timeout(asked.headers()),
-            draining,
+            stage,
         };
         if head_error.is_some() {
             return self.refuse_head(asked, response, &caller);
@@ -189,11 +200,11 @@ impl Proxy {
             Some(RpcMethod::AuthorizationCheck) => self.answer_check(body, caller).await,
             Some(RpcMethod::HealthCheck) => {
                 let request = grpc::decode(grpc::read_message(body, most).await?)?;
-                health::check(&request, caller.is_draining())
+                health::check(&request, caller.is_served())
             }
             Some(RpcMethod::HealthWatch) => {
                 let request = grpc::decode(grpc::read_message(body, most).await?)?;
-                Ok(health::watch(&request, caller.draining.clone()))
+                Ok(health::watch(&request, caller.stage.clone()))
             }
             None => Err(RpcError::new(CallCode::Unimplemented, "no such method")),
         }
@@ -206,9 +217,9 @@ impl Proxy {
         caller: &Caller<'_>,
     ) {
         match asked.uri().path() {
-            "/healthcheck" => match caller.is_draining() {
-                true => refuse(response, StatusCode::INTERNAL_SERVER_ERROR, "draining\n"),
-                false => refuse(response, StatusCode::OK, "OK\n"),
+            "/healthcheck" => match caller.is_served() {
+                true => refuse(response, StatusCode::OK, "OK\n"),
+                false => refuse(response, StatusCode::INTERNAL_SERVER_ERROR, "draining\n"),
             },
             "/json" => self.answer_json(asked, response, caller).await,
             path if RpcMethod::at(path).is_some() => {

@@ -96,7 +96,7 @@ impl Acceptors {
 
     pub(super) async fn end(mut self, lifecycle: Lifecycle) {
         let worker = &self.worker;
-        worker.drain.begin(&worker.sweep);
+        worker.drain.begin(&worker.sweep, lifecycle);
         if lifecycle == (Lifecycle::Stop { yields: true }) {
             for one in self.all.iter().filter(|one| !one.socket.lent) {
                 // Where this is not allowed, a few connections are lost.

@@ -17,6 +17,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 use super::Lifecycle;
 use crate::clock::Sweep;
 use crate::config::ServerSettings;
+use crate::proxy::decide::ServingStage;
 use crate::telemetry::panics::lock;
 
 /// How long connections may take to end once they are cut.
@@ -29,7 +30,7 @@ const IPV6_BITS: u32 = 64;
 pub(crate) struct Drain {
     draining: AtomicBool,
     /// The same, for those who wait for it.
-    begun: watch::Sender<bool>,
+    stage: watch::Sender<ServingStage>,
     closing: AtomicBool,
     cut: AtomicBool,
     open: AtomicUsize,
@@ -90,17 +91,17 @@ impl Drain {
         self.draining.load(Ordering::SeqCst)
     }
 
-    /// Becomes true when the drain begins.
-    pub(crate) fn begun(&self) -> watch::Receiver<bool> {
-        self.begun.subscribe()
+    /// Changes when the drain begins.
+    pub(crate) fn stage(&self) -> watch::Receiver<ServingStage> {
+        self.stage.subscribe()
     }
 
     /// Waits until the drain has begun, and `idle` has passed: a client that has not yet spoken has
     /// as much time as an idle connection.
     pub(super) async fn end_of_handshakes(&self, idle: Duration) {
-        let mut begun = self.begun();
+        let mut stage = self.stage();
         // The sender is in `self`, so it is not gone.
-        let _ = begun.wait_for(|begun| *begun).await;
+        let _ = stage.wait_for(|now| *now != ServingStage::Serves).await;
         tokio::time::sleep(idle).await;
     }
 
@@ -119,17 +120,20 @@ impl Drain {
     }
 
     /// Makes each response the last one on its connection.
-    pub(crate) fn begin(&self, sweep: &Sweep) {
+    pub(super) fn begin(&self, sweep: &Sweep, lifecycle: Lifecycle) {
         // `SeqCst`, because of connections that other workers hand off to this one: either the
         // other worker sees the drain, or the drain sees the connection.
         self.draining.store(true, Ordering::SeqCst);
-        self.begun.send_replace(true);
+        self.stage.send_replace(match lifecycle {
+            Lifecycle::HandOver | Lifecycle::Stop { yields: true } => ServingStage::HandsOver,
+            _ => ServingStage::Ends,
+        });
         sweep.wake_all();
     }
 
-    /// Waits until all connections have ended. Returns how many are open at the deadline.
+    /// Waits until all connections have ended, once a drain has begun. Returns how many are open
+    /// at the deadline.
     pub(crate) async fn finish(&self, sweep: &Sweep, deadlines: Deadlines) -> usize {
-        self.begin(sweep);
         let idle = deadlines.idle.min(deadlines.all);
         self.wait_until_closed(idle).await;
         self.closing.store(true, Ordering::Relaxed);

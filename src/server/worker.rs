@@ -129,8 +129,8 @@ impl ClientConnection {
         let handling = async {
             match self.is_decide_peer {
                 true => {
-                    let draining = self.worker.drain.begun();
-                    let deciding = proxy.decide(request, response, downstream, error, draining);
+                    let stage = self.worker.drain.stage();
+                    let deciding = proxy.decide(request, response, downstream, error, stage);
                     // Few connections need this much room.
                     Box::pin(deciding).await;
                 }

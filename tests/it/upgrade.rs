@@ -106,6 +106,36 @@ fn assert_nothing_lost(what: &str, outcome: &Outcome) {
 }
 
 #[test]
+fn a_health_check_on_a_kept_connection_passes_in_an_upgrade_and_fails_at_a_stop() {
+    let upstream = upstream();
+    let decide = std::net::SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let settings = format!("{}[decide]\nlisten = \"{decide}\"\n", settings(&upstream));
+    let proxy = Lineage::start("\"127.0.0.1:0\"", &settings, "workers = 1");
+    let mut kept = Client::to(decide);
+    let check = |client: &mut Client| {
+        let answer = client.ask("GET /healthcheck HTTP/1.1\r\nHost: test\r\n\r\n");
+        let ends = answer.header("connection").as_deref() == Some("close");
+        (answer.status, ends)
+    };
+    // A process may answer some more before it hears of its end.
+    let last_check = |client: &mut Client| {
+        let mut last = (0, false);
+        eventually("the connection ends", || {
+            last = check(client);
+            last.1
+        });
+        last.0
+    };
+    assert_eq!(check(&mut kept), (200, false));
+    proxy.upgrade();
+    assert_eq!(last_check(&mut kept), 200);
+    let mut kept = Client::to(decide);
+    assert_eq!(check(&mut kept), (200, false));
+    proxy.signal("TERM");
+    assert_eq!(last_check(&mut kept), 500);
+}
+
+#[test]
 fn upgrades_in_a_row_lose_nothing() {
     let upstream = upstream();
     let mut proxy = Lineage::start(

@@ -6,6 +6,7 @@ use http::Response;
 use prost::Message;
 use tokio::sync::watch;
 
+use super::ServingStage;
 use super::grpc::{self, CallCode, RpcError};
 use crate::proxy::body::Body;
 
@@ -45,11 +46,11 @@ impl From<ServingStatus> for HealthCheckResponse {
 }
 
 impl HealthCheckRequest {
-    fn status(&self, is_draining: bool) -> ServingStatus {
-        match is_draining {
+    fn status(&self, is_served: bool) -> ServingStatus {
+        match is_served {
             _ if !SERVICES.contains(&&*self.service) => ServingStatus::ServiceUnknown,
-            true => ServingStatus::NotServing,
-            false => ServingStatus::Serving,
+            true => ServingStatus::Serving,
+            false => ServingStatus::NotServing,
         }
     }
 }
@@ -57,9 +58,9 @@ impl HealthCheckRequest {
 /// The status now.
 pub(super) fn check(
     request: &HealthCheckRequest,
-    is_draining: bool,
+    is_served: bool,
 ) -> Result<Response<Body>, RpcError> {
-    match request.status(is_draining) {
+    match request.status(is_served) {
         ServingStatus::ServiceUnknown => Err(RpcError::new(CallCode::NotFound, "no such service")),
         status => Ok(grpc::answer(&HealthCheckResponse::from(status))),
     }
@@ -69,12 +70,12 @@ pub(super) fn check(
 /// does not keep the server from ending.
 pub(super) fn watch(
     request: &HealthCheckRequest,
-    mut draining: watch::Receiver<bool>,
+    mut stage: watch::Receiver<ServingStage>,
 ) -> Response<Body> {
-    let status = request.status(*draining.borrow());
+    let status = request.status(*stage.borrow() == ServingStage::Serves);
     let changed = async move {
         // A worker that has dropped the sender has ended.
-        let _ = draining.wait_for(|is_draining| *is_draining).await;
+        let _ = stage.wait_for(|stage| *stage != ServingStage::Serves).await;
         match status {
             ServingStatus::Serving => {
                 grpc::frame(&HealthCheckResponse::from(ServingStatus::NotServing))
