@@ -29,8 +29,9 @@ use super::listen::{ListenChange, ListenLines, WorkerSocket};
 use super::watcher::Watcher;
 use super::worker::ActiveConfig;
 use super::{Lifecycle, Reloads, ServerHandles, ServerState, socket_file, systemd, tls};
+use crate::clock;
 use crate::config::diagnostic::Diagnostics;
-use crate::config::{self, Config, Control, SettingError};
+use crate::config::{self, Config, Control, SettingError, StoreKind};
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::panics::{contained, endure, spawn_thread};
 use tidegate_core::failpoint;
@@ -38,6 +39,9 @@ use tidegate_core::failpoint;
 /// The pause after a reload. Requests in this time become one reload.
 const PAUSE: Duration = Duration::from_millis(5);
 const CHECK_EVERY: Duration = Duration::from_millis(400);
+/// How long a reload waits for a store that was away and has another login or TLS now.
+const STORE_PATIENCE: Duration = Duration::from_secs(2);
+const STORE_CHECK_EVERY: Duration = Duration::from_millis(20);
 
 pub(super) struct ReloadOrder {
     pub(super) config: Box<Config>,
@@ -211,9 +215,13 @@ impl Reloader {
         }
         drop(old);
         self.drop_replaced();
+        let has_new_login = has_new_login(&self.config.store.kind, &config.store.kind);
         self.config = config;
         if *self.handles.shutdown.borrow() != Lifecycle::Serve {
             return Err(ReloadError::Stopping);
+        }
+        if has_new_login {
+            self.wait_for_store().await;
         }
         Ok(Reloaded {
             changes,
@@ -223,8 +231,23 @@ impl Reloader {
         })
     }
 
+    fn is_store_away(&self) -> bool {
+        self.state.counts.backing.away_since().is_some()
+    }
+
+    /// Lets the workers connect with the new login, so that no old error is reported.
+    async fn wait_for_store(&self) {
+        let until = clock::now() + STORE_PATIENCE;
+        while self.is_store_away()
+            && clock::now() < until
+            && *self.handles.shutdown.borrow() == Lifecycle::Serve
+        {
+            tokio::time::sleep(STORE_CHECK_EVERY).await;
+        }
+    }
+
     fn problems(&self) -> Vec<String> {
-        let away = self.state.counts.backing.away_since().is_some();
+        let away = self.is_store_away();
         let line = "The store does not answer: limits follow `on_error` until it does";
         away.then(|| line.to_owned()).into_iter().collect()
     }
@@ -277,6 +300,16 @@ impl Reloader {
                 self.replaced.push(old);
             }
         }
+    }
+}
+
+/// Whether the store is at the same place, with another login or TLS.
+fn has_new_login(before: &StoreKind, now: &StoreKind) -> bool {
+    match (before, now) {
+        (StoreKind::Redis(before), StoreKind::Redis(now)) => {
+            before.topology == now.topology && before != now
+        }
+        _ => false,
     }
 }
 

@@ -241,3 +241,23 @@ fn a_store_that_does_not_answer_is_told() {
     assert_eq!(said.code, 0, "{said:?}");
     assert!(said.err.contains("The store does not answer"), "{said:?}");
 }
+
+#[test]
+fn the_reload_that_repairs_a_password_reports_no_old_error() {
+    let redis = crate::support::RedisServer::start();
+    redis.run("CONFIG SET requirepass right");
+    let store = |password: &str| {
+        let port = redis.port();
+        format!("{FIVE}[store]\nurl = \"redis://:{password}@127.0.0.1:{port}\"\n")
+    };
+    let gate = Gate::start(&store("wrong")).when_it_listens();
+    eventually("the store is away", || {
+        gate.command(&[]).err.contains("The store does not answer")
+    });
+    gate.write(&store("right"));
+    let said = gate.command(&[]);
+    assert_eq!((said.code, said.err.as_str()), (0, ""), "{said:?}");
+    gate.write(&store("wrong"));
+    let said = gate.command(&[]);
+    assert!(said.err.contains("The store does not answer"), "{said:?}");
+}
