@@ -168,15 +168,27 @@ fn text(usage: &BilledUsage) -> String {
         .iter()
         .map(|count| format!(">{count}"))
         .collect();
-    let head: Vec<&str> = usage.by.iter().chain(&counts).map(String::as_str).collect();
-    let mut rows: Vec<Vec<String>> = usage.rows.iter().map(|row| cells(usage, row)).collect();
+    // Only then can a reader confuse two lines.
+    let is_like_a_line = |row: &BilledRow| {
+        row.kind.as_deref() == Some("client")
+            && matches!(row.client.as_deref(), Some("unknown" | "other"))
+    };
+    let has_kind = usage.rows.iter().any(is_like_a_line);
+    let columns = columns(usage, has_kind);
+    let head = columns.into_iter().chain(counts.iter().map(String::as_str));
+    let head: Vec<&str> = head.collect();
+    let cells = |row| {
+        let texts = periods(usage, row, has_kind);
+        texts.chain(amounts(usage, row)).collect()
+    };
+    let mut rows: Vec<Vec<String>> = usage.rows.iter().map(cells).collect();
     let total = BilledRow {
         requests: usage.total.requests,
         tokens: usage.total.tokens,
         money: usage.total.money,
         ..BilledRow::default()
     };
-    let mut sums = cells(usage, &total);
+    let mut sums = cells(&total);
     sums[0] = "total".to_owned();
     rows.push(sums);
     let spans = |row: Vec<String>| row.iter().map(StyledSpan::plain).collect();
@@ -187,29 +199,16 @@ fn text(usage: &BilledUsage) -> String {
 
 /// RFC 4180, with a line of names.
 fn csv(usage: &BilledUsage) -> String {
-    let periods = usage.by.iter().flat_map(|column| match column.as_str() {
-        "client" => vec!["client".to_owned(), "kind".to_owned()],
-        column => vec![column.to_owned()],
-    });
-    let names = periods.chain(usage.counts.iter().cloned()).collect();
-    let lines = std::iter::once(names);
-    let lines = lines.chain(usage.rows.iter().map(|row| csv_cells(usage, row)));
+    let names = columns(usage, true).into_iter().map(str::to_owned);
+    let names = names.chain(usage.counts.iter().cloned()).collect();
+    let cells = |row| {
+        let texts = periods(usage, row, true).map(|text| csv_text(&text));
+        texts.chain(amounts(usage, row)).collect()
+    };
+    let lines = std::iter::once(names).chain(usage.rows.iter().map(cells));
     lines
         .map(|cells: Vec<String>| cells.join(",") + "\r\n")
         .collect()
-}
-
-fn csv_cells(usage: &BilledUsage, row: &BilledRow) -> Vec<String> {
-    let columns = usage.by.iter().zip(cells(usage, row));
-    let mut line = Vec::new();
-    for (column, text) in columns {
-        line.push(csv_text(&text));
-        if column == "client" {
-            line.push(row.kind.clone().unwrap_or_default());
-        }
-    }
-    line.extend(counts(usage, row));
-    line
 }
 
 /// A cell of CSV. A spreadsheet must not take a client's name for a formula.
@@ -225,18 +224,28 @@ fn csv_text(text: &str) -> String {
     }
 }
 
-/// The texts of a row, in the order of the columns.
-fn cells(usage: &BilledUsage, row: &BilledRow) -> Vec<String> {
-    let by = usage.by.iter().map(|column| match column.as_str() {
-        "client" => row.client.clone(),
-        "day" => row.day.clone(),
-        _ => row.month.clone(),
+/// The names of the columns that say what a row is for.
+fn columns(usage: &BilledUsage, has_kind: bool) -> Vec<&str> {
+    let by = usage.by.iter().flat_map(|column| match column.as_str() {
+        "client" if has_kind => vec!["client", "kind"],
+        column => vec![column],
     });
-    let by = by.map(Option::unwrap_or_default);
-    by.chain(counts(usage, row)).collect()
+    by.collect()
 }
 
-fn counts(usage: &BilledUsage, row: &BilledRow) -> impl Iterator<Item = String> {
+/// The texts of a row in these columns.
+fn periods(usage: &BilledUsage, row: &BilledRow, has_kind: bool) -> impl Iterator<Item = String> {
+    let text = |column| match column {
+        "client" => row.client.clone(),
+        "kind" => row.kind.clone(),
+        "day" => row.day.clone(),
+        _ => row.month.clone(),
+    };
+    let columns = columns(usage, has_kind).into_iter();
+    columns.map(move |column| text(column).unwrap_or_default())
+}
+
+fn amounts(usage: &BilledUsage, row: &BilledRow) -> impl Iterator<Item = String> {
     usage.counts.iter().map(|count| match count.as_str() {
         "requests" => row.requests.to_string(),
         "tokens" => row.tokens.to_string(),
@@ -306,6 +315,13 @@ mod tests {
         let csv = csv(&usage);
         assert!(csv.contains("other,client,2026-11-26,12,"), "{csv}");
         assert!(csv.contains("other,other,2026-11-26,-3,"), "{csv}");
+    }
+
+    #[test]
+    fn a_table_has_the_kind_only_if_a_client_has_the_name_of_a_line() {
+        let second = |client| text(&usage(client)).lines().nth(1).map(str::to_owned);
+        assert!(!second("acme").unwrap().contains("kind"));
+        assert!(second("unknown").unwrap().contains("client   kind    day"));
     }
 
     #[test]
