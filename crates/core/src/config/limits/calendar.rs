@@ -92,7 +92,7 @@ fn read_anchor(section: &mut Section<'_>, present: SectionsPresent) -> (AnchorDa
 
 fn anchor_text(text: &str) -> Result<AnchorText, &'static str> {
     const WRITE: &str = "an anchor is a day from 1 to 31, a date, `keys` or `jwt:CLAIM`; write for \
-                         example `anchor = 15`";
+                         example `anchor = 15`, or for years `anchor = \"2024-02-29\"`";
     if text == "keys" {
         return Ok(AnchorText::Source(AnchorSource::Keys));
     }
