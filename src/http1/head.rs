@@ -41,14 +41,13 @@ pub(crate) enum Unreadable {
     Malformed,
     /// The last transfer coding is not `chunked`.
     Coding,
-    TooLarge,
-    TargetTooLong,
+    TooLong(HeadError),
 }
 
 impl From<httparse::Error> for Unreadable {
     fn from(error: httparse::Error) -> Unreadable {
         match error {
-            httparse::Error::TooManyHeaders => Unreadable::TooLarge,
+            httparse::Error::TooManyHeaders => Unreadable::TooLong(HeadError::TooManyLines),
             _ => Unreadable::Malformed,
         }
     }
@@ -72,7 +71,7 @@ pub(crate) fn read<B>(
     let mut lines = [const { MaybeUninit::<Header<'_>>::uninit() }; USUAL_LINES];
     let usual = bounds.lines.min(USUAL_LINES);
     match parse(read, request, bounds, &mut lines[..usual]) {
-        Err(Unreadable::TooLarge) if bounds.lines > usual => {
+        Err(Unreadable::TooLong(HeadError::TooManyLines)) if bounds.lines > usual => {
             let mut lines = vec![MaybeUninit::uninit(); bounds.lines];
             parse(read, request, bounds, &mut lines)
         }
@@ -95,7 +94,7 @@ fn parse<'r, B>(
         return Ok(None);
     };
     if target.len() > MAX_TARGET_BYTES {
-        return Err(Unreadable::TargetTooLong);
+        return Err(Unreadable::TooLong(HeadError::TargetTooLong));
     }
     let is_http10 = parsed.version == Some(0);
     let front = read.as_ptr() as usize;
@@ -138,11 +137,19 @@ fn parse<'r, B>(
     let error = if !in_order && has_bare_lf(&read[..length]) {
         Some(HeadError::BareLf)
     } else if length > bounds.bytes {
-        Some(HeadError::TooLarge)
+        Some(exceeded(&read[..length], bounds))
     } else {
         framing.has_two_lengths().then_some(HeadError::TwoLengths)
     };
     Ok(Some(framing.finish(length, error)))
+}
+
+/// How a head is too large: a target may be the reason.
+pub(crate) fn exceeded(head: &[u8], bounds: HeadBounds) -> HeadError {
+    match head.get(..bounds.bytes) {
+        Some(front) if !front.contains(&b'\n') => HeadError::TargetTooLong,
+        _ => HeadError::TooLarge,
+    }
 }
 
 /// Resets a request so that it can be used again. It keeps the capacity of its header map and

@@ -350,10 +350,15 @@ fn heads_are_bounded() {
     let lines = |many: usize| format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(many));
     assert!(ours(lines(BOUNDS.lines).as_bytes()).is_ok());
     let over = ours(lines(BOUNDS.lines + 1).as_bytes());
-    assert!(matches!(over, Err(Unreadable::TooLarge)));
+    let too_long = Unreadable::TooLong;
+    assert_eq!(over.err(), Some(too_long(HeadError::TooManyLines)));
     let target = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(1 << 16));
     let long = ours(target.as_bytes());
-    assert!(matches!(long, Err(Unreadable::TargetTooLong)));
+    assert_eq!(long.err(), Some(too_long(HeadError::TargetTooLong)));
+    let target = |bytes: usize| format!("GET /{} HTTP/1.1\r\nX: y\r\n\r\n", "a".repeat(bytes));
+    assert_eq!(error(&target(BOUNDS.bytes - 20)), too_large);
+    let too_long = Some(HeadError::TargetTooLong);
+    assert_eq!(error(&target(BOUNDS.bytes)), too_long);
     // More lines than there is room for at first.
     let read = Bytes::from(lines(150));
     let bounds = HeadBounds {

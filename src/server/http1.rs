@@ -361,13 +361,8 @@ impl Http1Server<'_> {
             Unreadable::Coding if self.names_unknown_coding() => {
                 UnreadableHead::with_unknown_coding()
             }
-            Unreadable::Coding | Unreadable::Malformed => {
-                UnreadableHead::new(StatusCode::BAD_REQUEST)
-            }
-            Unreadable::TooLarge => {
-                UnreadableHead::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
-            }
-            Unreadable::TargetTooLong => UnreadableHead::new(StatusCode::URI_TOO_LONG),
+            Unreadable::Coding | Unreadable::Malformed => UnreadableHead::malformed(),
+            Unreadable::TooLong(error) => UnreadableHead::with_error(error),
         };
         let response = match self.client.is_decide_peer {
             true => decide::unreadable_head(),

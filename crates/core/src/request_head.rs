@@ -85,8 +85,12 @@ pub enum HeadError {
     BareLf,
     /// Content-Length and Transfer-Encoding in one head.
     TwoLengths,
-    /// More bytes or lines than the configuration allows.
+    /// More bytes than the configuration allows.
     TooLarge,
+    /// More bytes than that before the first line ends.
+    TargetTooLong,
+    /// More header lines than the configuration allows.
+    TooManyLines,
     /// Plain HTTP where TLS is spoken.
     WithoutTls,
 }

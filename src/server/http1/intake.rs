@@ -193,7 +193,8 @@ impl<'c> Intake<'c> {
     fn keep_partial(&mut self) -> Result<(), Unreadable> {
         let length = self.ahead.len();
         if self.is_too_long(length) {
-            return Err(Unreadable::TooLarge);
+            let error = head::exceeded(&self.ahead, self.bounds);
+            return Err(Unreadable::TooLong(error));
         }
         let ahead = std::mem::take(&mut self.ahead);
         let mut read = BytesMut::with_capacity((2 * length).max(READ_BYTES));

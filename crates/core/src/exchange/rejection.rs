@@ -291,19 +291,23 @@ impl Rejection {
     }
 }
 
-fn head_message(error: HeadError) -> (StatusCode, &'static str) {
+pub(super) fn head_message(error: HeadError) -> (StatusCode, &'static str) {
     let detail = match error {
-        HeadError::TooLarge => {
-            return (
-                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-                "the head of the request is larger than this server reads",
-            );
-        }
+        HeadError::TooLarge => "the head of the request is larger than this server reads",
+        HeadError::TooManyLines => "the request has more header lines than this server reads",
+        HeadError::TargetTooLong => "the target of the request is longer than this server reads",
         HeadError::BareLf => "a line of the head ends without CR",
         HeadError::TwoLengths => "Content-Length and Transfer-Encoding contradict each other",
         HeadError::WithoutTls => "this port expects TLS: use https://",
     };
-    (StatusCode::BAD_REQUEST, detail)
+    let status = match error {
+        HeadError::TooLarge | HeadError::TooManyLines => {
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE
+        }
+        HeadError::TargetTooLong => StatusCode::URI_TOO_LONG,
+        _ => StatusCode::BAD_REQUEST,
+    };
+    (status, detail)
 }
 
 fn upstream_detail(error: &NoAnswer) -> &'static str {

@@ -206,7 +206,7 @@ impl Stages {
             return Err(Rejection::HeadError(error));
         }
         if x.request.headers().len() > self.max_headers {
-            return Err(Rejection::HeadError(HeadError::TooLarge));
+            return Err(Rejection::HeadError(HeadError::TooManyLines));
         }
         self.secure.check(x.request, x.downstream)
     }
