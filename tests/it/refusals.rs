@@ -74,6 +74,10 @@ fn bytes_behind_a_refused_connect_are_no_request() {
         "CONNECT test:80 HTTP/1.1\r\nHost: test:80\r\n\r\n",
         405,
     );
+    let mut client = probe.proxy.connect();
+    let refused = client.ask("TRACE /row HTTP/1.1\r\nHost: test\r\n\r\n");
+    let allow = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
+    assert_eq!(refused.header("allow").as_deref(), Some(allow));
 }
 
 #[test]

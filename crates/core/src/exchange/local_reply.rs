@@ -381,7 +381,7 @@ fn problem_response(
     headers.insert(CONTENT_TYPE, problem::media_type(BodyKind::Json));
     headers.insert(CACHE_CONTROL, NO_STORE);
     if message.status == StatusCode::METHOD_NOT_ALLOWED {
-        let methods = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE");
+        let methods = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
         headers.insert(ALLOW, methods);
     }
     if message.close {
