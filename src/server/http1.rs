@@ -112,7 +112,12 @@ pub(super) async fn serve(
             IntakeEvent::Request(framing) => framing,
             IntakeEvent::Unreadable(unreadable) => return server.refuse(unreadable).await,
             IntakeEvent::Idle => return Http1End::Idle(server.intake.socket.stream),
-            IntakeEvent::End => return server.close().await,
+            IntakeEvent::End => {
+                if server.intake.has_late_head() {
+                    client.note_unreadable(UnreadableHead::late());
+                }
+                return server.close().await;
+            }
             IntakeEvent::Broken => return Http1End::Closed,
         };
         match server.serve_request(framing).await {

@@ -278,6 +278,33 @@ fn a_request_without_its_key_is_told_what_to_send() {
 }
 
 #[test]
+fn a_head_that_is_too_slow_has_a_line() {
+    let upstream = Upstream::ok();
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[server]\nheader_timeout = \"300ms\"\nidle_timeout = \"500ms\"\n\
+         [log]\naccess = \"stdout\"\n",
+        upstream.url()
+    ));
+    // Neither silence nor a blank line is a head.
+    assert!(proxy.connect().is_closed());
+    let mut blank = proxy.connect();
+    blank.send("\r\n");
+    assert_eq!(blank.answer().status, 408);
+    let mut slow = proxy.connect();
+    slow.send("GET / HTTP/1.1\r\nHo");
+    assert_eq!(slow.answer().status, 408);
+    let written = eventually(|| proxy.stdout(), |text| text.contains('\n'));
+    assert_eq!(written.lines().count(), 1, "{written}");
+    for part in [
+        "\"client\":\"127.0.0.1\",\"method\":\"-\"",
+        "\"path\":\"*\",\"status\":408,\"bytes\":0",
+        "\"reason\":\"the head of the request did not arrive in time\"",
+    ] {
+        assert!(written.contains(part), "{part} is missing from {written}");
+    }
+}
+
+#[test]
 fn a_head_that_cannot_be_read_has_a_line() {
     let upstream = Upstream::ok();
     let url = upstream.url();
@@ -287,12 +314,13 @@ fn a_head_that_cannot_be_read_has_a_line() {
     assert_eq!(broken.status, 400);
     let written = eventually(|| proxy.stdout(), |text| text.contains('\n'));
     let told = broken.text();
+    let bytes = format!("\"path\":\"*\",\"status\":400,\"bytes\":{},", told.len());
+    assert!(written.contains(&bytes), "{written}");
     let id = written.split("\"request_id\":\"").nth(1);
     let id = id.and_then(|rest| rest.split('"').next()).unwrap();
     assert!(told.contains(id), "{told} {written}");
     for part in [
         "\"client\":\"127.0.0.1\",\"method\":\"-\"",
-        "\"path\":\"*\",\"status\":400",
         "\"reason\":\"the head of the request cannot be read\"",
     ] {
         assert!(written.contains(part), "{part} is missing from {written}");

@@ -118,6 +118,11 @@ impl<'c> Intake<'c> {
         }
     }
 
+    /// Whether a head came too slowly. Blank lines alone are none.
+    pub(super) fn has_late_head(&self) -> bool {
+        self.socket.is_late && !self.read.is_empty()
+    }
+
     /// Whether a head that came in parts is whole now, or has a fault.
     fn is_whole(&mut self) -> bool {
         // `take_head` finds the fault.

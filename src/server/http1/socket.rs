@@ -53,6 +53,8 @@ pub(crate) struct Http1Socket {
     watched: bool,
     /// The client was told that its head cannot be parsed.
     pub(crate) refused: bool,
+    /// The client was told that its head came too slowly.
+    pub(crate) is_late: bool,
     /// Bytes that are still read and discarded after the last response.
     linger_left: Option<usize>,
 }
@@ -67,6 +69,7 @@ impl Http1Socket {
             stalled: false,
             watched: false,
             refused: false,
+            is_late: false,
             linger_left: None,
         }
     }
@@ -126,6 +129,7 @@ impl Http1Socket {
                 // One attempt is enough.
                 let response = local_reply::head_timeout();
                 let _ = Pin::new(&mut self.stream).poll_write(cx, response.as_bytes());
+                self.is_late = true;
                 Ok(())
             }
             Stage::Request if self.ended => Ok(()),

@@ -47,6 +47,17 @@ impl UnreadableHead {
         UnreadableHead::new(status, detail)
     }
 
+    /// A head that did not arrive in time. Its response, of `local_reply::head_timeout`, has no body.
+    pub fn late() -> UnreadableHead {
+        let mut response = Response::new(Bytes::new());
+        *response.status_mut() = StatusCode::REQUEST_TIMEOUT;
+        UnreadableHead {
+            response,
+            detail: "the head of the request did not arrive in time",
+            id: None,
+        }
+    }
+
     /// The bytes of the response. The connection ends after it.
     pub fn response(&self) -> Bytes {
         let (status, body) = (self.response.status(), self.response.body());
@@ -71,6 +82,7 @@ impl UnreadableHead {
         let mut record = AccessRecord::begin(&request, client, log, false);
         record.outcome = Outcome::Rejected;
         record.status = self.response.status().as_u16();
+        record.bytes = self.response.body().len() as u64;
         record.reason = Some(self.detail);
         record.request_id = self.id;
         record.choose_line();
