@@ -457,7 +457,6 @@ mod tests {
             include_str!("prometheus.rs"),
             include_str!("prometheus/optional.rs"),
             include_str!("prometheus/process.rs"),
-            include_str!("prometheus/keys.rs"),
         );
         let mut names = Vec::new();
         for row in FAMILIES.lines() {

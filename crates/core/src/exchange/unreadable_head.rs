@@ -47,7 +47,7 @@ impl UnreadableHead {
         UnreadableHead::new(status, detail)
     }
 
-    /// A head that did not arrive in time. Its response, of `local_reply::head_timeout`, has no body.
+    /// A head that came too late. Its response, of `local_reply::head_timeout`, has no body.
     pub fn late() -> UnreadableHead {
         let mut response = Response::new(Bytes::new());
         *response.status_mut() = StatusCode::REQUEST_TIMEOUT;

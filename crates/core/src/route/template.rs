@@ -18,11 +18,11 @@ pub use body::BodyTemplate;
 pub use connection::{ConnectionFacts, Ports, Relay, TlsFacts};
 use connection::{RelayVariable, TlsVariable};
 pub use error::TemplateError;
+pub use escape::escape_target;
+use escape::{is_argument_byte, is_host_byte, is_unreserved, is_url_byte, push_escaped};
 use late::LateVariable;
 pub use late::{AttemptVariable, LateText, LimitResult, ResponseTime, SentResponse};
 pub use line::LineTemplate;
-pub use url::escape_target;
-use url::{is_argument_byte, is_host_byte, is_unreserved, is_url_byte};
 use words::WORDS;
 
 /// Bytes of a template's own text, at most.
@@ -362,7 +362,7 @@ impl Variable {
             _ => (is_unreserved, false),
         };
         let is_form = matches!(self, Self::QueryValue(_));
-        url::push_escaped(url, value, keep, escaped, is_form);
+        push_escaped(url, value, keep, escaped, is_form);
     }
 }
 
@@ -460,7 +460,6 @@ mod error;
 mod escape;
 mod late;
 mod line;
-mod url;
 mod words;
 
 #[cfg(test)]
