@@ -91,7 +91,7 @@ pub use auth::JwksSettings;
 pub use callback_settings::KeyCallbackSettings;
 pub use changes::{changes, restarts};
 pub use decide::DecideSettings;
-pub use deny::{BodyKind, Bypass, DenySettings};
+pub use deny::{BODY_WORDS, BodyKind, Bypass, DenySettings};
 pub use descriptor::MAX_ENTRIES;
 pub use files::{NamedFile, RatePlace, SourceFiles};
 pub use flags::{FlagConfig, from_flags, from_limit};

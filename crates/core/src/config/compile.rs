@@ -128,7 +128,7 @@ fn read_sections(
     let auth = auth::read(top.section("auth"));
     let (jwt, jwks) = auth.map(|auth| (auth.rules, auth.jwks)).unzip();
     let server = server::read(top, places);
-    let mut store = store::read(top.section("store"));
+    let mut store = store::read(top.section("store"), places);
     store.known_keys = keys.are_in_redis(top.reader, &store.kind);
     Config {
         listen: values(places.listen.clone()),

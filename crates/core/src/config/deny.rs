@@ -25,6 +25,9 @@ pub struct DenySettings {
     pub jitter: Option<Jitter>,
 }
 
+/// The words in braces that a template of a body may have.
+pub const BODY_WORDS: [&str; 5] = ["title", "detail", "limit", "retry_after", "request_id"];
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyKind {
     /// `application/problem+json`
@@ -46,7 +49,7 @@ pub(super) fn read(mut section: Section<'_>) -> DenySettings {
         ("text", BodyKind::Text),
     ];
     let body = kinds.into_iter();
-    let body = body.filter_map(|(key, kind)| Some((kind, templates.text(key)?)));
+    let body = body.filter_map(|(key, kind)| Some((kind, body_template(&mut templates, key)?)));
     let body = body.collect();
     templates.finish();
     section.finish();
@@ -56,6 +59,26 @@ pub(super) fn read(mut section: Section<'_>) -> DenySettings {
         body,
         jitter,
     }
+}
+
+/// Reads a template. Reports words in braces that no value replaces.
+fn body_template(section: &mut Section<'_>, key: &'static str) -> Option<String> {
+    let text = section.text(key)?;
+    let in_braces = text.split('{').skip(1).filter_map(|rest| {
+        let (word, _) = rest.split_once('}')?;
+        let is_word = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+        (!word.is_empty() && word.bytes().all(is_word)).then_some(word)
+    });
+    let mut unknown = in_braces.filter(|word| !BODY_WORDS.contains(word));
+    if let Some(word) = unknown.next() {
+        let known = BODY_WORDS.map(|word| format!("`{{{word}}}`")).join(", ");
+        section.reader.report_doubt(
+            no_effect(format!("`{{{word}}}` stays as it is"))
+                .at(&section.value_span(key), "has no value for it")
+                .help(format!("these are replaced: {known}")),
+        );
+    }
+    Some(text)
 }
 
 fn docs_url(text: &str) -> Result<String, &'static str> {

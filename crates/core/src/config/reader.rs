@@ -107,6 +107,8 @@ pub(super) struct Places {
     /// The place of `underscores_in_headers = false`.
     pub(super) no_underscores: Option<TextSpan>,
     pub(super) untimely: Vec<Located<Validity>>,
+    /// Whether counts are in this process, also if a variable of `store.url` has another value.
+    pub(super) counts_here: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

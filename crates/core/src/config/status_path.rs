@@ -95,7 +95,11 @@ pub(super) fn compile(
     let chosen: Vec<usize> = match &limits {
         Some(names) => names
             .iter()
-            .filter_map(|name| definitions.find_limit(name))
+            .filter_map(|name| {
+                let index = definitions.find_limit(name)?;
+                check_is_told(definitions, index, name);
+                Some(index)
+            })
             .collect(),
         None => (0..definitions.limits.len()).collect(),
     };
@@ -115,6 +119,20 @@ pub(super) fn compile(
             .map(|limit| Arc::clone(&limit.name))
             .collect(),
     }
+}
+
+/// Reports a named limit that no status request is told.
+fn check_is_told(definitions: &Definitions<'_>, index: usize, name: &Located<String>) {
+    let why = match &definitions.limits[index].limit {
+        None => "is unlimited",
+        Some(limit) if limit.is_concurrent() => "counts requests under way, which are not told",
+        Some(limit) if limit.shadow => "is in shadow mode, and denies no client",
+        Some(_) => return,
+    };
+    no_effect(format!("`[status]` never tells `limit.{}`", name.value))
+        .at(&name.span, why)
+        .help("leave it out")
+        .report_to(definitions.reader);
 }
 
 /// Whether a status request has the same key as the requests that the limit counts.
@@ -145,6 +163,25 @@ mod tests {
     use http::Method;
 
     use crate::config::parse;
+
+    #[test]
+    fn a_named_limit_that_is_never_told_is_a_warning() {
+        let warned = |limit: &str| {
+            let text = format!(
+                "upstream = \"http://10.0.0.1:1\"\n[status]\npath = \"/rate_limit\"\n\
+                 limits = [\"default\"]\n[limit.default]\n{limit}\n"
+            );
+            let (_, found) = parse("proxy.toml", &text, &|_| None).unwrap();
+            let codes = found.list.iter().map(|one| one.code.as_str());
+            codes.filter(|code| *code == "T245").count()
+        };
+        assert_eq!(warned("rate = \"9/h\""), 0);
+        // Its key is not known, which clients are told.
+        assert_eq!(warned("rate = \"9/h\"\nkey = \"path\""), 0);
+        assert_eq!(warned("concurrent = 9"), 1);
+        assert_eq!(warned("rate = \"9/h\"\nshadow = true"), 1);
+        assert_eq!(warned("rate = \"unlimited\""), 1);
+    }
 
     #[test]
     fn the_path_has_the_letter_case_of_the_file() {

@@ -62,7 +62,7 @@ pub enum StoreKind {
     Redis(RedisSettings),
 }
 
-pub(super) fn read(mut section: Section<'_>) -> StoreSettings {
+pub(super) fn read(mut section: Section<'_>, places: &mut Places) -> StoreSettings {
     let kind = match redis(&mut section) {
         Some(redis) => StoreKind::Redis(redis),
         None => StoreKind::Memory,
@@ -84,25 +84,27 @@ pub(super) fn read(mut section: Section<'_>) -> StoreSettings {
         max_keys: section.integer("max_keys", 1..=1 << 32),
         max_memory: section.size("max_memory", MIB..=1 << 46),
     };
-    if !is_shared {
+    let url = section.reader.text.get(section.value_span("url"));
+    places.counts_here = !is_shared && !url.is_some_and(|url| url.contains("${"));
+    if places.counts_here {
         check_shared_only(&section);
     }
     section.finish();
     settings
 }
 
-/// Reports settings of Redis without Redis. A variable may name Redis another time.
+pub(super) const IN_PROCESS: &str = "counts are in the memory of this process";
+pub(super) const COUNT_IN_REDIS: &str =
+    "leave it out, or count in Redis: `url = \"redis://127.0.0.1:6379\"`";
+
+/// Reports settings of Redis without Redis.
 fn check_shared_only(section: &Section<'_>) {
-    let url = section.reader.text.get(section.value_span("url"));
-    if url.is_some_and(|url| url.contains("${")) {
-        return;
-    }
-    for key in ["prefix", "timeout", "fleet"] {
+    for key in ["prefix", "timeout", "fleet", "on_error"] {
         if let Some(span) = section.changed(key) {
             section.reader.report_doubt(
                 no_effect(format!("`store.{key}` changes nothing"))
-                    .at(&span, "counts are in the memory of this process")
-                    .help("leave it out, or count in Redis: `url = \"redis://127.0.0.1:6379\"`"),
+                    .at(&span, IN_PROCESS)
+                    .help(COUNT_IN_REDIS),
             );
         }
     }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use http::header::{ACCEPT, HeaderMap, HeaderValue};
 
-use crate::config::BodyKind;
+use crate::config::{BODY_WORDS, BodyKind};
 use crate::telemetry::json;
 
 /// The `type` of a denial (draft-ietf-httpapi-ratelimit-headers-10).
@@ -204,28 +204,29 @@ fn fill(template: &str, problem: &Problem<'_>, kind: BodyKind) -> String {
         .unwrap_or_default();
     let limits = problem.violated.join(", ");
     let detail = problem.detail.text();
+    let values = [
+        problem.title,
+        &detail,
+        &limits,
+        &retry_after,
+        problem.request_id,
+    ];
     let mut out = String::with_capacity(template.len() + 128);
     let mut rest = template;
-    while let Some(start) = rest.find('{') {
-        out.push_str(&rest[..start]);
-        let tail = &rest[start..];
-        let found = [
-            ("{title}", problem.title),
-            ("{detail}", &detail),
-            ("{limit}", &limits),
-            ("{retry_after}", &retry_after),
-            ("{request_id}", problem.request_id),
-        ]
-        .into_iter()
-        .find(|(name, _)| tail.starts_with(name));
+    while let Some((before, tail)) = rest.split_once('{') {
+        out.push_str(before);
+        let found = BODY_WORDS.iter().zip(values).find_map(|(word, value)| {
+            let after = tail.strip_prefix(word)?.strip_prefix('}')?;
+            Some((value, after))
+        });
         match found {
-            Some((name, value)) => {
+            Some((value, after)) => {
                 push_escaped(&mut out, value, kind);
-                rest = &tail[name.len()..];
+                rest = after;
             }
             None => {
                 out.push('{');
-                rest = &tail[1..];
+                rest = tail;
             }
         }
     }

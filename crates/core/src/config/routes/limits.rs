@@ -10,7 +10,7 @@ use crate::config::*;
 use crate::limit::key::Part;
 use crate::limit::{Algorithm, Limit, Missing};
 use crate::path::Case;
-use crate::route::CostSource;
+use crate::route::{CostSource, Target};
 
 /// Finds the limits of each route.
 pub(super) fn choose_all(
@@ -85,9 +85,14 @@ fn mark_refunded(definitions: &mut Definitions<'_>, route: &DefinedRoute, chosen
     if *key == "usage" {
         return;
     }
-    if chosen.is_empty() {
+    let why = if chosen.is_empty() {
+        Some("the route has no limits")
+    } else {
+        refunds_nothing(route, key).then_some("the route answers by itself")
+    };
+    if let Some(why) = why {
         no_effect(format!("`{key}` gives nothing back"))
-            .at(span, "the route has no limits")
+            .at(span, why)
             .help("leave it out")
             .report_to(definitions.reader);
     }
@@ -98,6 +103,20 @@ fn mark_refunded(definitions: &mut Definitions<'_>, route: &DefinedRoute, chosen
             .at(&first.rate_span, "ends with its request")
             .help("name a limit with a `rate`, or leave it out")
             .report_to(definitions.reader);
+    }
+}
+
+/// Whether a route answers by itself, and never so that `key` changes the cost.
+fn refunds_nothing(route: &DefinedRoute, key: &str) -> bool {
+    let status = match &route.answer {
+        Some(Target::Respond(respond)) => respond.status,
+        Some(Target::Redirect(redirect)) => redirect.status,
+        _ => return false,
+    };
+    match key {
+        "refund" => !route.route.refund.contains(status),
+        // No setting of the route writes this header, but a body or a trailer may have the cost.
+        _ => route.route.settle_header().is_some(),
     }
 }
 

@@ -278,3 +278,28 @@ fn a_file_of_counts_keeps_no_ledger() {
     }
     assert!(!codes(&text("url = \"redis://a\"")).contains(&"T236"));
 }
+
+#[test]
+fn what_an_outage_means_is_a_warning_without_redis() {
+    let on_error = |url: &str, store: &str, limit: &str| {
+        let text = format!(
+            "upstream = \"http://10.0.0.1:1\"\n[store]\n{url}\non_error = \"{store}\"\n\
+             [limit.default]\nrate = \"5/min\"\non_error = \"{limit}\"\n"
+        );
+        codes(&text)
+    };
+    let none: [&str; 0] = [];
+    assert_eq!(on_error("", "local", "local"), none);
+    assert_eq!(on_error("", "deny", "deny"), ["T245"]);
+    assert_eq!(on_error("url = \"memory:\"", "local", "deny"), ["T245"]);
+    assert_eq!(on_error("", "deny", "local"), ["T245", "T245"]);
+    assert_eq!(
+        on_error("url = \"redis://10.0.0.2\"", "local", "deny"),
+        none
+    );
+    // The variable may name Redis elsewhere.
+    assert_eq!(
+        on_error("url = \"${STORE:-memory:}\"", "local", "deny"),
+        none
+    );
+}

@@ -351,6 +351,7 @@ help: give the upstream another port
 fn a_login_is_open_while_the_store_is_away() {
     check(
         r#"upstream = "http://10.0.0.1:3000"
+store.url = "redis://10.0.0.2"
 [limit.guesses]
 rate = "5/min"
 on_error = "allow"
@@ -359,9 +360,9 @@ path = "/login"
 limits = ["guesses"]
 "#,
         r#"warning[T205]: `limit.guesses` does not protect a login while the store is away
- --> proxy.toml:4:12
+ --> proxy.toml:5:12
   |
-4 | on_error = "allow"
+5 | on_error = "allow"
   |            ^^^^^^^ during an outage every guess passes
 help: use `on_error = "local"` or `"deny"`
 "#,
@@ -406,4 +407,37 @@ fn a_log_that_takes_megabytes() {
     assert_eq!(codes(&bounded), Vec::<&str>::new());
     let fine = text.replace("algorithm = \"log\"", "precision = \"1ms\"");
     assert_eq!(codes(&fine), ["T208"]);
+}
+
+#[test]
+fn a_route_that_answers_by_itself_gives_nothing_back() {
+    let route = |settings: &str| {
+        codes(&format!(
+            "{BASE}[limit.default]\nrate = \"5/min\"\n[[route]]\npath = \"/*\"\n{settings}\n"
+        ))
+    };
+    let none: [&str; 0] = [];
+    let settle = "settle = \"response-header:x-cost\"";
+    assert_eq!(route(settle), none);
+    assert_eq!(
+        route(&format!("{settle}\nrespond = {{ status = 404 }}")),
+        ["T245"]
+    );
+    assert_eq!(
+        route("refund = \"5xx\"\nredirect = \"https://a.test/\""),
+        ["T245"]
+    );
+    assert_eq!(route("refund = \"4xx\"\nrespond = { status = 404 }"), none);
+}
+
+#[test]
+fn a_word_that_no_value_replaces_is_named() {
+    let body = |text: &str| codes(&format!("{BASE}[deny.body]\nhtml = '{text}'\n"));
+    let none: [&str; 0] = [];
+    assert_eq!(
+        body("<style>b{color:red} i{}</style>{title} {retry_after}"),
+        none
+    );
+    assert_eq!(body("{retry}"), ["T245"]);
+    assert_eq!(body("{{detail} {limits}"), ["T245"]);
 }

@@ -15,6 +15,9 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
             check_limit(reader, defined, limit);
         }
     }
+    if compiled.places.counts_here {
+        check_outages(reader, compiled);
+    }
     check_waiting(reader, compiled);
     let routes = compiled.config.routes.iter();
     for (route, at) in routes.zip(&compiled.definitions.route_places) {
@@ -43,6 +46,21 @@ fn check_limit(reader: &ConfigReader<'_>, defined: &DefinedLimit, limit: &Limit)
         )
         .help("count by a key of clients, or leave `enforce` out")
         .report_to(reader);
+    }
+}
+
+/// Reports `on_error` of limits whose counts are in this process, where no outage is.
+fn check_outages(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let common = compiled.config.store.on_error;
+    for defined in &compiled.definitions.limits {
+        let limit = defined.limit.as_ref();
+        if limit.is_some_and(|limit| limit.on_error != common) {
+            let name = &defined.name.value;
+            no_effect(format!("`on_error` of `limit.{name}` changes nothing"))
+                .at(&defined.on_error_span, store::IN_PROCESS)
+                .help(store::COUNT_IN_REDIS)
+                .report_to(reader);
+        }
     }
 }
 

@@ -26,7 +26,9 @@ pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) -> BTreeS
         check_large_log(reader, defined);
         check_redundant_rates(reader, defined);
         check_never_denies(reader, compiled, &uses, index);
-        check_open_login(reader, defined, &uses.by_limit[index]);
+        if !compiled.places.counts_here {
+            check_open_login(reader, defined, &uses.by_limit[index]);
+        }
         check_exempts_everyone(reader, defined);
     }
     check_known_keys(reader, compiled);
