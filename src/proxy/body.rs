@@ -353,7 +353,10 @@ impl http_body::Body for Body {
         if let (Some(record), Poll::Ready(Some(polled))) = (&mut this.record, &polled) {
             match polled {
                 Ok(frame) => record.add_bytes(frame.data_ref().map_or(0, Bytes::len)),
-                Err(error) => record.note_truncated(error.label()),
+                Err(error) => {
+                    let failure = this.upstream.as_ref().and_then(|body| body.failure(error));
+                    record.note_truncated(error.label(), failure);
+                }
             }
             if let Some(call) = &mut record.call {
                 note_frame(call, polled);

@@ -16,7 +16,9 @@ use super::connect::TolerantStream;
 use super::connection::{ResponseLease, UpstreamConnection};
 use super::error::UpstreamError;
 use super::permit::ServerPermit;
+use super::server::Server;
 use crate::clock::Alarm;
+use crate::telemetry::access::UpstreamFailure;
 use crate::telemetry::metrics::grpc::is_in_body;
 use crate::telemetry::metrics::{GrpcStatus, UpstreamCells};
 use crate::telemetry::spans::{AttemptBytes, AttemptLog};
@@ -55,7 +57,8 @@ impl CountedBytes {
 enum BodyState {
     Reading(ResponseLease),
     Tunnel(ResponseLease),
-    Cut,
+    /// The response of this server ended too early.
+    Cut(Arc<Server>),
     Ended,
 }
 
@@ -104,7 +107,7 @@ impl UpstreamBody {
         match &self.state {
             BodyState::Reading(lease) => !lease.connection.has_all(),
             BodyState::Tunnel(_) | BodyState::Ended => false,
-            BodyState::Cut => true,
+            BodyState::Cut(_) => true,
         }
     }
 
@@ -142,10 +145,29 @@ impl UpstreamBody {
     #[cold]
     fn cut(&mut self, error: UpstreamError) -> UpstreamError {
         self.count_missing_status();
-        if let BodyState::Reading(lease) = std::mem::replace(&mut self.state, BodyState::Cut) {
+        if let BodyState::Reading(lease) = &self.state {
             lease.permit.truncate(&error);
         }
+        self.close();
         error
+    }
+
+    fn close(&mut self) {
+        if let BodyState::Reading(lease) = &self.state {
+            self.state = BodyState::Cut(Arc::clone(&lease.permit.server));
+        }
+    }
+
+    /// The server whose response ended early by `error`. `None` if the client is at fault.
+    pub fn failure(&self, error: &UpstreamError) -> Option<UpstreamFailure> {
+        let BodyState::Cut(server) = &self.state else {
+            return None;
+        };
+        let is_servers = !matches!(error, UpstreamError::Request(_));
+        is_servers.then(|| UpstreamFailure {
+            server: server.place.to_string(),
+            error: error.in_full(),
+        })
     }
 
     fn count_missing_status(&mut self) {
@@ -204,7 +226,7 @@ impl Body for UpstreamBody {
         {
             self.whole = None;
             self.count_missing_status();
-            self.state = BodyState::Cut;
+            self.close();
             return Poll::Ready(Some(Err(UpstreamError::TimedOut)));
         }
         let this = &mut *self;
@@ -254,7 +276,7 @@ impl Body for UpstreamBody {
         match &self.state {
             BodyState::Reading(lease) => lease.connection.is_end_stream(),
             BodyState::Tunnel(_) | BodyState::Ended => true,
-            BodyState::Cut => false,
+            BodyState::Cut(_) => false,
         }
     }
 
@@ -262,7 +284,7 @@ impl Body for UpstreamBody {
         match &self.state {
             BodyState::Reading(lease) => lease.connection.size_hint(),
             BodyState::Tunnel(_) | BodyState::Ended => SizeHint::with_exact(0),
-            BodyState::Cut => SizeHint::default(),
+            BodyState::Cut(_) => SizeHint::default(),
         }
     }
 }

@@ -167,6 +167,7 @@ fn logs_and_metrics_tell_how_much_was_missing() {
         "\"status\":200,\"bytes\":3,",
         "\"outcome\":\"truncated\",\"expected_bytes\":10,",
         "\"reason\":\"upstream_closed\"",
+        &format!("\"server\":\"{}\",\"error\":\"", upstream.url()),
     ] {
         assert!(line.contains(part), "{part}: {line}");
     }

@@ -242,11 +242,13 @@ impl AccessRecord {
         self.expected = expected;
     }
 
-    /// Notes that the response ended too early. The access log always gets a line then.
+    /// Notes that the response ended too early, and the server that is at fault. The access log
+    /// always gets a line then.
     #[cold]
-    pub fn note_truncated(&mut self, reason: &'static str) {
+    pub fn note_truncated(&mut self, reason: &'static str, failure: Option<UpstreamFailure>) {
         self.is_truncated = true;
         self.reason = Some(reason);
+        self.failure = failure.map(Box::new);
         self.to_write = self.logs_truncation();
     }
 
