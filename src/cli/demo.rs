@@ -12,11 +12,12 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use http::header::{HOST, RETRY_AFTER, USER_AGENT};
-use http::{Method, Request, Response};
+use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Empty};
 use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
@@ -27,12 +28,18 @@ use super::output::{CommandError, print_error, print_warnings};
 use super::run::{DemoOptions, StartOptions, Started, serve};
 use super::send::{RequestSender, open_http1};
 use crate::config::{self, Config, Listen, LogTarget};
+use crate::limit::key::Part;
+use crate::limit::{EnforcedShare, Limit, Missing};
+use crate::route::{CostSource, RouteQuery};
 use crate::server::echo::{self, DemoSettings};
 use crate::server::listen::bind_alone;
 use crate::server::{Lifecycle, ServerHandles};
 use crate::telemetry::panics::spawn_thread;
+use crate::usage::settings::Quantity;
 
 const BUILT_IN: &str = include_str!("../../proxy.toml");
+/// Requests of the loop to try, at most.
+const MAX_TRIES: u64 = 1000;
 /// The port of the admin, unless another program has it.
 const ADMIN_PORT: u16 = 9180;
 
@@ -101,6 +108,7 @@ fn serve_clients(args: &DemoArgs, settings: DemoSettings) -> Result<u8, CommandE
             taken_advice,
         }),
     };
+    let tries = tries_until_denied(&config);
     serve(config, options, |started| {
         if !args.no_traffic {
             start_traffic(started);
@@ -117,6 +125,8 @@ fn serve_clients(args: &DemoArgs, settings: DemoSettings) -> Result<u8, CommandE
             file: args.config.as_deref(),
             has_file,
             access_log: access_log.as_deref(),
+            tries,
+            has_traffic: !args.no_traffic,
         };
         print_error(&steps.text());
     })
@@ -204,6 +214,45 @@ fn program() -> String {
     quoted(&path.display().to_string())
 }
 
+/// Requests of one client for `/` that no limit allows all; `None` if a user would wait for long.
+pub(super) fn tries_until_denied(config: &Config) -> Option<u64> {
+    let path = config.routes.read_path("/").ok()?;
+    let headers = HeaderMap::new();
+    let found = config.routes.find(&RouteQuery {
+        host: "localhost",
+        path: &path,
+        method: &Method::GET,
+        headers: &headers,
+        query: None,
+        port: 0,
+    });
+    let route = found?.route;
+    let CostSource::Fixed(cost) = route.cost else {
+        return None;
+    };
+    let has_key = |limit: &Limit| {
+        let mut parts = limit.key.parts.iter();
+        limit.missing == Missing::Ip || parts.all(|part| part.0.iter().any(Part::is_always_present))
+    };
+    let counts_requests = |limit: &Limit| match limit.counts {
+        Quantity::Requests => true,
+        Quantity::Costs => route.usage.is_none(),
+        Quantity::Tokens | Quantity::Input | Quantity::Output | Quantity::Money => false,
+    };
+    let denies = |limit: &&Arc<Limit>| {
+        let is_enforced = !limit.shadow && limit.enforce == EnforcedShare::ALL;
+        let is_rate = !limit.is_concurrent() && limit.delay.is_none() && counts_requests(limit);
+        is_enforced && is_rate && has_key(limit)
+    };
+    let allowed = route.limits.iter().filter(denies).flat_map(|limit| {
+        let units = limit.units(cost);
+        let windows = limit.windows.iter();
+        windows.filter_map(move |window| window.rule.units.checked_div(units))
+    });
+    let tries = allowed.min()?.saturating_add(2);
+    (tries <= MAX_TRIES).then_some(tries)
+}
+
 /// What to try while a demo runs.
 struct NextSteps<'a> {
     program: String,
@@ -213,6 +262,9 @@ struct NextSteps<'a> {
     file: Option<&'a Path>,
     has_file: bool,
     access_log: Option<&'a Path>,
+    /// Requests for `/` of which the last is denied; `None` if that is not known.
+    tries: Option<u64>,
+    has_traffic: bool,
 }
 
 impl NextSteps<'_> {
@@ -223,10 +275,13 @@ impl NextSteps<'_> {
             .as_ref()
             .map_or(String::new(), |file| format!(" -c {file}"));
         let file = named.unwrap_or_else(|| "proxy.toml".to_owned());
-        let mut text = format!(
-            "\nTry it, until it says 429:\n\n    \
-             for i in $(seq 12); do curl -i http://localhost:{port}/; done\n"
-        );
+        let try_it = |tries| {
+            format!(
+                "\nTry it, until it says 429:\n\n    \
+                 for i in $(seq {tries}); do curl -i http://localhost:{port}/; done\n"
+            )
+        };
+        let mut text = self.tries.map(try_it).unwrap_or_default();
         let edit = match self.has_file {
             true => format!("${{EDITOR:-vi}} {file}"),
             false => format!("{program} init && ${{EDITOR:-vi}} {file}"),
@@ -236,7 +291,9 @@ impl NextSteps<'_> {
             false => "Then start the demo again",
         };
         text += &format!("\nChange a rate. {then}:\n\n    {edit}\n    {program} check{config}\n");
-        if let Some(admin) = self.admin {
+        if let Some(admin) = self.admin.filter(|_| !self.has_traffic) {
+            text += &format!("\nFollow the denials:\n\n    {program} tap --admin {admin}\n");
+        } else if let Some(admin) = self.admin {
             text += &format!(
                 "\nSee why a client is denied, and follow the denials:\n\n    \
                  {program} explain GET http://localhost:{port}/ --ip {CRAWLER} --live \

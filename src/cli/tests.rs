@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Command, CommandFactory};
 
-use super::Cli;
+use super::{Cli, demo};
+use crate::config;
 
 /// Every page of the documentation, in their order.
 fn pages() -> Vec<PathBuf> {
@@ -111,4 +112,29 @@ fn what_there_is_not_is_found() {
     let said = fault("tidegate check --onlin").unwrap();
     assert!(said.contains("--onlin"), "{said}");
     assert_eq!(words("tidegate-like words"), None);
+}
+
+fn tries(limit: &str) -> Option<u64> {
+    let text = format!("upstream = \"http://10.0.0.1:1\"\n[limit.default]\n{limit}\n");
+    let (config, _) = config::parse("proxy.toml", &text, &|_| None).unwrap();
+    demo::tries_until_denied(&config)
+}
+
+#[test]
+fn the_loop_ends_with_a_denial() {
+    assert_eq!(tries("rate = \"10/10s\""), Some(12));
+    assert_eq!(tries("rate = [\"100/min\", \"2000/h\"]"), Some(102));
+    assert_eq!(tries("rate = \"100/min\"\ncost = 10"), Some(12));
+    assert_eq!(
+        tries("rate = \"100/min\"\nkey = \"api_key or ip\""),
+        Some(102)
+    );
+    for free in [
+        "rate = \"1000/min\"",
+        "rate = \"9/min\"\nshadow = true",
+        "concurrent = 9",
+        "rate = \"9/min\"\nkey = \"header:x-a\"\nmissing = \"skip\"",
+    ] {
+        assert_eq!(tries(free), None, "{free}");
+    }
 }

@@ -238,7 +238,9 @@ fn a_demo_counts_alone_or_says_who_is_in_its_way() {
             .any(|line| line.contains(&format!("localhost:{port}/"))),
         "{said:?}"
     );
-    assert!(!said.iter().any(|line| line.starts_with("traffic")));
+    assert!(said.iter().any(|line| line.contains("$(seq 12)")));
+    let of_traffic = |line: &&String| line.starts_with("traffic") || line.contains("127.0.0.31");
+    assert_eq!(said.iter().find(of_traffic), None);
 
     let in_the_way = format!(
         "tidegate: another process listens on [::]:{port} already: end it, or change `listen` in \
