@@ -245,8 +245,8 @@ fn one_process_uses_a_file_until_it_drains() {
 fn a_file_that_cannot_be_used_is_named_at_the_start() {
     let upstream = Upstream::ok();
     let cases = [
-        ("/proc/none/counts", "Create the folder"),
-        (".", "is a directory"),
+        ("/proc/none/counts", "No such file or directory"),
+        (".", "it is a folder"),
         ("notes", "no file of counts"),
     ];
     for (file, reason) in cases {
@@ -264,7 +264,8 @@ fn a_file_that_cannot_be_used_is_named_at_the_start() {
             .unwrap();
         let said = String::from_utf8_lossy(&refused.stderr).to_lowercase();
         assert!(!refused.status.success(), "{said}");
-        assert!(said.contains("store.file (proxy.toml:6)"), "{said}");
+        assert!(said.contains("store.file"), "{said}");
+        assert!(said.contains("proxy.toml:6"), "{said}");
         assert!(said.contains(&reason.to_lowercase()), "{file}: {said}");
         let kept = std::fs::read_to_string(directory.path().join("notes")).unwrap();
         assert_eq!(kept, text);
