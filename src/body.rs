@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 
-pub use request::{BodyProgress, DISCARD_BYTES, RequestBody};
+pub use request::{BodyProgress, BodyWatch, DISCARD_BYTES, RequestBody};
 
 /// Why a request's body ended early. The cause is always on the client's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +73,10 @@ pub struct PipeWriter(Arc<PipeShared>);
 #[derive(Debug)]
 pub struct PipeReader(Arc<PipeShared>);
 
+/// A look at the pipe, whoever has its ends.
+#[derive(Debug)]
+pub struct PipeWatch(Arc<PipeShared>);
+
 #[derive(Debug)]
 struct PipeShared(Mutex<PipeState>);
 
@@ -97,6 +101,12 @@ impl PipeShared {
             waker.wake();
         }
         result
+    }
+}
+
+impl PipeWatch {
+    pub fn has_waiting_reader(&self) -> bool {
+        self.0.with(|state| state.reader.is_some())
     }
 }
 
@@ -166,6 +176,10 @@ impl PipeReader {
             };
             (polled, state.writer.take())
         })
+    }
+
+    fn watch(&self) -> PipeWatch {
+        PipeWatch(Arc::clone(&self.0))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use tidegate_core::exchange::uploaded::UploadedBytes;
 use tokio::time::timeout;
 
-use super::{BodyError, PipeReader, Rest};
+use super::{BodyError, PipeReader, PipeWatch, Rest};
 use crate::clock::Alarm;
 
 /// The most bytes of an unwanted body that are read so that its connection can be kept.
@@ -108,6 +108,26 @@ impl BodyProgress {
     }
 }
 
+/// A body that was passed on to its reader.
+#[derive(Debug)]
+pub enum BodyWatch {
+    Pipe(PipeWatch),
+    Stream(BodyProgress),
+}
+
+impl BodyWatch {
+    /// Whether the reader waits for the client's next piece.
+    pub fn waits_for_client(&self) -> bool {
+        match self {
+            BodyWatch::Pipe(pipe) => pipe.has_waiting_reader(),
+            BodyWatch::Stream(progress) => {
+                let pace = progress.0.pace.as_ref();
+                pace.is_some_and(|pace| pace.waiting.load(Ordering::Relaxed))
+            }
+        }
+    }
+}
+
 fn classify_error(error: &hyper::Error) -> BodyError {
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -177,8 +197,6 @@ pub struct StreamingBody {
     given_up: bool,
     /// Where the bytes that come are counted for the cost of the request.
     uploaded: Option<UploadedBytes>,
-    /// True while the proxy waits for the client's next piece. `None` if nothing asks for it.
-    waits: Option<Arc<AtomicBool>>,
     /// Frames to be read once more: a decision needed them, or a server refused the request.
     again: VecDeque<Frame<Bytes>>,
 }
@@ -230,13 +248,14 @@ impl RequestBody {
         }
     }
 
-    /// A mark that is true while the proxy waits for the next piece. `None` without a body.
-    pub fn watch_waits(&mut self) -> Option<Arc<AtomicBool>> {
-        match self {
-            RequestBody::Streaming(streaming) => {
-                Some(Arc::clone(streaming.waits.get_or_insert_default()))
-            }
-            RequestBody::Empty => None,
+    /// Tells later whether the proxy waits for the client. `None` without a body.
+    pub fn watch(&self) -> Option<BodyWatch> {
+        let RequestBody::Streaming(streaming) = self else {
+            return None;
+        };
+        match streaming.source.as_ref()? {
+            BodySource::Pipe(pipe) => Some(BodyWatch::Pipe(pipe.watch())),
+            BodySource::Incoming(_) => streaming.progress.clone().map(BodyWatch::Stream),
         }
     }
 
@@ -268,7 +287,6 @@ impl StreamingBody {
             awaits_continue: false,
             given_up: false,
             uploaded: None,
-            waits: None,
             again: VecDeque::new(),
         })
     }
@@ -328,9 +346,6 @@ impl StreamingBody {
         };
         let polled = source.poll_frame(context);
         let at_end = source.is_end_stream();
-        if let Some(waits) = &self.waits {
-            waits.store(polled.is_pending(), Ordering::Relaxed);
-        }
         if let Some(progress) = &self.progress {
             if polled.is_ready() {
                 progress.note_piece();

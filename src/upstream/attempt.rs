@@ -6,7 +6,6 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
@@ -27,7 +26,7 @@ use super::retry::{AttemptEnd, is_repeatable, wants_retry};
 use super::server::Server;
 use super::whole_timeout::{EndedByTimeout, WholeTimeout};
 use super::{Outgoing, PrerenderedHeaders, SendOptions};
-use crate::body::RequestBody;
+use crate::body::{BodyWatch, RequestBody};
 use crate::config::Retries;
 use crate::telemetry::metrics::GrpcStatus;
 use crate::trace::TRACEPARENT;
@@ -52,8 +51,8 @@ struct AttemptTerms<'a> {
     options: &'a SendOptions,
     is_repeatable: bool,
     whole: Option<&'a WholeTimeout<'a>>,
-    /// See [`RequestBody::watch_waits`].
-    waits: Option<&'a AtomicBool>,
+    /// The body of the request; `None` without one.
+    body: Option<&'a BodyWatch>,
 }
 
 impl Upstream {
@@ -80,7 +79,7 @@ impl Upstream {
             let (request, options) = (&mut *outgoing.request, &outgoing.options);
             let prerendered = outgoing.prerendered.as_ref();
             set_framing(request);
-            let waits = request.body_mut().watch_waits();
+            let body = request.body().watch();
             this.count_request();
             let permit = match this.permit(options.affinity) {
                 Err(UpstreamError::TooManyConnections) if this.settings().queue > 0 => {
@@ -92,7 +91,7 @@ impl Upstream {
                 options,
                 is_repeatable: may_repeat(request, &this.settings().retries),
                 whole,
-                waits: waits.as_deref(),
+                body: body.as_ref(),
             };
             prepare(request, &permit, options);
             let Some(mut connection) = permit.pooled(options.asks_upgrade) else {
@@ -133,7 +132,7 @@ impl Upstream {
             alarm: self.terms.sweep.alarm(),
             cells: &self.cells,
             attempts: outgoing.options.attempts.clone(),
-            waits_for_client: outgoing.request.body_mut().watch_waits(),
+            body: outgoing.request.body().watch(),
             ended: OnceLock::new(),
         };
         whole.alarm.arm(timeout);
@@ -414,8 +413,7 @@ fn classify(error: &UpstreamError, was_pooled: bool) -> (Option<AttemptEnd>, Opt
 impl<'a> AttemptTerms<'a> {
     /// Whether the proxy waits for the client's next piece.
     fn is_client_late(self) -> bool {
-        self.waits
-            .is_some_and(|waits| waits.load(Ordering::Relaxed))
+        self.body.is_some_and(BodyWatch::waits_for_client)
     }
 
     fn exchange(self, prerendered: Option<&'a PrerenderedHeaders>) -> ExchangeOptions<'a> {

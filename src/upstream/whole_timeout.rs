@@ -1,13 +1,12 @@
 //! The time limit of a whole exchange, and what it does to the attempt that it ends.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::AttemptLog;
 use super::error::UpstreamError;
 use super::health::FailureKind;
 use super::permit::ServerPermit;
-use crate::body::BodyError;
+use crate::body::{BodyError, BodyWatch};
 use crate::clock::Alarm;
 use crate::telemetry::metrics::UpstreamCells;
 
@@ -16,8 +15,8 @@ pub(super) struct WholeTimeout<'a> {
     pub(super) alarm: Arc<Alarm>,
     pub(super) cells: &'a UpstreamCells,
     pub(super) attempts: Option<Arc<AttemptLog>>,
-    /// True while the client has not sent the next piece of its body; `None` without a body.
-    pub(super) waits_for_client: Option<Arc<AtomicBool>>,
+    /// The body of the request; `None` without one.
+    pub(super) body: Option<BodyWatch>,
     /// The server of the attempt that it has ended.
     pub(super) ended: OnceLock<String>,
 }
@@ -25,8 +24,7 @@ pub(super) struct WholeTimeout<'a> {
 impl WholeTimeout<'_> {
     /// Why the exchange ended at its time limit.
     pub(super) fn error(&self) -> UpstreamError {
-        let waits = self.waits_for_client.as_ref();
-        match waits.is_some_and(|waits| waits.load(Ordering::Relaxed)) {
+        match self.body.as_ref().is_some_and(BodyWatch::waits_for_client) {
             true => UpstreamError::Request(BodyError::TimedOut),
             false => UpstreamError::TimedOut,
         }
