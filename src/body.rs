@@ -73,7 +73,7 @@ pub struct PipeWriter(Arc<PipeShared>);
 #[derive(Debug)]
 pub struct PipeReader(Arc<PipeShared>);
 
-/// A look at the pipe, whoever has its ends.
+/// A third handle of a pipe, which only asks for its state.
 #[derive(Debug)]
 pub struct PipeWatch(Arc<PipeShared>);
 

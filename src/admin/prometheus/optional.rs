@@ -28,7 +28,7 @@ pub(super) fn write_held(text: &mut MetricsText, snapshot: &Snapshot<'_>, sum: &
     }
 }
 
-/// What the ledger lacks.
+/// The usage that Redis does not have yet, has in other lines, or never gets.
 pub(super) fn write_ledger(text: &mut MetricsText, snapshot: &Snapshot<'_>) {
     let Some(settings) = &snapshot.config.ledger else {
         return;
