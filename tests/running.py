@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 
 class Upstream(http.server.BaseHTTPRequestHandler):
@@ -39,6 +40,24 @@ def free_port():
             except OSError:
                 continue
             return port
+
+
+def redis_server(directory, port=None):
+    """A redis-server that listens and keeps nothing: its process and its port."""
+    port = port or free_port()
+    with open(directory / f"redis-{port}.log", "w") as log:
+        process = subprocess.Popen(
+            ["redis-server", "--port", str(port), "--save", "", "--bind", "127.0.0.1"],
+            cwd=directory, stdout=log, stderr=log)
+    end = time.monotonic() + 30
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return process, port
+        except OSError:
+            time.sleep(0.02)
+    process.kill()
+    sys.exit(f"redis-server does not listen on port {port}")
 
 
 def upstream(handler=Upstream):

@@ -19,7 +19,7 @@ from envoy.service.ratelimit.v3 import rls_pb2, rls_pb2_grpc
 from google.protobuf import json_format, wrappers_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from running import free_port
+from running import free_port, redis_server
 
 SHOULD_RATE_LIMIT = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 # Field 4 of a descriptor, which these stubs do not have.
@@ -210,11 +210,7 @@ class Fleet:
 
     def redis(self):
         """A Redis: its process and the `[store]` for it. A busy machine is no outage."""
-        port = free_port()
-        log = open(self.directory / f"redis-{port}.log", "w")
-        process = subprocess.Popen(
-            ["redis-server", "--port", str(port), "--save", "", "--bind", "127.0.0.1"],
-            cwd=self.directory, stdout=log, stderr=log)
+        process, port = redis_server(self.directory)
         self.processes.append(process)
         return process, f'[store]\nurl = "redis://127.0.0.1:{port}"\ntimeout = "2s"\n'
 

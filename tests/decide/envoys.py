@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 from proxies import PROGRAMS, App, ask, blocks_of, check, wait_for
-from running import free_port, upstream
+from running import free_port, redis_server, upstream
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/howto/envoy.md"
 
@@ -66,8 +66,8 @@ class Fleet:
         return process
 
     def redis(self):
-        port = free_port()
-        self.start("redis", ["redis-server", "--port", str(port), "--save", "", "--bind", "127.0.0.1"])
+        process, port = redis_server(self.directory)
+        self.processes.append(process)
         return port
 
     def tidegate(self, name, config):

@@ -7,7 +7,6 @@ import http.client
 import json
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -162,11 +161,8 @@ def main(deploy):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         directory = pathlib.Path(name)
-        redis = running.free_port()
-        store = stack.enter_context(ended(subprocess.Popen(
-            ["redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", ""],
-            cwd=directory, **quiet)))
-        until("redis", lambda: socket.create_connection(("127.0.0.1", redis), 1).close() or True)
+        process, redis = running.redis_server(directory)
+        store = stack.enter_context(ended(process))
         proxy, listening, admin = running.start(
             directory, CONFIG, redis=redis, away=running.free_port())
         stack.enter_context(ended(proxy))

@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 
 from model import Model
-from running import free_port
+from running import free_port, redis_server
 
 # No check may fail because the machine is busy.
 TIMEOUT = 20
@@ -161,11 +161,7 @@ class Fleet:
 
     def redis(self, port=None):
         """A Redis: its process and the `[store]` for it. A busy machine is no outage."""
-        port = port or free_port()
-        log = open(self.directory / f"redis-{port}.log", "w")
-        process = subprocess.Popen(
-            ["redis-server", "--port", str(port), "--save", "", "--bind", "127.0.0.1"],
-            cwd=self.directory, stdout=log, stderr=log)
+        process, port = redis_server(self.directory, port)
         self.processes.append(process)
         return process, f'[store]\nurl = "redis://127.0.0.1:{port}"\ntimeout = "5s"\n'
 
