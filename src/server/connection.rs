@@ -87,8 +87,11 @@ async fn open_connection(
     let header = match kind {
         // A proxy that asks names each client in its questions.
         ListenerKind::Decide => ReceivedProxyHeader::default(),
+        _ if settings.proxy_protocol == ProxyProtocol::Off => ReceivedProxyHeader::default(),
         ListenerKind::Plain | ListenerKind::Tls => {
-            read_proxy_header(&mut stream, ip, &config, &worker.drain, &alarm).await?
+            // In a box: else each connection had room for it until its first byte.
+            let reading = read_proxy_header(&mut stream, ip, &config, &worker.drain, &alarm);
+            Box::pin(reading).await?
         }
     };
     let relayed = header.relayed;
@@ -101,7 +104,9 @@ async fn open_connection(
         // Bytes that could have been a PROXY header are not TLS.
         Some(_) if !header.ahead.is_empty() => return None,
         Some(tls) => {
-            let shaken = shake_hands(&tls, stream, client_ip, settings, &worker.drain).await?;
+            // In a box for the same reason.
+            let shaking = shake_hands(&tls, stream, client_ip, settings, &worker.drain);
+            let shaken = Box::pin(shaking).await?;
             stream = shaken.0;
             shaken.1
         }
@@ -154,7 +159,7 @@ fn with_addresses(
             peer: relayed.map_or(ports.peer, |relayed| relayed.client.port()),
             ..ports
         },
-        relay: relayed.map(|RelayedAddresses { server, .. }| Relay { server, sender }),
+        relay: relayed.map(|RelayedAddresses { server, .. }| Box::new(Relay { server, sender })),
         ..arrival
     }
 }
@@ -185,6 +190,10 @@ struct Http1Client {
     client: ClientConnection,
     phase: Arc<Phase>,
 }
+
+// The allocator has places of 512 and 640 bytes. Headers of requests have those of 640, and leave
+// holes between what stays: with 528 bytes here an idle connection took 0.8 KB more.
+const _: () = assert!(size_of::<Http1Client>() <= 512);
 
 impl Http1Client {
     /// Runs `serving` to its end; `None` if the worker cuts its connections before.
@@ -307,9 +316,6 @@ async fn read_proxy_header(
     alarm: &Alarm,
 ) -> Option<ReceivedProxyHeader> {
     let mode = config.settings.proxy_protocol;
-    if mode == ProxyProtocol::Off {
-        return Some(ReceivedProxyHeader::default());
-    }
     if !config.proxy.trusts(peer) {
         return (mode == ProxyProtocol::Optional).then(ReceivedProxyHeader::default);
     }

@@ -382,7 +382,7 @@ pub(super) fn facts_of<'r, B>(
         scheme: downstream.scheme(request.headers()).as_str(),
         protocol: protocol_text(request.version()),
         ports: downstream.arrival.ports,
-        relay: downstream.arrival.relay,
+        relay: downstream.arrival.relay.as_deref().copied(),
         connection: downstream.connection_facts(record.connection_requests, record.began),
         tls: downstream.arrival.tls_facts(),
         max_value: downstream.max_value,

@@ -20,8 +20,8 @@ pub struct Arrival {
     /// The peer's address.
     pub ip: IpAddr,
     pub ports: Ports,
-    /// `None` for a connection without a PROXY header.
-    pub relay: Option<Relay>,
+    /// `None` for a connection without a PROXY header. In a box, because few connections have one.
+    pub relay: Option<Box<Relay>>,
     /// `None` for a connection without TLS.
     pub tls: Option<Secured>,
     /// Whether the client speaks plain HTTP on a TLS listener. It gets only an error.
