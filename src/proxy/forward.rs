@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 use http::header::HOST;
 use http::{HeaderMap, Request, Response, StatusCode};
-use http_body::Body as _;
 
 use super::Proxy;
 use super::ProxyExchange;
@@ -12,8 +11,8 @@ use super::ask;
 use super::body::Body;
 use super::encoding;
 use super::headers::{self, UpstreamRequest};
+use super::read_body::{bound_body, drop_body};
 use super::upgrade::Tunnel;
-use crate::body::RequestBody;
 use crate::route::{Route, Settle};
 use crate::upstream::{Outgoing, SendOptions};
 use tidegate_core::exchange::changes::Changes;
@@ -30,15 +29,15 @@ impl Proxy {
         upstream: usize,
     ) -> Result<Option<Box<HeaderMap>>, Rejection> {
         let is_asked = ask::ask_for_usage(x, route);
-        let (request, response) = (&mut *x.request, &mut *x.response);
-        let changes = x.changes.as_deref();
         // A body that was read before the decision is bounded already.
         if x.body.is_none() {
-            bound_body(request, route.body_limit)?;
+            bound_body(x.request, route.body_limit)?;
         }
         if !route.pass_body {
-            *request.body_mut() = RequestBody::empty();
+            Box::pin(drop_body(x, route)).await?;
         }
+        let (request, response) = (&mut *x.request, &mut *x.response);
+        let changes = x.changes.as_deref();
         let reads_body = route.usage.is_some() || matches!(route.settle, Some(Settle::Json(_)));
         if reads_body && !is_asked {
             encoding::accept_readable(request.headers_mut());
@@ -156,19 +155,4 @@ pub(super) fn prepare<B>(
         ready.has_host = request.headers().contains_key(HOST);
     }
     Ok(ready)
-}
-
-/// Refuses a body whose announced length is too long, and bounds any other.
-pub(super) fn bound_body(
-    request: &mut Request<RequestBody>,
-    most: Option<u64>,
-) -> Result<(), Rejection> {
-    let Some(most) = most else {
-        return Ok(());
-    };
-    if request.body().size_hint().lower() > most {
-        return Err(Rejection::BodyTooLarge);
-    }
-    request.body_mut().limit(most);
-    Ok(())
 }

@@ -3,15 +3,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::BytesMut;
+use http::Request;
+use http::header::CONTENT_LENGTH;
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 use tokio::time::timeout;
 
-use super::forward::bound_body;
 use super::{Proxy, ProxyExchange};
 use crate::body::{BodyError, RequestBody};
+use crate::route::Route;
 use crate::upstream::UpstreamError;
 use crate::usage::request::{RequestReader, RequestTable};
 use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
@@ -86,13 +89,8 @@ impl Proxy {
         };
         let left = x.record.time_left(route.timeout);
         let read = read(x.request.body_mut(), table, until, most);
-        let read = match left {
-            None => read.await,
-            // A client that is too slow gets 408, since no server was asked.
-            Some(left) => (timeout(left, read).await)
-                .unwrap_or(Err(UpstreamError::Request(BodyError::TimedOut))),
-        };
-        let read = read.map_err(|error| refused(x, Rejection::Upstream(NoAnswer::from(error))))?;
+        let read = within(left, read).await;
+        let read = read.map_err(|error| refused(x, unreadable(error)))?;
         let longest = || route.body_limit.unwrap_or(u64::from(u32::MAX));
         let uploaded = (announced.is_none() && !read.is_whole).then(|| {
             let uploaded = UploadedBytes::default();
@@ -110,6 +108,54 @@ impl Proxy {
             uploaded,
         }));
         Ok(held)
+    }
+}
+
+/// Refuses a body whose announced length is too long, and bounds any other.
+pub(super) fn bound_body(
+    request: &mut Request<RequestBody>,
+    most: Option<u64>,
+) -> Result<(), Rejection> {
+    let Some(most) = most else {
+        return Ok(());
+    };
+    if request.body().size_hint().lower() > most {
+        return Err(Rejection::BodyTooLarge);
+    }
+    request.body_mut().limit(most);
+    Ok(())
+}
+
+/// Reads the body to its end, and leaves it out of the request. The upstream is asked after it, so
+/// that a body that breaks, is too long or too slow is refused as elsewhere.
+pub(super) async fn drop_body(x: &mut ProxyExchange<'_>, route: &Route) -> Result<(), Rejection> {
+    let left = x.record.time_left(route.timeout);
+    let mut body = std::mem::take(x.request.body_mut());
+    let reading = async {
+        while let Some(frame) = body.frame().await {
+            frame?;
+        }
+        Ok(())
+    };
+    let read = within(left, reading).await;
+    x.request.headers_mut().remove(CONTENT_LENGTH);
+    read.map_err(unreadable)
+}
+
+fn unreadable(error: BodyError) -> Rejection {
+    Rejection::Upstream(NoAnswer::from(UpstreamError::Request(error)))
+}
+
+/// A client that is too slow gets 408, since no server was asked.
+async fn within<T>(
+    left: Option<Duration>,
+    reading: impl Future<Output = Result<T, BodyError>>,
+) -> Result<T, BodyError> {
+    match left {
+        None => reading.await,
+        Some(left) => timeout(left, reading)
+            .await
+            .unwrap_or(Err(BodyError::TimedOut)),
     }
 }
 
@@ -134,7 +180,7 @@ async fn read(
     table: &Arc<RequestTable>,
     until: ReadUntil,
     most: usize,
-) -> Result<BodyStart, UpstreamError> {
+) -> Result<BodyStart, BodyError> {
     let mut reader = RequestReader::new(table);
     let (mut start, mut trailers) = (BytesMut::new(), None);
     let mut bytes = 0;
@@ -142,7 +188,7 @@ async fn read(
         let Some(frame) = body.frame().await else {
             break;
         };
-        match frame.map_err(UpstreamError::Request)?.into_data() {
+        match frame?.into_data() {
             Ok(data) => {
                 reader.read(&data[..data.len().min(most - bytes)]);
                 bytes += data.len();

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::time::Duration;
 
+use crate::backend::{Backend, Call, Manners};
 use crate::house::{Answer, Seen, Tidegate, Upstream};
 use crate::probe::Probe;
 
@@ -245,6 +246,42 @@ fn a_route_keeps_headers_and_bodies_from_its_upstream() {
             assert_eq!(seen.body, body, "{settings}");
         }
     }
+}
+
+#[test]
+fn a_body_that_its_upstream_does_not_get_is_read_to_its_end() {
+    let backend = Backend::h2c(Manners::default(), |mut call: Call| async move {
+        call.say(
+            &call
+                .request
+                .headers()
+                .contains_key("content-length")
+                .to_string(),
+        );
+    });
+    let proxy = Tidegate::start(&format!(
+        "[[route]]\npath = \"/*\"\nupstream = \"api\"\npass_body = false\nbody_limit = \"3MB\"\n\
+         [upstream.api]\nservers = [\"{}\"]\n",
+        backend.h2c_url()
+    ));
+    let mut client = proxy.connect();
+    // More than the proxy reads of a body that its response made useless.
+    let long = "x".repeat(2_000_000);
+    for _ in 0..2 {
+        let answer = client.ask(format!(
+            "POST / HTTP/1.1\r\nHost: test\r\nContent-Length: {}\r\n\r\n{long}",
+            long.len()
+        ));
+        assert_eq!((answer.status, answer.text().as_str()), (200, "false"));
+    }
+    let chunk = format!("{:x}\r\n{long}\r\n", long.len());
+    for (chunks, status) in [(&*chunk, 200), (&*chunk.repeat(2), 413), ("zz\r\n", 400)] {
+        let answer = proxy.connect().ask(format!(
+            "POST / HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}0\r\n\r\n"
+        ));
+        assert_eq!(answer.status, status);
+    }
+    assert_eq!(backend.seen().len(), 3);
 }
 
 #[test]
