@@ -43,7 +43,7 @@ described! {
 }
 
 pub(super) async fn find(request: ApiRequest) -> Result<FoundClients, ApiError> {
-    let words = path_words(&request);
+    let words = path_words(&request)?;
     let lookup = ClientLookup::new(&request)?;
     let work = move || {
         let mut store = lookup.store.open()?;

@@ -138,7 +138,13 @@ impl DenialFilter {
             until_us: until
                 .transpose()?
                 .map(|until: f64| (until * 1e6).round() as u64),
-            shadow: parameter("shadow").as_deref() != Some("false"),
+            shadow: match parameter("shadow").as_deref() {
+                None | Some("true") => true,
+                Some("false") => false,
+                Some(_) => {
+                    return Err(ApiError::bad_request("`shadow` is `true` or `false`"));
+                }
+            },
         })
     }
 

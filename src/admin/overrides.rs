@@ -330,15 +330,16 @@ fn key_words(request: &ApiRequest) -> Result<Vec<String>, ApiError> {
 }
 
 /// The words that name a client in a path.
-pub(super) fn path_words(request: &ApiRequest) -> Vec<String> {
+pub(super) fn path_words(request: &ApiRequest) -> Result<Vec<String>, ApiError> {
     match request.parameter("by").as_deref() {
-        Some("id") => vec![format!("tag={}", request.path.key.join("&"))],
-        _ => request.path.key.clone(),
+        None => Ok(request.path.key.clone()),
+        Some("id") => Ok(vec![format!("tag={}", request.path.key.join("&"))]),
+        Some(_) => Err(ApiError::bad_request("`by` is `id`, or left out")),
     }
 }
 
 pub(super) async fn usage(request: ApiRequest) -> Result<KeyUsage, ApiError> {
-    let words = path_words(&request);
+    let words = path_words(&request)?;
     let lookup = ClientLookup::new(&request)?;
     let work = move || {
         let mut store = lookup.store.open()?;
@@ -395,9 +396,9 @@ fn read_terms(
         let by = by.as_str()?;
         (1..=MAX_TEXT).contains(&by.chars().count()).then_some(by)
     })?;
-    let has_rate = request.get("rate").is_some_and(|rate| !rate.is_null());
-    if remove && has_rate {
-        let detail = "`remove` and `rate` contradict each other: write one of them";
+    let is_given = |name: &&str| request.get(name).is_some_and(|value| !value.is_null());
+    if remove && let Some(other) = ["rate", "for_seconds"].iter().find(|name| is_given(name)) {
+        let detail = format!("`remove` and `{other}` contradict each other: write one of them");
         return Err(ApiError::bad_request(detail));
     }
     let sets_rate = kind == ClientChange::Override && !remove;

@@ -297,5 +297,8 @@ fn denials_are_listed_up_to_a_moment() {
     let until = denials(&format!("&until={first:.6}"));
     assert_eq!((until.len(), &until[0]["id"]), (1, &all[1]["id"]));
     assert_eq!(denials("&until=1").len(), 0);
-    assert_eq!(looked.get("/api/v1/denials?until=soon").status, 400);
+    for wrong in ["until=soon", "shadow=maybe", "shadow="] {
+        let answer = looked.get(&format!("/api/v1/denials?{wrong}"));
+        assert_eq!(answer.status, 400, "{wrong}");
+    }
 }

@@ -222,6 +222,8 @@ fn what_a_request_does_not_take_is_refused() {
             answer.text()
         );
     }
+    let by = looked.get("/api/v1/limits/login/keys/192.0.2.7?by=hash");
+    assert_eq!(by.status, 400, "{}", by.text());
     assert_eq!(looked.get("/metrics?any=thing").status, 200);
     let long = "é".repeat(150);
     for (path, body, status) in [
@@ -233,6 +235,11 @@ fn what_a_request_does_not_take_is_refused() {
             400,
         ),
         ("block", json!({ "key": "192.0.2.7", "reason": long }), 200),
+        (
+            "block",
+            json!({ "key": "192.0.2.7", "for_seconds": 5, "remove": true }),
+            400,
+        ),
         (
             "block",
             json!({ "key": "192.0.2.7", "reason": long.repeat(2) }),
