@@ -111,8 +111,8 @@ pub fn main() -> ExitCode {
         CliCommand::Run(args) => run::run(&args),
         CliCommand::Demo(args) => demo::demo(&args),
         CliCommand::Check(args) => match check::check(&args) {
-            0 if args.online => check::check_online(&args),
-            code => Ok(code),
+            Ok(0) if args.online => check::check_online(&args),
+            done => done,
         },
         CliCommand::Config(args) => config::config(&args),
         CliCommand::Explain(args) => explain::explain(&args),
@@ -165,7 +165,7 @@ fn help(args: &HelpArgs) -> Result<u8, CommandError> {
     let Some(first) = args.words.first() else {
         // Nothing to do if standard output is closed.
         let _ = Cli::command().print_long_help();
-        print(format!("\nCodes:\n{}", list_codes()));
+        print(format!("\nCodes:\n{}", list_codes()))?;
         return Ok(0);
     };
     if Cli::command().find_subcommand(first).is_some() {
@@ -173,7 +173,7 @@ fn help(args: &HelpArgs) -> Result<u8, CommandError> {
     }
     match first.parse::<Code>() {
         Ok(code) if args.words.len() == 1 => {
-            print(format!("{}\n", code.explain().trim_end()));
+            print(format!("{}\n", code.explain().trim_end()))?;
             Ok(0)
         }
         _ => Err(unknown(&args.words.join(" "))),

@@ -2,7 +2,7 @@
 //! except with `--online`: whether the store answers and keeps what it stores, whether servers can
 //! be reached, and whether addresses are free. That changes nothing.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -51,13 +51,18 @@ pub(super) enum CheckFormat {
 }
 
 /// Prints the findings and returns the exit code.
-pub(super) fn check(args: &CheckArgs) -> u8 {
-    let mut out = std::io::stdout();
-    let colour = use_colour(&out);
-    write_findings(args, colour, &mut out)
+pub(super) fn check(args: &CheckArgs) -> Result<u8, CommandError> {
+    let report = report(args, use_colour(&std::io::stdout()));
+    print(&report.text)?;
+    Ok(report.code)
 }
 
-fn write_findings(args: &CheckArgs, colour: bool, out: &mut dyn Write) -> u8 {
+struct CheckReport {
+    text: String,
+    code: u8,
+}
+
+fn report(args: &CheckArgs, colour: bool) -> CheckReport {
     let (config, found) = match load_writable(&args.config) {
         Ok((config, found)) => (Some(config), found),
         Err(found) => (None, found),
@@ -78,12 +83,12 @@ fn write_findings(args: &CheckArgs, colour: bool, out: &mut dyn Write) -> u8 {
         CheckFormat::Github => render::github(&found),
     };
     let unreadable = found.list.iter().any(|one| one.code == Code::Unreadable);
-    match out.write_all(text.as_bytes()) {
-        Err(_) => DID_NOT_WORK,
-        Ok(()) if unreadable => DID_NOT_WORK,
-        Ok(()) if config.is_none() || args.deny_warnings && !found.is_empty() => BAD_CONFIGURATION,
-        Ok(()) => 0,
-    }
+    let code = match unreadable {
+        true => DID_NOT_WORK,
+        false if config.is_none() || args.deny_warnings && !found.is_empty() => BAD_CONFIGURATION,
+        false => 0,
+    };
+    CheckReport { text, code }
 }
 
 /// `proxy.toml: fine. 3 routes, 2 limits, 1 upstream`
@@ -222,7 +227,7 @@ pub(super) fn check_online(args: &CheckArgs) -> Result<u8, CommandError> {
             CheckFormat::Github if word == "ok" => String::new(),
             CheckFormat::Github => format!("::{word}::{text}\n"),
         };
-        print(line);
+        print(line)?;
     }
     Ok(if failed { DID_NOT_WORK } else { 0 })
 }
@@ -377,11 +382,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("proxy.toml");
         std::fs::write(&path, text).unwrap();
-        let mut out = Vec::new();
-        let args = args(path.clone(), format, deny_warnings);
-        let code = write_findings(&args, false, &mut out);
-        let out = String::from_utf8(out).unwrap();
-        (code, out.replace(&path.display().to_string(), "proxy.toml"))
+        let report = report(&args(path.clone(), format, deny_warnings), false);
+        let path = path.display().to_string();
+        (report.code, report.text.replace(&path, "proxy.toml"))
     }
 
     const HUMAN: CheckFormat = CheckFormat::Human;
@@ -420,14 +423,9 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_there_did_not_work() {
-        let mut out = Vec::new();
-        let args = args("/nowhere/proxy.toml".into(), HUMAN, false);
-        assert_eq!(write_findings(&args, false, &mut out), 1);
-        assert!(
-            String::from_utf8(out)
-                .unwrap()
-                .starts_with("error[T100]: cannot read")
-        );
+        let report = report(&args("/nowhere/proxy.toml".into(), HUMAN, false), false);
+        assert_eq!(report.code, 1);
+        assert!(report.text.starts_with("error[T100]: cannot read"));
     }
 
     fn info(policy: &str, role: &str, version: &str) -> ServerInfo {

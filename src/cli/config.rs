@@ -41,7 +41,7 @@ pub(super) fn config(args: &ConfigArgs) -> Result<u8, CommandError> {
         print(match args.json {
             true => format!("{own}\n"),
             false => effective::toml(&own),
-        });
+        })?;
         return Ok(0);
     }
     let lines = find_differences(args, &config.sources.text, &own)
@@ -51,7 +51,8 @@ pub(super) fn config(args: &ConfigArgs) -> Result<u8, CommandError> {
         true => format!("{}\n", json!({"same": same, "changes": lines})),
         false if same => "the proxy already runs with this file\n".to_owned(),
         false => lines.join("\n") + "\n",
-    });
+    })
+    .map_err(|error| error.with_code(COULD_NOT_ASK))?;
     Ok(if same { 0 } else { DIFFERENT })
 }
 
@@ -140,7 +141,7 @@ fn print_reload(line: &str, json: bool) -> Result<u8, CommandError> {
         list.filter_map(Value::as_str).collect::<Vec<&str>>()
     };
     if json {
-        print(format!("{}\n", line.trim_end()));
+        print(format!("{}\n", line.trim_end()))?;
     }
     if !ok {
         if !json {
@@ -165,6 +166,6 @@ fn print_reload(line: &str, json: bool) -> Result<u8, CommandError> {
     if changes.is_empty() {
         changes.push("no change");
     }
-    print(changes.join("\n") + "\n");
+    print(changes.join("\n") + "\n")?;
     Ok(0)
 }

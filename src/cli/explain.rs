@@ -137,7 +137,7 @@ fn show(
     print(match args.json {
         true => serde_json::to_string(explanation).map_err(CommandError::signed)? + "\n",
         false => render(use_colour(&std::io::stdout())),
-    });
+    })?;
     Ok(0)
 }
 

@@ -99,7 +99,7 @@ pub(super) fn print_schema(args: &SchemaArgs) -> Result<u8, CommandError> {
         })?,
         None => String::new(),
     };
-    print(schema_text(&text));
+    print(schema_text(&text))?;
     Ok(0)
 }
 
@@ -169,14 +169,16 @@ pub(super) fn import(args: &ImportArgs) -> Result<u8, CommandError> {
         };
         CommandError::signed(error).with_code(code)
     })?;
-    let written = match &args.output {
-        Some(path) => write_new(path, &imported.text, args.force),
-        None => std::io::stdout().write_all(imported.text.as_bytes()),
-    };
-    written.map_err(|error| match &args.output {
-        Some(path) if error.kind() == ErrorKind::AlreadyExists => already_there(path),
-        _ => CommandError::signed(format!("cannot write: {error}")),
-    })?;
+    match &args.output {
+        None => print(&imported.text)?,
+        Some(path) => {
+            let written = write_new(path, &imported.text, args.force);
+            written.map_err(|error| match error.kind() {
+                ErrorKind::AlreadyExists => already_there(path),
+                _ => CommandError::signed(format!("cannot write: {error}")),
+            })?;
+        }
+    }
     let lost = report_losses(&imported);
     Ok(u8::from(args.strict && lost > 0) * DID_NOT_WORK)
 }
@@ -213,7 +215,7 @@ pub(super) struct CompletionsArgs {
 pub(super) fn print_completions(args: &CompletionsArgs) -> Result<u8, CommandError> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "tidegate", &mut text);
-    print(text);
+    print(text)?;
     Ok(0)
 }
 
@@ -226,16 +228,19 @@ pub(super) struct ManArgs {
 
 pub(super) fn write_man_pages(args: &ManArgs) -> Result<u8, CommandError> {
     let command = Cli::command();
-    let written = match &args.folder {
+    match &args.folder {
         Some(folder) => {
-            std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder))
+            std::fs::create_dir_all(folder)
+                .and_then(|()| clap_mangen::generate_to(command, folder))
+                .map_err(CommandError::signed)?;
         }
         None => {
             let mut text = Vec::new();
-            let rendered = clap_mangen::Man::new(command).render(&mut text);
-            rendered.map(|()| print(text))
+            clap_mangen::Man::new(command)
+                .render(&mut text)
+                .map_err(CommandError::signed)?;
+            print(text)?;
         }
-    };
-    written.map_err(CommandError::signed)?;
+    }
     Ok(0)
 }

@@ -125,8 +125,19 @@ pub(super) fn keys(args: &KeysArgs) -> Result<u8, CommandError> {
         KeysSubcommand::List => list(&client.known_keys()?, args.json)?,
         KeysSubcommand::Remove(remove) => remove_keys(&mut client, remove, args.json)?,
     };
-    output::print(text);
-    Ok(0)
+    let KeysSubcommand::Add(add) = &args.command else {
+        output::print(text)?;
+        return Ok(0);
+    };
+    let unread = match output::print_next(text) {
+        Ok(true) => return Ok(0),
+        Ok(false) => CommandError::failed("standard output is closed"),
+        Err(error) => error,
+    };
+    Err(unread.help(format!(
+        "the new key is lost: remove it with `tidegate keys remove {} --id ID`",
+        add.name
+    )))
 }
 
 fn add_key(

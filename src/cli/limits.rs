@@ -202,7 +202,7 @@ pub(super) fn limits(args: &LimitsArgs) -> Result<u8, CommandError> {
             };
             command.block(&args.key, &terms)
         }
-    }?);
+    }?)?;
     Ok(0)
 }
 

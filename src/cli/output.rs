@@ -1,6 +1,6 @@
 //! Output of commands: results go to standard output, everything else to standard error.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::Path;
 
 use super::{BAD_CONFIGURATION, DID_NOT_WORK, WRONG_USE};
@@ -118,9 +118,21 @@ pub(super) fn print_error(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Writes to standard output. Ignores errors: if it is closed, no reader is left.
-pub(super) fn print(text: impl AsRef<[u8]>) {
-    let _ = std::io::stdout().write_all(text.as_ref());
+/// Writes to standard output. A reader that has closed it wants no more, so that is no error.
+pub(super) fn print(text: impl AsRef<[u8]>) -> Result<(), CommandError> {
+    print_next(text).map(|_| ())
+}
+
+/// Writes a part of an endless output. Returns whether the reader is still there.
+pub(super) fn print_next(text: impl AsRef<[u8]>) -> Result<bool, CommandError> {
+    let mut out = std::io::stdout();
+    match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(CommandError::failed(format!(
+            "cannot write to standard output: {error}"
+        ))),
+    }
 }
 
 /// Colour is used only on a terminal, and never with `NO_COLOR`.

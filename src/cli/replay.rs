@@ -238,11 +238,11 @@ impl Replayed {
         let Replayed { report, .. } = self;
         let with_patch = suggests && !args.json && args.limit.is_none();
         if args.json {
-            print(format!("{}\n", export::json(report)));
+            print(format!("{}\n", export::json(report)))?;
         } else if with_patch {
             print_error(render_report(report, Paint(use_colour(&std::io::stderr()))).trim_end());
         } else {
-            print(render_report(report, Paint(use_colour(&std::io::stdout()))));
+            print(render_report(report, Paint(use_colour(&std::io::stdout()))))?;
         }
         let nothing = report.requests == 0;
         if nothing {
@@ -276,7 +276,7 @@ impl Replayed {
         print_error(&format!(
             "tidegate replay: the patch changes {changed} of {shown}"
         ));
-        print(patch.diff);
+        print(patch.diff)?;
         Ok(0)
     }
 }

@@ -98,7 +98,7 @@ pub(super) fn send(args: &TryArgs) -> Result<u8, CommandError> {
     print(match args.json {
         true => format!("{}\n", json!(result)),
         false => result.text(args.concurrency),
-    });
+    })?;
     Ok(0)
 }
 

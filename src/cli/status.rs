@@ -39,14 +39,14 @@ pub(super) fn status(args: &StatusArgs) -> Result<u8, CommandError> {
     if args.json {
         let mut json = snapshot.json;
         json["admin"] = Value::String(client.url());
-        print(format!("{json}\n"));
+        print(format!("{json}\n"))?;
     } else {
         // The token is shown on a terminal only: the output of a script may be stored in a file.
         let link = match client.token.as_ref().filter(|_| out.is_terminal()) {
             Some(token) => format!("{}#token={token}", client.url()),
             None => client.url(),
         };
-        print(render_lines(&page(&snapshot, &link), use_colour(&out)));
+        print(render_lines(&page(&snapshot, &link), use_colour(&out)))?;
     }
     Ok(match snapshot.reasons.is_empty() {
         true => 0,

@@ -1,6 +1,5 @@
 //! `tidegate tap`: shows denials as they happen, one on each line.
 
-use std::io::Write;
 use std::time::Duration;
 
 use clap::Args;
@@ -10,7 +9,7 @@ use serde_json::Value;
 
 use super::admin_client::{AdminArgs, AdminClient, AdminFailure, percent_encoded, runtime};
 use super::display::{StyledLine, Tone, count, short_hash, span, time};
-use super::output::{CommandError, print, print_error, use_colour};
+use super::output::{CommandError, print, print_error, print_next, use_colour};
 use super::proxy_snapshot::read_or_default;
 use crate::admin::denials::DenialReport;
 
@@ -96,7 +95,7 @@ impl DenialTap<'_> {
                 "the proxy knows the last 2000; the access log has every one, with the key",
             ));
         }
-        print(denials);
+        print(denials)?;
         Ok(())
     }
 
@@ -132,7 +131,7 @@ impl DenialTap<'_> {
         let url = client.url();
         print_error(&format!("tidegate: following {url}; Ctrl-C ends it"));
         loop {
-            let Some(mut why) = self.read(&mut body).await else {
+            let Some(mut why) = self.read(&mut body).await? else {
                 return Ok(());
             };
             let mut pause = FIRST_PAUSE;
@@ -155,26 +154,26 @@ impl DenialTap<'_> {
 
     /// Shows events until the stream ends, and returns why it ended. `None` after enough lines, and
     /// if standard output is closed.
-    async fn read(&mut self, body: &mut Incoming) -> Option<String> {
+    async fn read(&mut self, body: &mut Incoming) -> Result<Option<String>, CommandError> {
         let mut events = EventReader::default();
         loop {
             let frame = match tokio::time::timeout(SILENCE, body.frame()).await {
-                Err(_) => return Some("the proxy sends nothing any more".to_owned()),
-                Ok(None) => return Some("the proxy ended the stream".to_owned()),
-                Ok(Some(Err(error))) => return Some(format!("the stream broke: {error}")),
+                Err(_) => return Ok(Some("the proxy sends nothing any more".to_owned())),
+                Ok(None) => return Ok(Some("the proxy ended the stream".to_owned())),
+                Ok(Some(Err(error))) => return Ok(Some(format!("the stream broke: {error}"))),
                 Ok(Some(Ok(frame))) => frame,
             };
             let bytes = frame.into_data().unwrap_or_default();
             for event in events.read(&bytes) {
-                if !self.show(&event) {
-                    return None;
+                if !self.show(&event)? {
+                    return Ok(None);
                 }
             }
         }
     }
 
     /// Shows an event. Returns whether to go on.
-    fn show(&mut self, event: &SseEvent) -> bool {
+    fn show(&mut self, event: &SseEvent) -> Result<bool, CommandError> {
         let denial = &event.data;
         if event.kind == "dropped" {
             let many = denial["dropped"].as_u64().unwrap_or(0);
@@ -184,15 +183,14 @@ impl DenialTap<'_> {
                 count(many),
                 count(self.dropped)
             ));
-            return true;
+            return Ok(true);
         }
         if self.args.denied && denial["shadow"] == true {
-            return true;
+            return Ok(true);
         }
         self.shown += 1;
-        let mut out = std::io::stdout();
-        let written = writeln!(out, "{}", self.render(denial)).and_then(|()| out.flush());
-        written.is_ok() && self.args.number.is_none_or(|most| self.shown < most)
+        let is_open = print_next(self.render(denial) + "\n")?;
+        Ok(is_open && self.args.number.is_none_or(|most| self.shown < most))
     }
 
     fn render(&self, denial: &Value) -> String {

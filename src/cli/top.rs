@@ -17,7 +17,7 @@ mod promotion_page;
 mod state;
 mod terminal;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Args;
@@ -28,7 +28,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::admin_client::{AdminArgs, AdminClient, percent_encoded, runtime};
 use super::display::{StyledLine, render_lines};
-use super::output::{CommandError, print, use_colour};
+use super::output::{CommandError, print, print_next, use_colour};
 use super::proxy_snapshot::{ProxySnapshot, read_or_default};
 use crate::admin::clients::FoundClients;
 use crate::admin::denials::DenialList;
@@ -66,13 +66,13 @@ pub(super) fn top(args: &TopArgs) -> Result<u8, CommandError> {
         state.admin.clone_from(&client.authority);
         state.snapshot = snapshot.map_err(|failure| client.error(&failure))?;
         if args.json {
-            print_json(&client, state, args.once).await;
+            print_json(&client, state, args.once).await?;
             return Ok(0);
         }
         fetch_clients(&client, &mut state).await;
         if args.once || !terminal::is_interactive() {
             let colour = use_colour(&std::io::stdout());
-            print(render_lines(&whole_picture(&state), colour));
+            print(render_lines(&whole_picture(&state), colour))?;
             return Ok(0);
         }
         let shown = show(&client, state).await;
@@ -114,17 +114,19 @@ async fn refresh_ticks() -> Interval {
 }
 
 /// Prints a line on each tick until standard output is closed.
-async fn print_json(client: &AdminClient, mut state: TopState, once: bool) {
+async fn print_json(
+    client: &AdminClient,
+    mut state: TopState,
+    once: bool,
+) -> Result<(), CommandError> {
     let mut ticks = refresh_ticks().await;
     loop {
         let line = match &state.failure {
             None => state.snapshot.json.clone(),
             Some(failure) => json!({ "error": failure }),
         };
-        let mut out = std::io::stdout();
-        let written = writeln!(out, "{line}").and_then(|()| out.flush());
-        if written.is_err() || once {
-            return;
+        if !print_next(format!("{line}\n"))? || once {
+            return Ok(());
         }
         ticks.tick().await;
         refresh(client, &mut state).await;

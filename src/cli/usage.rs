@@ -58,7 +58,7 @@ pub(super) fn usage(args: &UsageArgs) -> Result<u8, CommandError> {
         (true, _) => csv(&usage),
         (_, true) => json(&usage)?,
         _ => text(&usage),
-    });
+    })?;
     Ok(code)
 }
 

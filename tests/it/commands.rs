@@ -187,6 +187,45 @@ fn check_online_asks_the_store_and_the_servers() {
     );
 }
 
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let folder = tempfile::tempdir().unwrap();
+    quick_start(folder.path());
+    let run = |words: &[&str], out: Stdio| {
+        let mut command = mortal(env!("CARGO_BIN_EXE_tidegate"));
+        command.env_clear().current_dir(folder.path()).args(words);
+        command.stdout(out).stderr(Stdio::piped());
+        let ended = command.spawn().unwrap().wait_with_output().unwrap();
+        (
+            ended.status.code(),
+            String::from_utf8(ended.stderr).unwrap(),
+        )
+    };
+    for words in [
+        &["config"][..],
+        &["check"],
+        &["schema"],
+        &["man"],
+        &["help", "T101"],
+        &["completions", "bash"],
+        &["explain", "GET", "/"],
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let (code, said) = run(words, full.unwrap().into());
+        assert_eq!(code, Some(1), "{words:?}");
+        let told = "error: cannot write to standard output: No space left on device";
+        assert!(said.contains(told), "{words:?}: {said}");
+        // A reader that has left wants no more.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(
+            run(words, writer.into()),
+            (Some(0), String::new()),
+            "{words:?}"
+        );
+    }
+}
+
 /// A demo in a folder, and what it says until it has said all.
 fn demo(folder: &Path, words: &[&str]) -> (Child, Vec<String>) {
     let mut command = mortal(env!("CARGO_BIN_EXE_tidegate"));

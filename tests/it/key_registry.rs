@@ -253,3 +253,26 @@ fn keys_in_redis_need_a_redis() {
     let refused = command(folder.path(), &["keys", "list"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
 }
+
+#[test]
+fn a_key_that_could_not_be_shown_is_named() {
+    let (redis, upstream) = (RedisServer::start(), Upstream::ok());
+    let proxy = Tidegate::start(&keys_in_redis(&upstream, &redis, LIMIT));
+    let output = Command::new(program())
+        .current_dir(proxy.directory.path())
+        .args(["keys", "add", "alice"])
+        .stdout(
+            std::fs::File::options()
+                .write(true)
+                .open("/dev/full")
+                .unwrap(),
+        )
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("the new key is lost: remove it with"),
+        "{said}"
+    );
+}
