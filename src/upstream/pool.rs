@@ -44,7 +44,7 @@ impl Upstream {
         let mut servers = settings.servers.iter();
         let is_capped = servers.any(|server| server.max_connections.is_some());
         let queue = match is_capped {
-            true => Arc::clone(&health.queue),
+            true => health.queue(&settings.servers),
             false => Arc::default(),
         };
         let terms = Arc::new(UpstreamTerms {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::health::{FailureKind, HealthChange, HealthState, SendReason, Standing, has_room};
 use super::queue::PermitQueue;
 use crate::clock;
-use crate::config::{Ejection, HealthCheck, ServerAddress};
+use crate::config::{Ejection, HealthCheck, ServerAddress, UpstreamServer};
 use crate::telemetry::panics::lock;
 
 /// The gate of a healthy server. Other values are the end of its ejection, in microseconds.
@@ -47,10 +47,16 @@ pub(super) struct UpstreamHealth {
     out: AtomicUsize,
     /// Serializes changes, so that two workers cannot eject one server too many together.
     change: Mutex<()>,
-    /// Holds waiting requests if servers have caps.
-    pub(super) queue: Arc<PermitQueue>,
+    queue: Mutex<ServersQueue>,
     /// Whether the log says that a name has too many addresses.
     has_warned: AtomicBool,
+}
+
+/// The requests that wait for servers with caps, and these servers.
+#[derive(Debug, Default)]
+struct ServersQueue {
+    servers: Vec<UpstreamServer>,
+    queue: Arc<PermitQueue>,
 }
 
 #[derive(Debug)]
@@ -142,9 +148,22 @@ impl UpstreamHealth {
             servers: AtomicUsize::new(0),
             out: AtomicUsize::new(0),
             change: Mutex::default(),
-            queue: Arc::default(),
+            queue: Mutex::default(),
             has_warned: AtomicBool::new(false),
         }
+    }
+
+    /// The queue for these servers, which all workers share. Other servers or caps begin a new one:
+    /// requests that wait for the old ones must not hold up requests that have room.
+    pub(super) fn queue(&self, servers: &[UpstreamServer]) -> Arc<PermitQueue> {
+        let mut current = lock(&self.queue);
+        if current.servers != servers {
+            *current = ServersQueue {
+                servers: servers.to_vec(),
+                queue: Arc::default(),
+            };
+        }
+        Arc::clone(&current.queue)
     }
 
     /// Whether any server is not healthy. If none is, the single servers need no look.

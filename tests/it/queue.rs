@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::house::{Answer, Tidegate, Upstream};
 use crate::probe::eventually;
+use crate::reload::Gate;
 
 /// A server that answers when it is told to, and knows how many requests it had at once.
 struct Slow {
@@ -59,10 +60,14 @@ impl Slow {
 
 /// A proxy with four workers before an upstream with these settings.
 fn proxy(settings: &str) -> Tidegate {
-    Tidegate::start(&format!(
+    Tidegate::start(&config(settings))
+}
+
+fn config(settings: &str) -> String {
+    format!(
         "[server]\nworkers = 4\n[log]\naccess = \"off\"\n[[route]]\npath = \"/*\"\n\
          upstream = \"app\"\n[upstream.app]\n{settings}\n"
-    ))
+    )
 }
 
 /// A request on a connection of its own, in a thread of its own.
@@ -171,4 +176,34 @@ fn clients_that_leave_the_queue_leave_no_gap() {
     let last = last.join().unwrap();
     assert!(matches!(last.status, 200 | 503));
     eventually("there is room again", || proxy.get("/").status == 200);
+}
+
+#[test]
+fn requests_with_room_after_a_reload_do_not_stand_behind_the_queue_before_it() {
+    let queue = "queue = 2\nqueue_timeout = \"20s\"";
+    for has_other_server in [false, true] {
+        let (full, free) = (Slow::start(), Slow::start());
+        let before = config(&format!("{}\n{queue}", capped(&full, 1)));
+        let after = match has_other_server {
+            false => capped(&full, 50),
+            true => capped(&free, 1),
+        };
+        let gate = Gate::before(Upstream::ok(), &before);
+        let first = ask(&gate.proxy);
+        eventually("the first is there", || full.under_way() == 1);
+        let three: Vec<_> = (0..3).map(|_| ask(&gate.proxy)).collect();
+        // Only the third one is refused, so the others wait then.
+        eventually("two wait", || three.iter().any(|asked| asked.is_finished()));
+        gate.reload(&config(&format!("{after}\n{queue}")));
+        let next = ask(&gate.proxy);
+        eventually("the next one has room", || {
+            full.under_way() + free.under_way() == 2
+        });
+        full.answer(4);
+        free.answer(1);
+        let statuses = three.into_iter().map(|asked| asked.join().unwrap().status);
+        assert_eq!(statuses.filter(|status| *status == 200).count(), 2);
+        assert_eq!(first.join().unwrap().status, 200);
+        assert_eq!(next.join().unwrap().status, 200);
+    }
 }
