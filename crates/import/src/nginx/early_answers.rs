@@ -402,4 +402,22 @@ mod tests {
         let imported = import("return 403;");
         imported.assert_has_not("\nupstream ");
     }
+    #[test]
+    fn denials_keep_the_headers_of_always() {
+        let imported = import_http(
+            "server { listen 80; add_header X-Always yes always; add_header X-Ok yes;\n\
+             location /deny { deny all; proxy_pass http://10.0.0.1; }\n\
+             location = /login { limit_except POST { deny all; } proxy_pass http://10.0.0.1; }\n\
+             location = /50x.html { internal; proxy_pass http://10.0.0.1; } }",
+        );
+        let denials: Vec<_> = (imported.text.split("[[route]]"))
+            .filter(|route| route.contains("respond"))
+            .collect();
+        assert!(denials.len() >= 3, "{}", imported.text);
+        for denial in denials {
+            let always = "headers_down = { \"+x-always\" = \"yes\" }";
+            assert!(denial.contains(always), "{denial}");
+            assert!(!denial.contains("x-ok"), "{denial}");
+        }
+    }
 }

@@ -293,7 +293,9 @@ fn make_route(scope: &BlockScope<'_>, action: &RouteAction, draft: &mut Draft) -
     for change in changes.list {
         const DOWN: &str = "headers_down headers_success expires expires_from trailers_down";
         let is_down = DOWN.split(' ').any(|key| key == change.key);
-        let is_for_denial = action.headers.is_some() && change.key == "headers_down";
+        // nginx adds the headers of `always` to its own denials.
+        let has_headers = action.headers.is_some() || !matches!(target, TargetDraft::Closed(_));
+        let is_for_denial = has_headers && change.key == "headers_down";
         if passes || is_down && !target.denies() || is_for_denial {
             entries.add_new(&change.key, change.value);
         }
