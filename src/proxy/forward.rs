@@ -54,10 +54,7 @@ impl Proxy {
         };
         let attempts = x.record.keep_attempts(attempts);
         let changes = x.changes.as_deref();
-        // Only a route that rewrites `Location` needs the host.
-        let client_host = (route.replace_prefix.as_ref())
-            .filter(|one| one.location)
-            .and_then(|_| Some(request.headers().get(HOST)?.to_str().ok()?.to_owned()));
+        let client_host = client_host(request, route);
         let outgoing = Outgoing {
             request,
             prerendered: ready.prerendered,
@@ -121,6 +118,12 @@ impl Proxy {
             changes.apply_to_response(response);
         }
     }
+}
+
+/// The host that the client named, if the route rewrites `Location`.
+fn client_host<B>(request: &Request<B>, route: &Route) -> Option<String> {
+    route.replace_prefix.as_ref().filter(|one| one.location)?;
+    Some(request.headers().get(HOST)?.to_str().ok()?.to_owned())
 }
 
 /// Makes a client's request ready for its upstream.

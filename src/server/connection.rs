@@ -135,16 +135,25 @@ async fn open_connection(
         worker: Arc::clone(&worker),
     };
     let opened = PrefixedStream { stream, prefix };
-    Some(match version {
-        Version::Http1 => {
-            let client = Box::new(Http1Client { client, phase });
-            Either::Left(serve_http1(opened, client))
-        }
+    Some(serve_version(
+        version,
+        opened,
+        Http1Client { client, phase },
+    ))
+}
+
+fn serve_version(
+    version: Version,
+    opened: PrefixedStream,
+    connection: Http1Client,
+) -> impl Future<Output = ()> + Send {
+    match version {
+        Version::Http1 => Either::Left(serve_http1(opened, Box::new(connection))),
         Version::Http2 => {
-            let idle = Arc::clone(&phase.alarm);
-            Either::Right(http2::serve(opened, Arc::new(client), idle))
+            let idle = Arc::clone(&connection.phase.alarm);
+            Either::Right(http2::serve(opened, Arc::new(connection.client), idle))
         }
-    })
+    }
 }
 
 /// Adds the ports of the connection, and what its PROXY header tells.
