@@ -5,6 +5,7 @@
 //! After a failure the next attempt comes later and later; until then the old certificate stays in
 //! use.
 
+use std::error::Error as _;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -38,8 +39,18 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 struct AcmeError(String);
 
 impl From<instant_acme::Error> for AcmeError {
+    /// The text has all causes, because that of a failed connection is the last one.
     fn from(error: instant_acme::Error) -> AcmeError {
-        AcmeError(error.to_string())
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(inner) = cause {
+            let inner_text = inner.to_string();
+            if !text.contains(&inner_text) {
+                text = format!("{text}: {inner_text}");
+            }
+            cause = inner.source();
+        }
+        AcmeError(text)
     }
 }
 
@@ -115,10 +126,18 @@ impl ServerTls {
 
     /// Orders a certificate. Returns its key and its chain as PEM.
     async fn order(&self, settings: &AcmeSettings) -> Result<String, AcmeError> {
-        let account = account(settings).await?;
         let names = settings.domains.iter().cloned();
         let names: Vec<Identifier> = names.map(Identifier::Dns).collect();
-        let mut order = account.new_order(&NewOrder::new(&names)).await?;
+        let names = NewOrder::new(&names);
+        let begun = account(settings).await?.new_order(&names).await;
+        let mut order = match begun {
+            Err(error) if is_unknown_account(&error) => {
+                tracing::warn!("tls: the authority does not know the account: making a new one");
+                forget_account(settings).map_err(unusable_cache)?;
+                account(settings).await?.new_order(&names).await?
+            }
+            begun => begun?,
+        };
         self.prove(&mut order, settings.challenge).await?;
         if order.poll_ready(&RETRIES).await? != OrderStatus::Ready {
             return Err(AcmeError(find_problems(&mut order).await));
@@ -183,6 +202,18 @@ async fn account(settings: &AcmeSettings) -> Result<Account, AcmeError> {
         .and_then(|text| write_private(&account_path(settings), &text))
         .map_err(unusable_cache)?;
     Ok(account)
+}
+
+/// Whether the authority no longer has the account of the cache (RFC 8555 section 6.7).
+fn is_unknown_account(error: &instant_acme::Error) -> bool {
+    let instant_acme::Error::Api(problem) = error else {
+        return false;
+    };
+    problem.r#type.as_deref() == Some("urn:ietf:params:acme:error:accountDoesNotExist")
+}
+
+fn forget_account(settings: &AcmeSettings) -> io::Result<()> {
+    std::fs::remove_file(account_path(settings))
 }
 
 /// The reasons of the authority for names whose proof it did not accept.

@@ -23,9 +23,13 @@ struct Pebble {
 
 impl Pebble {
     /// Looks at names on these ports; its certificates last for so many seconds.
-    fn start(folder: &Path, (http, tls): (u16, u16), lasts: u64) -> Pebble {
+    fn start(folder: &Path, ports: (u16, u16), lasts: u64) -> Pebble {
+        Pebble::start_at(free_port(), folder, ports, lasts)
+    }
+
+    fn start_at(port: u16, folder: &Path, (http, tls): (u16, u16), lasts: u64) -> Pebble {
         Authority::new(folder, "pebble-ca").write(folder, "pebble", &["localhost"], 2999);
-        let (names, control, port) = (free_port(), free_port(), free_port());
+        let (names, control) = (free_port(), free_port());
         let config = format!(
             r#"{{"pebble": {{"listenAddress": "127.0.0.1:{port}",
                 "managementListenAddress": "127.0.0.1:{}",
@@ -213,4 +217,29 @@ fn an_authority_that_refuses_or_is_away_is_asked_again() {
     }
     assert!(line.contains("connection refused"), "{line}");
     assert!(shown(ports, "a.test").is_none());
+}
+
+#[test]
+fn an_account_that_the_authority_has_lost_is_made_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let ports = ports();
+    let first = Pebble::start(directory.path(), (ports.plain, ports.tls), 6);
+    let proxy = proxy(directory, ports, (first.port, ""));
+    proxy.wait_for_line("a new certificate");
+    // It forgets everything at its end.
+    let port = first.port;
+    drop(first);
+    let folder = proxy.directory.path();
+    let _second = Pebble::start_at(port, folder, (ports.plain, ports.tls), 6);
+    proxy.wait_for_line("the authority does not know the account: making a new one");
+    proxy.wait_for_line("a new certificate");
+}
+
+#[test]
+fn the_log_says_why_an_authority_cannot_be_reached() {
+    let directory = tempfile::tempdir().unwrap();
+    Authority::new(directory.path(), "pebble-ca");
+    let proxy = proxy(directory, ports(), (free_port(), ""));
+    let line = proxy.wait_for_line("no certificate for a.test, b.test");
+    assert!(line.contains("Connection refused"), "{line}");
 }
