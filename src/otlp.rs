@@ -197,9 +197,9 @@ impl Exporter {
         while contained(self.export_until_end()).await.is_none() && self.end.borrow().is_none() {}
         contained(self.export_last()).await;
         let fates = self.depot.counts();
-        let lost = fates.failed + fates.dropped;
+        let lost = fates.failed + fates.dropped + fates.refused;
         if lost > 0 && self.settings.borrow().is_some() {
-            tracing::warn!(lost, "tracing: spans were dropped");
+            tracing::warn!(lost, "tracing: spans were lost since the start");
         }
     }
 
@@ -271,7 +271,11 @@ impl Exporter {
             self.begin_outage(collector, &error);
             let mut settings = self.settings.clone();
             let is_over = self.end.borrow().is_some() || settings.has_changed().is_ok_and(|is| is);
-            if !error.is_temporary || attempt == ATTEMPTS || is_over {
+            if !error.is_temporary {
+                batch.note_sent(count, count as u64);
+                return self.note_outage_loss(count);
+            }
+            if attempt == ATTEMPTS || is_over {
                 break;
             }
             let usual = rest_after(self.failures);
@@ -284,6 +288,10 @@ impl Exporter {
             }
         }
         batch.note_lost(count);
+        self.note_outage_loss(count);
+    }
+
+    fn note_outage_loss(&mut self, count: usize) {
         if let Some(outage) = &mut self.outage {
             outage.lost += count as u64;
         }
