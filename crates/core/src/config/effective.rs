@@ -12,11 +12,12 @@ use super::changes;
 use super::files::SourceFiles;
 use super::interpolation::{interpolate, without_variables};
 use super::reference::{
-    document_as_json, has_chosen_names, joined_path, section, sections_within, settings,
+    document_as_json, has_chosen_names, joined_path, section, sections_within, setting, settings,
     value_as_json,
 };
 use super::route::UPSTREAM_KEYS;
 use super::secrets::{HIDDEN, for_each_secret, for_each_text, may_have_parameters, tables};
+use crate::limit::rate::parse_duration;
 
 /// Sections without defaults of their own: an upstream may leave them out.
 const OPTIONAL: [&str; 2] = ["upstream.NAME.tls", "upstream.NAME.servers"];
@@ -204,12 +205,34 @@ fn inherit(top: &mut Map<String, Value>) {
     let on_error = top["store"]["on_error"].clone();
     for limit in tables(top, "limit") {
         limit.entry("on_error").or_insert_with(|| on_error.clone());
+        if let Some(ban) = limit.get_mut("ban").and_then(Value::as_object_mut) {
+            add_ban_defaults(ban);
+        }
     }
     let has_default_limit = top
         .get("limit")
         .is_some_and(|limits| limits.get("default").is_some());
     for route in tables(top, "route").filter(|_| has_default_limit) {
         route.entry("limits").or_insert_with(|| json!(["default"]));
+    }
+}
+
+/// Adds the defaults of a ban: the longest one is not below the first.
+fn add_ban_defaults(ban: &mut Map<String, Value>) {
+    let default = |key| setting("limit.NAME.ban", key).map(|found| value_as_json(found.value));
+    let duration = |value: &Value| value.as_str().and_then(|text| parse_duration(text).ok());
+    let first = ban.get("for").cloned();
+    for key in ["again", "max_for"] {
+        let Some(mut value) = default(key).filter(|_| !ban.contains_key(key)) else {
+            continue;
+        };
+        if key == "max_for"
+            && let Some(first) = first.as_ref()
+            && duration(first) > duration(&value)
+        {
+            value.clone_from(first);
+        }
+        ban.insert(key.to_owned(), value);
     }
 }
 

@@ -22,6 +22,7 @@ const PLAIN: &str = r#"
     [limit."x-y"]
     rate = ["10/s", "100/h"]
     shadow = true
+    ban = { after = "9/min", for = "48h" }
     [upstream.api]
     servers = ["http://a.test", { url = "http://b.test:81", weight = 3 }]
     health = "/healthz"
@@ -59,6 +60,18 @@ fn it_means_what_the_file_means() {
             [""; 0]
         );
     }
+}
+
+#[test]
+fn a_ban_has_its_defaults() {
+    let ban = |first: &str| {
+        let text =
+            format!("[limit.a]\nrate = \"9/s\"\nban = {{ after = \"9/s\", for = {first:?} }}");
+        effective(&text, &env)["limit"]["a"]["ban"].to_string()
+    };
+    let text = r#"{"after":"9/s","again":2,"for":"1h","max_for":"24h"}"#;
+    assert_eq!(ban("1h"), text);
+    assert_eq!(ban("48h"), text.replace("24h", "48h").replace("1h", "48h"));
 }
 
 #[test]
