@@ -2,7 +2,8 @@
 //! sections that say who a client is.
 
 use super::files::SourceEntry;
-use super::values::{TomlEntries, quote};
+use super::tree::TreeItem;
+use super::values::{TomlEntries, quote, quote_list};
 
 /// Output of a call without a maximum, tokens: the default of `default_output`.
 const DEFAULT_OUTPUT: u64 = 1024;
@@ -30,11 +31,32 @@ pub(super) struct CallsDraft {
     pub(super) prices: Vec<PriceDraft>,
     /// `[api_key]`
     pub(super) api_key: TomlEntries,
+    /// The sources of keys in `[api_key]`, of all routes.
+    key_sources: Vec<String>,
     /// `[tier]`
     pub(super) tier: TomlEntries,
 }
 
 impl CallsDraft {
+    /// Adds the sources of keys of some routes, and refuses unknown keys. `item` is the source.
+    pub(super) fn add_key_sources(&mut self, sources: &[String], item: &TreeItem) {
+        let is_first = self.key_sources.is_empty();
+        let is_new = |one: &&String| !self.key_sources.contains(one);
+        let new: Vec<String> = sources.iter().filter(is_new).cloned().collect();
+        if !is_first && !new.is_empty() {
+            let why = "`from` of [api_key] is for all routes: each route reads the keys of all";
+            item.differs(&format!("keys in {}", new.join(", ")), why);
+        }
+        self.key_sources.extend(new);
+        let value = quote_list(&self.key_sources);
+        let mut entries = self.api_key.list.iter_mut();
+        match entries.find(|entry| entry.key == "from") {
+            Some(entry) => entry.value = value,
+            None => self.api_key.add("from", value),
+        }
+        self.api_key.add_new("unknown", quote("deny"));
+    }
+
     /// Adds a usage unless there is an equal one. Returns its name.
     pub(super) fn add_usage(&mut self, mut draft: UsageDraft) -> String {
         if let Some(known) = self.usages.iter().find(|one| one.entries == draft.entries) {

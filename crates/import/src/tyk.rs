@@ -14,7 +14,7 @@ use crate::limit::Rate;
 use crate::patterns::{self, ImportedPath};
 use crate::providers::ProviderUrl;
 use crate::tree::{self, SourceFile, TreeItem};
-use crate::values::{KeyDraft, TomlEntries, quote, quote_list};
+use crate::values::{KeyDraft, TomlEntries, quote};
 use apis::{TykApi, TykAuth};
 use policies::TykPolicy;
 
@@ -118,9 +118,7 @@ impl<'d> TykFiles<'d> {
         let mut limits = Vec::new();
         let mut closed = api.closed.clone();
         if let (TykAuth::Keys(sources), None) = (&api.auth, &closed) {
-            let keys = &mut self.draft.calls.api_key;
-            keys.add_new("from", quote_list(sources));
-            keys.add_new("unknown", quote("deny"));
+            self.draft.calls.add_key_sources(sources, api.item);
             match self.key_limits(api, policies) {
                 Ok(found) => limits = found,
                 Err(why) => {
@@ -180,14 +178,18 @@ impl<'d> TykFiles<'d> {
                 other.name
             ));
         }
-        let shared = policies.iter().filter(|one| one.own_rates(api).is_none());
-        let shared = shared.map(TykPolicy::shared_rates).collect();
+        // A policy with own rates for some API shares its rates among the others.
+        let shared = |one: &&TykPolicy<'_>| one.own_rates(api).is_none();
+        let (partly, whole): (Vec<_>, Vec<_>) =
+            policies.iter().partition(|one| one.has_own_rates());
+        let whole = whole.into_iter().map(TykPolicy::shared_rates).collect();
         let own = policies.iter().filter_map(|one| one.own_rates(api));
         let own = own.collect();
-        let names = [
-            ("keys".to_owned(), shared),
-            (format!("{}-keys", api.what), own),
-        ];
+        let mut names = vec![("keys".to_owned(), whole)];
+        for policy in partly.into_iter().filter(shared) {
+            names.push((format!("keys-{}", policy.name), vec![policy.shared_rates()]));
+        }
+        names.push((format!("{}-keys", api.what), own));
         let mut limits = Vec::new();
         for (name, tiers) in names {
             let budget = policies::budget(&name, api, tiers);
@@ -253,6 +255,7 @@ impl<'d> TykFiles<'d> {
         }
         let mut route = RouteDraft::new(api.item.entry(api.what.clone()), part.target.clone());
         route.host.clone_from(&api.host);
+        route.port = api.port;
         route.path = path.pattern;
         route.methods = part.methods;
         route.needs_key = matches!(api.auth, TykAuth::Keys(_));

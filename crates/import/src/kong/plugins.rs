@@ -9,7 +9,7 @@ use crate::budgets::{Budget, Counted, add_rate, note_fixed_window, rate_of};
 use crate::draft::clean_name;
 use crate::limit::{CalendarUnit, Rate};
 use crate::tree::TreeItem;
-use crate::values::{KeyDraft, TomlEntries, has_word, quote, quote_list};
+use crate::values::{KeyDraft, TomlEntries, has_word, quote};
 
 /// The plugin of token budgets.
 pub(super) const BUDGETS: &str = "ai-rate-limiting-advanced";
@@ -261,9 +261,7 @@ fn read_key_auth(config: &TreeItem, file: &mut KongFile<'_>) {
         let why = "Kong serves clients without a known key as this consumer; here they are refused";
         config.lost("key-auth.anonymous", why);
     }
-    let sources = &mut file.draft.calls.api_key;
-    sources.add_new("from", quote_list(&from));
-    sources.add_new("unknown", quote("deny"));
+    file.draft.calls.add_key_sources(&from, config);
     let why = "the keys of consumers are not copied: list them in a file with lines `KEY NAME \
                TIER`, and set `known` of [api_key]. Until then every request is refused";
     config.lost("key-auth: credentials of consumers", why);
@@ -280,6 +278,19 @@ fn add_request_limit(
     let known = "second minute hour day month year limit_by header_name path policy \
                  fault_tolerant hide_client_headers redis error_code error_message sync_rate";
     config.note_unknown("rate-limiting.", known);
+    for (key, why) in [
+        ("error_code", "`status` of the limit is like it"),
+        ("error_message", "`[deny.body]` is like it"),
+        (
+            "hide_client_headers",
+            "`x_ratelimit` and `ietf` of [headers] are like it",
+        ),
+    ] {
+        let item = config.get(key).filter(|item| item.text() != Some("false"));
+        if let Some(item) = item {
+            item.lost(&format!("rate-limiting.{key}"), why);
+        }
+    }
     let mut rates = Vec::new();
     for (unit, seconds) in [("second", 1), ("minute", 60), ("hour", 3_600)] {
         let Some(units) = config.text_at(unit) else {

@@ -2,6 +2,7 @@
 
 use crate::budgets::rate_of;
 use crate::limit::Rate;
+use crate::patterns;
 use crate::route::{HostPattern, method_of};
 use crate::tree::{TreeItem, TreeNode};
 use crate::values::{TomlEntries, inline_table, parse_go_us, quote_list};
@@ -70,6 +71,8 @@ pub(super) struct TykApi<'d> {
     pub(super) item: &'d TreeItem,
     pub(super) ids: Vec<String>,
     pub(super) host: Option<String>,
+    /// The only port that serves it; `None` for every port.
+    pub(super) port: Option<u16>,
     pub(super) path: String,
     pub(super) strips: bool,
     pub(super) keeps_host: bool,
@@ -124,16 +127,59 @@ pub(super) fn rate_at(item: &TreeItem, what: &str) -> Option<Rate> {
     }
 }
 
-pub(super) fn host_of(item: &TreeItem, what: &str, host: Option<&str>) -> Option<String> {
-    let host = host.filter(|host| !host.is_empty())?;
-    if HostPattern::parse(host).is_err() {
-        item.lost(
-            &format!("{what}: {host}"),
-            "no route can have this host; it is left out",
-        );
-        return None;
+/// Where the host of an API leads to.
+#[derive(Default)]
+pub(super) struct TykHost {
+    /// `None` for every host.
+    pub(super) name: Option<String>,
+    /// Why the API is closed, if no route can have its host.
+    pub(super) closed: Option<String>,
+}
+
+pub(super) fn host_of(item: &TreeItem, what: &str, host: Option<&str>) -> TykHost {
+    let Some(host) = host.filter(|host| !host.is_empty()) else {
+        return TykHost::default();
+    };
+    let found = match host.contains('{') {
+        true => patterns::regex_host(&host_regex(host)).map(|mut names| names.pop().flatten()),
+        false => Ok(Some(host.to_ascii_lowercase())),
+    };
+    match found {
+        Ok(Some(name)) if HostPattern::parse(&name).is_ok() => TykHost {
+            name: Some(name),
+            closed: None,
+        },
+        _ => {
+            let why = "no route can have this host";
+            let text = format!("{why}; the API is closed on all hosts");
+            item.lost(&format!("{what}: {host}"), text);
+            TykHost {
+                name: None,
+                closed: Some(why.to_owned()),
+            }
+        }
     }
-    Some(host.to_ascii_lowercase())
+}
+
+/// Writes a host with parts `{NAME}` or `{NAME:EXPRESSION}` as an expression.
+fn host_regex(host: &str) -> String {
+    let mut regex = "^".to_owned();
+    let mut rest = host;
+    while let Some((before, after)) = rest.split_once('{') {
+        let (part, after) = after.split_once('}').unwrap_or((after, ""));
+        let expression = part.split_once(':').map_or("[^.]+", |(_, one)| one);
+        let expression = if expression.is_empty() {
+            "[^.]+"
+        } else {
+            expression
+        };
+        regex.push_str(&patterns::escape_regex(before));
+        regex.push_str(&format!("(?:{expression})"));
+        rest = after;
+    }
+    regex.push_str(&patterns::escape_regex(rest));
+    regex.push('$');
+    regex
 }
 
 pub(super) fn access_of(allow: Vec<String>, deny: Vec<String>) -> TomlEntries {
@@ -187,14 +233,14 @@ pub(super) fn read_classic<'d>(item: &'d TreeItem, proxy: &'d TreeItem) -> TykAp
             item.lost(&format!("{what}.{on}"), why);
         }
     }
+    let domain = item.text_at("domain");
+    let domain = domain.filter(|_| !item.is_true("domain_disabled"));
+    let host = host_of(item, &what, domain);
+    let port = read_port(item, &what);
     TykApi {
         ids: ids.map(str::to_owned).collect(),
-        host: host_of(
-            item,
-            &what,
-            item.text_at("domain")
-                .filter(|_| !item.is_true("domain_disabled")),
-        ),
+        host: host.name,
+        port,
         path: proxy.text_at("listen_path").unwrap_or("/").to_owned(),
         strips: proxy.is_true("strip_listen_path"),
         keeps_host: proxy.is_true("preserve_host_header"),
@@ -210,10 +256,21 @@ pub(super) fn read_classic<'d>(item: &'d TreeItem, proxy: &'d TreeItem) -> TykAp
         global: global.and_then(|one| rate_at(one, &format!("{what}.global_rate_limit"))),
         endpoints: versions.endpoints,
         body_limit: versions.body_limit,
-        closed: find_guard(item, &what).or(versions.closed),
+        closed: find_guard(item, &what).or(versions.closed).or(host.closed),
         what,
         item,
     }
+}
+
+/// Reads the only port that serves the API, if it has one.
+fn read_port(item: &TreeItem, what: &str) -> Option<u16> {
+    let port: u16 = item.text_at("listen_port")?.parse().ok()?;
+    if port == 0 {
+        return None;
+    }
+    let why = "the route is for this port alone: add the port to `listen`";
+    item.lost(&format!("{what}.listen_port"), why);
+    Some(port)
 }
 
 /// Returns why a setting of the whole API closes it.

@@ -55,9 +55,11 @@ pub(super) fn read_open_api<'d>(item: &'d TreeItem, gateway: &'d TreeItem) -> Ty
         .filter(|one| one.is_true("enabled"));
     let list = |key: &str| control.map(|one| one.texts_at(key)).unwrap_or_default();
     let target = upstream.and_then(|one| one.text_at("url"));
+    let host = host_of(server, &what, domain);
     TykApi {
         ids: ids.collect(),
-        host: host_of(server, &what, domain),
+        host: host.name,
+        port: None,
         path: server.text_at("listenPath.value").unwrap_or("/").to_owned(),
         strips: server.is_true("listenPath.strip"),
         keeps_host: upstream.is_some_and(|one| one.is_true("preserveHostHeader.enabled")),
@@ -67,7 +69,7 @@ pub(super) fn read_open_api<'d>(item: &'d TreeItem, gateway: &'d TreeItem) -> Ty
         global: global.and_then(|one| rate_at(one, &format!("{what}.rateLimit"))),
         endpoints,
         body_limit: find_body_limit(gateway),
-        closed: closed.or(guard),
+        closed: closed.or(guard).or(host.closed),
         what,
         item,
     }

@@ -79,6 +79,15 @@ impl TykPolicy<'_> {
         paths.is_some_and(apis::is_used)
     }
 
+    /// Whether the policy has rates for some API alone.
+    pub(super) fn has_own_rates(&self) -> bool {
+        let mut rights = self.item.entries_at("access_rights").iter();
+        rights.any(|(_, right)| {
+            let has = |key: &str| right.text_at(key).is_some_and(is_positive);
+            has("limit.rate") || has("limit.quota_max")
+        })
+    }
+
     /// The rates that all APIs of the policy share.
     pub(super) fn shared_rates(&self) -> TierRates {
         TierRates {
@@ -107,7 +116,7 @@ pub(super) fn budget(name: &str, api: &TykApi<'_>, tiers: Vec<TierRates>) -> Opt
         return None;
     }
     let mut source = api.item.entry("rates and quotas of policies".to_owned());
-    if name != "keys" {
+    if name != "keys" && !name.starts_with("keys-") {
         source.text = format!("rates and quotas of policies for {}", api.what);
     }
     Some(Budget {
@@ -124,6 +133,20 @@ pub(super) fn budget(name: &str, api: &TykApi<'_>, tiers: Vec<TierRates>) -> Opt
 fn rates(item: &TreeItem, what: &str) -> Vec<Rate> {
     let mut rates = Vec::new();
     let number = |key: &str| item.text_at(key).filter(|text| is_positive(text));
+    // A policy with partitions sets those alone that are true.
+    let is_partitioned = item.entries_at("partitions").iter();
+    let is_partitioned = is_partitioned
+        .clone()
+        .any(|(_, one)| one.text() == Some("true"));
+    let sets = |part: &str| !is_partitioned || item.is_true(&format!("partitions.{part}"));
+    let number = |key: &str| {
+        let part = if key.starts_with("quota") {
+            "quota"
+        } else {
+            "rate_limit"
+        };
+        number(key).filter(|_| sets(part))
+    };
     if let (Some(units), Some(per)) = (number("rate"), number("per")) {
         add(item, &format!("{what}.rate"), [units, per], &mut rates);
     }
