@@ -239,15 +239,26 @@ impl RouteCalls {
         if self.budgets.is_empty() || !matches!(route.target, TargetDraft::Upstream(_)) {
             return;
         }
+        // Other limits of the route count its requests.
+        let counts_requests = |one: &Budget| one.counts == Counted::Requests;
+        let has_request_limit =
+            !route.limits.is_empty() || self.budgets.iter().any(counts_requests);
         for budget in &self.budgets {
             let name = budget.add_to(draft);
             if !route.limits.contains(&name) {
                 route.limits.push(name);
             }
         }
-        let counts_calls = |one: &&Budget| one.counts != Counted::Requests;
-        if self.budgets.iter().any(|one| counts_calls(&one)) {
-            self.add_usage(route, item, draft);
+        if self.budgets.iter().all(counts_requests) {
+            return;
+        }
+        self.add_usage(route, item, draft);
+        if has_request_limit {
+            let why = "a call that fails is charged its reserve: `refund` would also give back \
+                       its request to the limits that count requests";
+            item.differs("failed calls", why);
+        } else {
+            route.entries.add_new("refund", "[\"4xx\", \"5xx\"]");
         }
     }
 
@@ -269,7 +280,6 @@ impl RouteCalls {
             entries,
         };
         route.usage = Some(draft.calls.add_usage(usage));
-        route.entries.add_new("refund", "[\"4xx\", \"5xx\"]");
         let why = "a call reserves an estimate before the server sees it, and pays what the answer \
                    says; the gateway charged after the answer, so that calls at once could \
                    overdraw it. `default_output` of [usage] is what a call without a maximum \

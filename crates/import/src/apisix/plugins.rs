@@ -118,6 +118,11 @@ impl<'d> RoutePlugins<'d> {
                      redis_password redis_database redis_timeout sync_interval _meta";
         config.note_unknown("limit-count.", known);
         note_window(config);
+        let code = config.text_at("rejected_code").unwrap_or("503");
+        if code != "429" {
+            let why = format!("APISIX denies with {code}; here `status` of the limit says it");
+            config.differs("limit-count.rejected_code", why);
+        }
         if config.is_true("allow_degradation") {
             let why = "without its store APISIX lets requests pass; `on_error = \"allow\"` of the \
                        limit does the same";
