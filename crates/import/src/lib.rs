@@ -180,7 +180,7 @@ fn remove_refused_globals(draft: &mut Draft, place: &SourceLine) {
     }
     let server = &mut draft.server.list;
     for (one, why) in take_refused(server, |part, one| part.server.list.push(one)) {
-        notes.lost(place, &one.line(), why);
+        notes.lost(place, &one.line_for_note(), why);
     }
     let header = &mut draft.client_ip_header;
     if let Some(why) = refusal(|part| part.client_ip_header.clone_from(header)) {
@@ -320,7 +320,7 @@ fn remove_refused_upstreams(draft: &mut Draft) {
         for (entry, why) in take_refused(entries, |part, one| {
             add(part, vec![alone(first)], vec![one]);
         }) {
-            notes.lost(place, &entry.line(), why);
+            notes.lost(place, &entry.line_for_note(), why);
         }
     }
     for (upstream, why) in take_refused(&mut draft.upstreams, add_with_route) {
@@ -386,7 +386,7 @@ fn close_refused_routes(draft: &mut Draft) {
             route.entries.list.push(entry.clone());
             if let Some(why) = refusal_of(route) {
                 route.entries.list.pop();
-                notes.lost(&place, &entry.line(), why.clone());
+                notes.lost(&place, &entry.line_for_note(), why.clone());
                 // Without the prefix, the upstream would get another path than the source meant.
                 // Without the list, the route would be open.
                 if matches!(entry.key.as_str(), "strip_prefix" | "access") {

@@ -23,6 +23,29 @@ impl TomlEntry {
     pub(super) fn line(&self) -> String {
         format!("{} = {}", self.key, self.value)
     }
+
+    /// The line without values of headers, which may be secrets.
+    pub(super) fn line_for_note(&self) -> String {
+        if !self.key.starts_with("headers_") {
+            return self.line();
+        }
+        let mut shown = String::new();
+        let line = self.line();
+        let mut rest = line.as_str();
+        while let Some((before, value)) = rest.split_once("= \"") {
+            shown.push_str(before);
+            shown.push_str("= \"..\"");
+            let mut is_escaped = false;
+            let end = value.find(|c| {
+                let ends = c == '"' && !is_escaped;
+                is_escaped = c == '\\' && !is_escaped;
+                ends
+            });
+            rest = end.map_or("", |end| &value[end + 1..]);
+        }
+        shown.push_str(rest);
+        shown
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -307,6 +330,15 @@ pub(super) fn free_name<'t>(text: &str, taken: impl Iterator<Item = &'t String>)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_note_shows_no_value_of_a_header() {
+        let line = |key, value| TomlEntry::new(key, value).line_for_note();
+        let headers = r#"{ "x-a" = "s = \"3\\", b = "4" }"#;
+        let shown = r#"headers_up = { "x-a" = "..", b = ".." }"#;
+        assert_eq!(line("headers_up", headers), shown);
+        assert_eq!(line("upstream", "\"a\""), "upstream = \"a\"");
+    }
 
     #[test]
     fn a_bucket_becomes_the_window_of_its_burst() {

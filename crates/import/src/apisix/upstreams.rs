@@ -3,7 +3,7 @@
 use super::{ApisixFile, ApisixRoute};
 use crate::draft::{ServerDraft, UpstreamDraft};
 use crate::tree::TreeItem;
-use crate::values::{TomlEntries, quote};
+use crate::values::{TomlEntries, quote, time_text};
 
 pub(super) fn add_upstream(
     route: &ApisixRoute<'_>,
@@ -32,6 +32,15 @@ pub(super) fn add_upstream(
     if servers.len() > 1 && item.text_at("type").is_none_or(|one| one == "roundrobin") {
         entries.add("balance", quote("round-robin"));
     }
+    for (theirs, ours) in [
+        ("timeout.connect", "connect_timeout"),
+        ("timeout.read", "timeout"),
+    ] {
+        if let Some(seconds) = item.number_at(theirs).filter(|seconds| *seconds > 0) {
+            entries.add(ours, time_text(seconds.saturating_mul(1000)));
+        }
+    }
+    note_unlike(&item);
     match (item.text_at("pass_host"), item.text_at("upstream_host")) {
         (Some("node"), _) => entries.add("host", quote("rewrite")),
         (Some("rewrite"), Some(host)) => entries.add("host", quote(host)),
@@ -44,6 +53,31 @@ pub(super) fn add_upstream(
         entries,
         place: item.place(),
     }))
+}
+
+/// Notes settings that an upstream here has in another form.
+fn note_unlike(item: &TreeItem) {
+    let kind = item.text_at("type").unwrap_or("roundrobin");
+    let other = match kind {
+        "roundrobin" => None,
+        "chash" => Some("`balance = \"hash:KEY\"` is like it"),
+        _ => Some("the default of `balance`, which asks the less busy server, is like it"),
+    };
+    if let Some(why) = other {
+        item.lost(&format!("upstream.type: {kind}"), why);
+    }
+    if item.get("retries").is_some() {
+        item.lost("upstream.retries", "`retries` of the upstream is like it");
+    }
+    if item.at("timeout.send").is_some() {
+        let why = "`body_timeout` of [server] is like it";
+        item.lost("upstream.timeout.send", why);
+    }
+    let mut nodes = item.list_at("nodes").iter();
+    if nodes.any(|node| node.get("priority").is_some()) {
+        let why = "all servers get requests; `backup = true` of a server is like a low priority";
+        item.lost("upstream.nodes.priority", why);
+    }
 }
 
 /// Reads `nodes`: a table of addresses and weights, or a list.

@@ -32,13 +32,23 @@ pub(super) fn add_upstream(
         return Err("its service is not enabled".to_owned());
     }
     let parts = server_of(service)?;
-    let servers = match find_targets(&parts, file) {
-        Some(servers) => servers,
+    let upstream = find_upstream(&parts, file);
+    let servers = match upstream {
+        Some(upstream) => read_targets(upstream, &parts),
         None => vec![parts.server_draft()],
     };
     let mut entries = TomlEntries::default();
-    if servers.len() > 1 {
+    let algorithm = upstream.and_then(|one| one.text_at("algorithm"));
+    if servers.len() > 1 && algorithm.is_none_or(|one| one == "round-robin") {
         entries.add("balance", quote("round-robin"));
+    }
+    for (key, why) in [
+        ("retries", "`retries` of the upstream is like it"),
+        ("write_timeout", "`body_timeout` of [server] is like it"),
+    ] {
+        if let Some(item) = service.get(key) {
+            item.lost(&format!("service {}.{key}", name_of(service)), why);
+        }
     }
     if !route.item.is_true("preserve_host") {
         entries.add("host", quote("rewrite"));
@@ -71,19 +81,37 @@ fn server_of(service: &TreeItem) -> Result<ProviderUrl, String> {
     ProviderUrl::parse(&url).ok_or_else(|| format!("`{url}` is no URL of a server"))
 }
 
-/// Returns the servers of an upstream of the file with the service's host.
-fn find_targets(parts: &ProviderUrl, file: &KongFile<'_>) -> Option<Vec<ServerDraft>> {
-    let (scheme, host) = parts.server.split_once("://")?;
+/// Returns the upstream of the file with the service's host.
+fn find_upstream<'d>(parts: &ProviderUrl, file: &KongFile<'d>) -> Option<&'d TreeItem> {
+    let (_, host) = parts.server.split_once("://")?;
     let name = host.split(':').next().unwrap_or(host);
     let reference = file.root.text_beside(name);
     let mut upstreams = file.root.list_at("upstreams").iter();
-    let upstream = upstreams.find(|one| refers_to(&reference, one))?;
+    upstreams.find(|one| refers_to(&reference, one))
+}
+
+fn read_targets(upstream: &TreeItem, parts: &ProviderUrl) -> Vec<ServerDraft> {
+    let name = name_of(upstream);
     let known = "name id targets algorithm slots tags healthchecks";
     upstream.note_unknown(&format!("upstream {name}."), known);
     if let Some(checks) = upstream.get("healthchecks") {
         let why = "`health` and `eject` of the upstream are like it";
         checks.lost(&format!("upstream {name}.healthchecks"), why);
     }
+    let why = match upstream.text_at("algorithm") {
+        None | Some("round-robin") => None,
+        Some("consistent-hashing" | "sticky-sessions") => {
+            Some("`balance = \"hash:KEY\"` is like it")
+        }
+        Some(_) => Some("the default of `balance`, which asks the less busy server, is like it"),
+    };
+    if let Some(why) = why {
+        upstream.lost(&format!("upstream {name}.algorithm"), why);
+    }
+    let scheme = parts
+        .server
+        .split_once("://")
+        .map_or("http", |(scheme, _)| scheme);
     let targets = upstream.list_at("targets").iter();
     let targets = targets.filter_map(|one| {
         let address = one.text_at("target")?;
@@ -93,5 +121,5 @@ fn find_targets(parts: &ProviderUrl, file: &KongFile<'_>) -> Option<Vec<ServerDr
             ..ServerDraft::default()
         })
     });
-    Some(targets.collect())
+    targets.collect()
 }
