@@ -149,7 +149,7 @@ fn the_structure_does_not_get_worse() {
     assert!(counts.circles.is_empty(), "{:#?}", counts.circles);
     assert!(counts.files <= 560, "{} files", counts.files);
     assert!(
-        counts.production_lines <= 119_600,
+        counts.production_lines <= 119_900,
         "{} lines",
         counts.production_lines
     );

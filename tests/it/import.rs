@@ -4,6 +4,7 @@
 //! `tests/fixtures/import/nginx/NAME` beside `NAME.out.toml`, and the same for other programs;
 //! `TIDEGATE_ACCEPT=1 cargo test --test it -- import` writes what comes out now.
 
+mod closed;
 mod gateways;
 mod guards;
 mod waits;

@@ -121,7 +121,7 @@ impl<'d> ApisixFile<'d> {
         for host in route.hosts() {
             for path in route.paths() {
                 let place = RoutePlace {
-                    rank: route.rank(host.as_deref(), &path),
+                    rank: route.rank(host.as_deref(), &path.path),
                     host: host.clone(),
                     path,
                 };
@@ -134,8 +134,19 @@ impl<'d> ApisixFile<'d> {
 /// Where a route takes requests.
 struct RoutePlace {
     host: Option<String>,
-    path: ImportedPath,
+    path: UriPath,
     rank: SourceRank,
+}
+
+/// A path as the file has it, and its translation.
+struct UriPath {
+    uri: String,
+    path: ImportedPath,
+}
+
+/// Whether a path has parameters or stars within, or braces.
+fn is_wildcard(uri: &str) -> bool {
+    uri.contains(['*', '{', '}']) || uri.contains("/:")
 }
 
 impl<'d> ApisixRoute<'d> {
@@ -212,17 +223,19 @@ impl<'d> ApisixRoute<'d> {
     }
 
     /// `/a` is one path, and `/a*` a beginning of paths.
-    fn paths(&self) -> Vec<ImportedPath> {
+    fn paths(&self) -> Vec<UriPath> {
         let mut found = Vec::new();
         for uri in self.texts("uri", "uris") {
             let translated = match uri.strip_suffix('*') {
-                Some(start) => {
+                Some(start) if !is_wildcard(start) => {
                     patterns::prefix_path(start).or_else(|_| patterns::text_prefix_path(start))
                 }
+                Some(_) => patterns::wildcard_path(&uri),
+                None if is_wildcard(&uri) => patterns::wildcard_path(&uri),
                 None => patterns::exact_path(&uri),
             };
             match translated {
-                Ok(path) => found.push(path),
+                Ok(path) => found.push(UriPath { uri, path }),
                 Err(why) => self.item.lost(
                     &format!("{}: {uri}", self.what),
                     format!("{why}; it is left out"),
@@ -240,12 +253,11 @@ impl<'d> ApisixRoute<'d> {
         model: &Result<Option<ApisixModel<'d>>, String>,
         file: &mut ApisixFile<'d>,
     ) {
-        if let Some(why) = place.path.differs {
-            self.item.differs(&self.what, why);
-        }
+        let UriPath { uri, path } = place.path;
+        let text_prefix = uri.strip_suffix('*').filter(|_| path.differs.is_some());
         let mut route = RouteDraft::new(self.item.entry(self.what.clone()), target);
         route.host = place.host;
-        route.path = place.path.pattern;
+        route.path = path.pattern;
         let methods = self.item.texts_at("methods").into_iter();
         route.methods = methods.filter(|one| method_of(one).is_ok()).collect();
         if let Ok(Some(model)) = model {
@@ -272,6 +284,7 @@ impl<'d> ApisixRoute<'d> {
         file.routes.push(RankedRoute {
             rank: place.rank,
             route,
+            text_prefix: text_prefix.map(str::to_owned),
         });
     }
 }

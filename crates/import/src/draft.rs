@@ -311,6 +311,16 @@ impl RouteDraft {
         self.methods.is_empty() || self.methods.iter().any(is_others)
     }
 
+    /// Whether it refuses or limits some requests.
+    pub(super) fn is_guarded(&self) -> bool {
+        let guards = ["access", "require_client_certificate"];
+        let mut entries = self.entries.list.iter();
+        self.target.denies()
+            || self.needs_key
+            || !self.limits.is_empty()
+            || entries.any(|one| guards.contains(&one.key.as_ref()))
+    }
+
     /// Whether it refuses requests that `other` serves.
     pub(super) fn guards_more_than(&self, other: &RouteDraft) -> bool {
         let entry = |route: &RouteDraft, key: &str| {

@@ -86,6 +86,14 @@ struct KongRoute<'d> {
     what: String,
     item: &'d TreeItem,
     service: Option<&'d TreeItem>,
+    /// Whether the file is for Kong before 3.0, which knows expressions by their characters.
+    is_before_3: bool,
+}
+
+/// Whether a path is an expression in Kong before 3.0.
+fn is_regex_of_2(path: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._~/%-".contains(&byte);
+    !path.bytes().all(is_plain)
 }
 
 impl<'d> KongFile<'d> {
@@ -107,10 +115,12 @@ impl<'d> KongFile<'d> {
     fn add_route(&mut self, item: &'d TreeItem, service: Option<&'d TreeItem>) {
         let paths = item.texts_at("paths").join(" ");
         let name = Some(name_of(item)).filter(|name| *name != UNNAMED || paths.is_empty());
+        let version = self.root.text_at("_format_version");
         let route = KongRoute {
             what: format!("route {}", name.unwrap_or(&paths)),
             item,
             service,
+            is_before_3: version.is_some_and(|version| version.starts_with(['1', '2'])),
         };
         let known = "name id paths hosts methods headers protocols strip_path preserve_host \
                      regex_priority tags service plugins https_redirect_status_code \
@@ -243,10 +253,12 @@ impl<'d> KongRoute<'d> {
 
     fn paths(&self) -> Vec<KongPath> {
         let mut found = Vec::new();
-        for text in self.item.texts_at("paths") {
+        for mut text in self.item.texts_at("paths") {
+            if self.is_before_3 && is_regex_of_2(&text) {
+                text.insert(0, '~');
+            }
             let translated = match text.strip_prefix('~') {
-                Some(regex) => patterns::plain_regex_path(&format!("^{regex}"))
-                    .or_else(|_| ImportedPath::parse(format!("regex:^{regex}"))),
+                Some(regex) => patterns::regex_path(regex),
                 None => patterns::prefix_path(&text).or_else(|_| patterns::text_prefix_path(&text)),
             };
             match translated {
@@ -273,7 +285,9 @@ impl<'d> KongRoute<'d> {
         parts: &RouteParts<'_, 'd>,
         file: &mut KongFile<'d>,
     ) {
-        if let Some(why) = &path.path.differs {
+        let is_text_prefix = path.path.differs.is_some() && !path.text.starts_with('~');
+        let text_prefix = is_text_prefix.then(|| path.text.clone());
+        if let Some(why) = path.path.differs.as_ref().filter(|_| !is_text_prefix) {
             self.item.differs(&self.what, why.clone());
         }
         let rank = self.rank(host.as_deref(), &path.text);
@@ -302,7 +316,18 @@ impl<'d> KongRoute<'d> {
         if let (Some(calls), Some(item)) = (&parts.calls, parts.plugins.first_budget()) {
             calls.add_to(&mut route, item, &mut file.draft);
         }
-        file.routes.push(RankedRoute { rank, route });
+        if path.path.is_wider {
+            let why = "no route can say this expression";
+            let text = format!("{}: {}", self.what, path.text);
+            let note = format!("{why}; all that it may take is closed");
+            self.item.lost(&text, note);
+            route.answer(TargetDraft::Closed(why.to_owned()));
+        }
+        file.routes.push(RankedRoute {
+            rank,
+            route,
+            text_prefix,
+        });
     }
 
     /// Adds the headers that a request must have. A route here has one value of each.

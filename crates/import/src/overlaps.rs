@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 
-use super::draft::{Draft, HeaderDraft, RouteDraft};
+use super::draft::{Draft, HeaderDraft, RouteDraft, TargetDraft};
 use super::patterns;
 use crate::route::{HostPattern, Regex};
 
@@ -13,10 +13,15 @@ pub(super) type SourceRank = [i64; 6];
 pub(super) struct RankedRoute {
     pub(super) rank: SourceRank,
     pub(super) route: RouteDraft,
+    /// The text with which its paths begin in the source, if they may go on within a segment.
+    pub(super) text_prefix: Option<String>,
 }
 
 /// Adds routes in the order of their source.
 pub(super) fn add_in_order(mut routes: Vec<RankedRoute>, program: &str, draft: &mut Draft) {
+    for index in 0..routes.len() {
+        guard_text_prefix(&mut routes, index, draft);
+    }
     routes.sort_by_key(|one| Reverse(one.rank));
     for RankedRoute { route, .. } in routes {
         draft.add_or_note(route);
@@ -28,6 +33,67 @@ pub(super) fn add_in_order(mut routes: Vec<RankedRoute>, program: &str, draft: &
         false => one.source.place.line,
     };
     draft.routes.sort_by_key(line);
+}
+
+/// Guards the paths that begin with the prefix of a guarded route and go on within a segment, if
+/// another route would take them.
+fn guard_text_prefix(routes: &mut Vec<RankedRoute>, index: usize, draft: &mut Draft) {
+    let (RankedRoute { rank, route, .. }, Some(prefix)) =
+        (&routes[index], routes[index].text_prefix.clone())
+    else {
+        return;
+    };
+    let source = route.source.clone();
+    let lost = |why: String| draft.notes.lost(&source.place, &source.text, why);
+    let beyond = RouteDraft {
+        path: format!("{prefix}-more"),
+        ..route.clone()
+    };
+    let place = TablePlace::new(&beyond, 0);
+    let others = routes
+        .iter()
+        .filter(|other| other.route.source != source && other.route.methods_meet(route));
+    let mut later = others.clone().filter(|other| other.rank < *rank);
+    let taking = later.find(|other| place.meets(&TablePlace::new(&other.route, 0)));
+    let Some(taking) = taking.filter(|_| route.is_guarded()) else {
+        let why = patterns::whole_segments(&prefix);
+        return draft.notes.differs(&source.place, &source.text, why);
+    };
+    let goes_on = |other: &RankedRoute| {
+        let beginning = TablePlace::new(&other.route, 0).beginning();
+        let rest = beginning.strip_prefix(&prefix);
+        rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/'))
+    };
+    if others.clone().any(goes_on) {
+        return lost(format!(
+            "`{prefix}-more` is for `{}` here, without this guard; write a route for such paths",
+            taking.route.source.text
+        ));
+    }
+    let pattern = format!("regex:^{}", patterns::escape_regex(&prefix));
+    let strips = route
+        .entries
+        .list
+        .iter()
+        .any(|one| one.key == "strip_prefix");
+    if !strips {
+        routes[index].route.path = pattern;
+        return;
+    }
+    lost(format!(
+        "`{prefix}-more` is closed: a route takes whole segments off a path"
+    ));
+    let mut rest = RankedRoute {
+        rank: *rank,
+        route: RouteDraft {
+            path: format!("{pattern}[^/]"),
+            ..route.clone()
+        },
+        text_prefix: None,
+    };
+    let why = format!("paths that go on behind `{prefix}` within a segment");
+    rest.route.answer(TargetDraft::Closed(why));
+    routes.push(rest);
 }
 
 /// Notes routes that tidegate asks before an earlier one of the draft, which `program` asked first.

@@ -1,12 +1,14 @@
 //! Paths, hosts, headers and regular expressions of other programs in routes.
 
 mod confined;
+mod hosts;
 
 use http::HeaderName;
 
 pub(super) use confined::{confine_regex, matched_texts};
+pub(super) use hosts::{NO_HOST, gateway_hosts, is_open_host, parse_hosts, regex_host};
 
-use crate::route::{Direction, HeaderChange, HostPattern, PathPattern, PatternError, Regex};
+use crate::route::{Direction, HeaderChange, PathPattern, PatternError, Regex};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ImportedPath {
@@ -58,13 +60,54 @@ pub(super) fn prefix_path(path: &str) -> Result<ImportedPath, String> {
     let differs = if path.ends_with('/') {
         None
     } else if body.ends_with(|c: char| c.is_alphanumeric()) {
-        Some(format!(
-            "routes take whole segments: `{body}` and what is below it, and no longer `{body}-more`"
-        ))
+        Some(whole_segments(body))
     } else {
         return Err("routes take whole segments of a path, not parts of one".to_owned());
     };
     Ok(ImportedPath::parse(format!("{body}/*"))?.differing(differs))
+}
+
+/// How the route of a prefix differs from a source whose prefixes may end within a segment.
+pub(super) fn whole_segments(prefix: &str) -> String {
+    format!(
+        "routes take whole segments: `{prefix}` and what is below it, and no longer `{prefix}-more`"
+    )
+}
+
+/// Translates a path with parameters (`:id`) and stars (`*`) that stand for any text.
+pub(super) fn wildcard_path(path: &str) -> Result<ImportedPath, String> {
+    let segment = |text: &str| match text.strip_prefix(':') {
+        Some(name) if !name.is_empty() => "[^/]+".to_owned(),
+        _ => {
+            let texts = text.split('*').map(escape_regex);
+            texts.collect::<Vec<_>>().join(".*")
+        }
+    };
+    let segments: Vec<String> = path.split('/').map(segment).collect();
+    let end = if path.ends_with('*') { "" } else { "$" };
+    ImportedPath::parse(format!("regex:^{}{end}", segments.join("/")))
+}
+
+/// Translates an expression at the beginning of a path. An expression that no route can have
+/// becomes a wider one, whose route must be closed.
+pub(super) fn regex_path(regex: &str) -> Result<ImportedPath, String> {
+    let regex = format!("^{}", regex.trim_start_matches('^'));
+    let wider = || {
+        let wider = widen_regex(&regex, false).or_else(|_| {
+            let beginning = regex_beginning(&regex);
+            match beginning.is_empty() {
+                true => Err("a regular expression that no route's path can say".to_owned()),
+                false => Ok(format!("^{}", escape_regex(&beginning))),
+            }
+        });
+        Ok(ImportedPath {
+            is_wider: true,
+            ..ImportedPath::parse(format!("regex:{}", wider?))?
+        })
+    };
+    plain_regex_path(&regex)
+        .or_else(|_| ImportedPath::parse(format!("regex:{regex}")))
+        .or_else(|_: String| wider())
 }
 
 /// Translates a prefix that may end within a segment.
@@ -288,30 +331,6 @@ fn group_length(text: &str) -> usize {
     text.len()
 }
 
-/// The host of a route for requests that name none.
-pub(super) const NO_HOST: &str = "regex:^$";
-
-/// Returns the hosts of one `server_name`; `None` is every host.
-pub(super) fn parse_hosts(name: &str) -> Result<Vec<Option<String>>, String> {
-    let host = |text: &str| match HostPattern::parse(text) {
-        Ok(_) => Ok(Some(text.to_ascii_lowercase())),
-        Err(_) => Err(format!("`{text}` cannot be a route's host")),
-    };
-    match name {
-        "_" | "*" => Ok(vec![None]),
-        "" => Ok(vec![Some(NO_HOST.to_owned())]),
-        regex if regex.starts_with('~') => regex_host(&regex[1..]),
-        open if open.ends_with(".*") && !open.starts_with('*') => {
-            let name = escape_regex(open.trim_end_matches('*'));
-            regex_host(&format!("^{name}[^.]"))
-        }
-        dotted if dotted.starts_with('.') => {
-            Ok(vec![host(&dotted[1..])?, host(&format!("*{dotted}"))?])
-        }
-        name => Ok(vec![host(name)?]),
-    }
-}
-
 /// Whether an expression has a group of this name or number.
 pub(super) fn has_group(regex: &str, group: &str) -> bool {
     match group.parse::<usize>() {
@@ -325,33 +344,6 @@ pub(super) fn has_group(regex: &str, group: &str) -> bool {
         }
         Err(_) => regex.contains(&format!("<{group}>")),
     }
-}
-
-/// Replaces the quotes of PCRE (`\Q.a\E`), and classes of characters beyond those that hosts have.
-fn plain_host_regex(text: &str) -> String {
-    let mut out = String::new();
-    let mut rest = text;
-    while let Some((before, quoted)) = rest.split_once("\\Q") {
-        let (quoted, after) = quoted.split_once("\\E").unwrap_or((quoted, ""));
-        out.push_str(before);
-        out.push_str(&escape_regex(quoted));
-        rest = after;
-    }
-    out.push_str(rest);
-    out.replace("\\p{N}", "[0-9]").replace("\\p{L}", "[a-z]")
-}
-
-pub(super) fn regex_host(text: &str) -> Result<Vec<Option<String>>, String> {
-    let host = format!("regex:{}", plain_host_regex(text));
-    match HostPattern::parse(&host) {
-        Ok(_) => Ok(vec![Some(host)]),
-        Err(why) => Err(format!("`{text}`: {why}")),
-    }
-}
-
-/// Whether a host of a route stands for several names.
-pub(super) fn is_open_host(host: &str) -> bool {
-    host.starts_with("*.") || host.starts_with("regex:") && host != NO_HOST
 }
 
 /// Returns the name of a header in lower case. Fails with a reason if a route may not change it.
@@ -398,21 +390,6 @@ mod tests {
         }
         assert!(prefix_path("/api").unwrap().differs.is_some());
         assert_eq!(exact_path("/x").unwrap().differs, None);
-    }
-
-    #[test]
-    fn names_become_hosts() {
-        assert_eq!(parse_hosts("_"), Ok(vec![None]));
-        let both = vec![Some("a.de".to_owned()), Some("*.a.de".to_owned())];
-        assert_eq!(parse_hosts(".a.de"), Ok(both));
-        let regex = |text: &str| Ok(vec![Some(format!("regex:{text}"))]);
-        assert_eq!(parse_hosts("~^www"), regex("^www"));
-        assert_eq!(parse_hosts("www.*"), regex(r"^www\.[^.]"));
-        assert_eq!(
-            parse_hosts(r"~^(?<a>\p{N})\Q.b\E$"),
-            regex(r"^(?<a>[0-9])\.b$")
-        );
-        assert!(parse_hosts("~^(?!www)").is_err() && parse_hosts("*.*").is_err());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::draft::{Grade, Notes};
 use crate::files::{ImportError, SourceEntry, SourceLine};
-use crate::route::HostPattern;
+use crate::patterns;
 
 /// Values in a YAML file with the copies of its aliases, at most.
 const MAX_ITEMS: usize = 500_000;
@@ -170,16 +170,25 @@ impl TreeItem {
         if hosts.is_empty() {
             return vec![None];
         }
-        let is_host = |host: &&String| {
-            let is_known = HostPattern::parse(host).is_ok();
-            if !is_known {
-                let why = "no route can have this host; it is left out";
-                self.lost(&format!("{what}: {host}"), why);
+        let mut found = Vec::new();
+        for host in hosts {
+            let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+            let with_port = host.rsplit_once(':');
+            let with_port = with_port.filter(|(name, port)| !name.contains(':') && is_number(port));
+            let name = with_port.map_or(host.as_str(), |(name, port)| {
+                let why = format!("the route takes every port, not only {port}");
+                self.differs(&format!("{what}: {host}"), why);
+                name
+            });
+            match patterns::gateway_hosts(name) {
+                Ok(names) => found.extend(names),
+                Err(_) => {
+                    let why = "no route can have this host; it is left out";
+                    self.lost(&format!("{what}: {host}"), why);
+                }
             }
-            is_known
-        };
-        let known = hosts.iter().filter(is_host);
-        known.map(|host| Some(host.to_ascii_lowercase())).collect()
+        }
+        found
     }
 
     pub(super) fn lost(&self, what: &str, why: impl Into<String>) {
