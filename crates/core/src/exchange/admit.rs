@@ -143,15 +143,16 @@ impl Admission {
     }
 }
 
-/// What the share of this process has charged for a request that the store has not answered. If the
-/// client leaves, it is given back. Otherwise the store would seem to have lost it.
-struct UnansweredShare<'l> {
+/// Units that are charged to the counts of this process while the store decides. A drop refunds
+/// them, because the client left: units that only this process has would look like units that the
+/// store has lost.
+struct PendingLocalCharge<'l> {
     counts: &'l Memory,
     charge: Charge,
     decision: Option<Decision>,
 }
 
-impl Drop for UnansweredShare<'_> {
+impl Drop for PendingLocalCharge<'_> {
     fn drop(&mut self) {
         if let Some(decision) = self.decision.take() {
             self.counts.refund(&self.charge, &decision);
@@ -195,7 +196,7 @@ impl Limiter {
             true => Some(self.keep_to_share(admission)?),
             false => None,
         };
-        let local = local.map(|decision| UnansweredShare {
+        let local = local.map(|decision| PendingLocalCharge {
             counts: &self.local,
             charge: admission.charge.clone(),
             decision: Some(decision),

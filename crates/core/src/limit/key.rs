@@ -1,8 +1,9 @@
 //! Keys: whose budget a request is counted against.
 //!
-//! A key's text is parsed once; each request makes it a [`KeyHash`], a keyed hash of its parts. A
-//! client's values never leave this room in the clear: not to Redis, not to a log. No two different
-//! sets of parts may share a hash, and no spelling of the same value may have two.
+//! A key's text is parsed once; each request makes it a [`KeyHash`], a keyed hash of its parts.
+//! Counts are by the hash alone, here and in Redis. With `[log] keys = "plain"` the logs also get
+//! the key. No two different sets of parts may share a hash, and no spelling of the same value may
+//! have two.
 
 mod advice;
 mod body;

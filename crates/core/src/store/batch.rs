@@ -29,14 +29,14 @@ const VERDICT_BYTES: usize = 6 + 7 + 7 + 7 + 6;
 const HEAD_BYTES: usize = 57;
 /// Bytes of the precision behind the head of a log whose precision is over a microsecond.
 const PRECISION_BYTES: usize = 6;
-/// A group's answer begins so if the server refused to write.
+/// The first value of a group's reply: the server refused the write.
 const REFUSED: u64 = 2;
-/// A group's answer begins so if all is granted, and heads follow.
+/// The first value of a group's reply: all is granted, and heads of logs follow.
 const HEADS: u64 = 3;
-/// A group's answer is so if the boundaries that were sent do not fit the store's clock. Nothing
-/// was written.
+/// The whole reply of a group: the boundaries that were sent do not fit the store's clock, and
+/// nothing was written.
 const ASK_AGAIN: u64 = 4;
-/// A group's answer begins so if its request is charged and must be held.
+/// The first value of a group's reply: the request is charged and must be held.
 const BOOKED: u64 = 5;
 /// -1 and -2 in seven bytes.
 const NEVER: u64 = 0x00ff_ffff_ffff_ffff;
