@@ -256,7 +256,7 @@ impl BillingSender {
             tracing::error!(
                 requests = lost.requests,
                 tokens = lost.tokens,
-                "ledger: the store did not take this usage; it is lost with this process"
+                "ledger: the store did not take this usage before the process ended; it is lost"
             );
         }
     }

@@ -138,7 +138,7 @@ fn log_keys(settings: &JwksSettings, count: usize) {
     match count {
         0 => tracing::warn!(
             %from,
-            "jwks: the issuer publishes no key that can be used; no token is believed"
+            "jwks: the issuer publishes no key that can be used; no token is valid"
         ),
         count => tracing::info!(%from, keys = count, "jwks: other keys verify tokens now"),
     }
@@ -153,7 +153,7 @@ fn log_failure(settings: &JwksSettings, why: &OutgoingError) {
         ),
         None => tracing::warn!(
             %from, %why,
-            "jwks: the keys of tokens cannot be fetched; no token is believed until then"
+            "jwks: cannot fetch the keys of tokens; no token is valid until they are fetched"
         ),
     }
 }

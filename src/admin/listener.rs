@@ -193,7 +193,11 @@ fn follow_configuration(listener: &mut Option<TcpListener>, state: &AdminState) 
                 *listener = Some(bound);
             }
             Err(error) => {
-                tracing::error!(%address, %error, "reload: admin: the old address stays");
+                tracing::error!(
+                    %address,
+                    %error,
+                    "reload: admin: cannot listen on the new address; still on the old one"
+                );
                 policy.address = state.policy.load().address;
             }
         }

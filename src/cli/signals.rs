@@ -210,7 +210,7 @@ impl SignalLoop {
             // A successor that just got ready stops too.
             match upgrading.await {
                 Ok(Ok(successor)) => successor.end(),
-                Ok(Err(error)) => tracing::warn!(%error, "no upgrade"),
+                Ok(Err(error)) => tracing::warn!(%error, "upgrade failed"),
                 Err(_) => {}
             }
         }
@@ -248,7 +248,7 @@ impl SignalLoop {
                 return;
             }
         };
-        tracing::warn!(reason, "no upgrade");
+        tracing::warn!(reason, "upgrade refused");
     }
 
     fn finish_upgrade(&mut self, outcome: io::Result<Successor>) {

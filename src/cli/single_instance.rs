@@ -154,7 +154,10 @@ pub(super) fn write_pid_file(
     let waits = role == ProcessRole::Alongside || claim.is_some_and(|one| !one.is_held());
     match (file.write(false), waits) {
         (Err(error), true) if error.kind() == ErrorKind::AddrInUse => {
-            tracing::warn!(%error, "the pid file is written once the other process drains");
+            tracing::warn!(
+                %error,
+                "another process owns the pid file; it is written when that process drains"
+            );
             let file = Arc::clone(file);
             let thread = std::thread::Builder::new().name("pid-file".to_owned());
             thread.spawn(move || {

@@ -127,8 +127,8 @@ impl CallbackClient {
             tracing::warn!(
                 callback = %service,
                 error,
-                "api keys: no TLS with the callback; `ca` in [api_key.known.tls] names its \
-                 authority"
+                "api keys: the TLS handshake with the callback failed; `ca` in \
+                 [api_key.known.tls] names its authority"
             );
         }
         CallbackFailure::Untrusted

@@ -188,7 +188,7 @@ async fn shake_hands(
     };
     match shaken {
         Ok(Ok(shaken)) => return Some(shaken),
-        Ok(Err(error)) => tracing::debug!(%ip, %error, "no TLS"),
+        Ok(Err(error)) => tracing::debug!(%ip, %error, "the TLS handshake failed"),
         Err(_) => tracing::debug!(%ip, "the TLS handshake took too long"),
     }
     None

@@ -320,7 +320,7 @@ fn log_outcome(outcome: &Result<Reloaded, ReloadError>) {
     };
     if !reloaded.warnings.is_empty() {
         let found = config::render::human(&reloaded.warnings, false);
-        tracing::warn!("reload: doubtful:\n{found}");
+        tracing::warn!("reload: warnings:\n{found}");
     }
     for line in reloaded.restarts.iter().chain(&reloaded.problems) {
         tracing::warn!("reload: {line}");

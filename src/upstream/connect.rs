@@ -173,7 +173,11 @@ impl UpstreamTls {
             configured,
         });
         if let Err(trouble) = &loaded {
-            tracing::warn!(upstream = &*settings.name, %trouble, "no TLS to this upstream");
+            tracing::warn!(
+                upstream = &*settings.name,
+                %trouble,
+                "upstream: its TLS settings cannot be used; requests to it fail"
+            );
         }
         Some(loaded)
     }
@@ -189,7 +193,7 @@ impl UpstreamTls {
             false => &self.configured,
         };
         let secure = tls.over(stream, host).await.map_err(|error| {
-            tracing::debug!(%error, host, "upstream: no TLS");
+            tracing::debug!(%error, host, "upstream: the TLS handshake failed");
             match TlsTrouble::within(&error) {
                 Some(trouble) => UpstreamError::Tls(trouble),
                 None => UpstreamError::unreachable(error),

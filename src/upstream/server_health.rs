@@ -330,7 +330,7 @@ impl ServerHealth {
 
     pub(super) fn log_failure(&self, why: &dyn fmt::Display) {
         let (upstream, server) = (&self.upstream.name, lock(&self.server));
-        tracing::warn!("upstream {upstream}: the last request to {server}: {why}");
+        tracing::warn!("upstream {upstream}: the last failed request to {server}: {why}");
     }
 
     /// Notes a health check; `failure` is its error.

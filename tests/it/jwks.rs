@@ -387,7 +387,7 @@ fn a_server_that_is_away_at_the_start_is_asked_again() {
     let proxy = Tidegate::start(&file(&upstream, &url, &certificates, ""));
     assert_eq!(status(&proxy, &key.bearer()), 401);
     let line = proxy.wait_for_line("jwks:");
-    assert!(line.contains("no token is believed"), "{line}");
+    assert!(line.contains("no token is valid"), "{line}");
     let listener = TcpListener::bind(address).unwrap();
     let server = KeyServer::on(listener, &certificates, Reply::with(set(&[&key])));
     eventually("the keys are there", || {

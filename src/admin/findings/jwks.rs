@@ -10,7 +10,7 @@ pub(super) fn stale(settings: Option<&JwksSettings>, now: u64) -> Option<FoundIs
     let from = &settings.endpoint;
     if status.keys == Some(0) {
         let text = format!(
-            "the issuer publishes no key that can be used, so no token is believed: {from} \
+            "the issuer publishes no key that can be used, so no token is valid: {from} \
              (`jwks_url`)"
         );
         return Some(FoundIssue { text, count: 1 });
@@ -18,9 +18,9 @@ pub(super) fn stale(settings: Option<&JwksSettings>, now: u64) -> Option<FoundIs
     let why = status.failure?;
     let max_stale_s = settings.max_stale.as_secs();
     let consequence = match status.keys {
-        None => "No token is believed until then".to_owned(),
+        None => "No token is valid until they are fetched".to_owned(),
         Some(_) if status.age_s >= max_stale_s => {
-            format!("They are older than `max_stale`, {max_stale_s} s: no token is believed")
+            format!("They are older than `max_stale`, {max_stale_s} s: no token is valid")
         }
         Some(_) => {
             let left_s = max_stale_s - status.age_s;
@@ -71,7 +71,10 @@ mod tests {
         settings.keys.follow(1000);
         assert_eq!(text(1000), None);
         settings.keys.begin().fail("it does not answer");
-        has(1001, "it does not answer. No token is believed until then");
+        has(
+            1001,
+            "it does not answer. No token is valid until they are fetched",
+        );
         let key = JwtKey::secret(&[7; 32]);
         settings.keys.begin().succeed(vec![key], 1010);
         assert_eq!(text(1020), None);
@@ -79,7 +82,7 @@ mod tests {
         has(1040, "Those at hand hold for another 70 s");
         has(
             1110,
-            "They are older than `max_stale`, 100 s: no token is believed",
+            "They are older than `max_stale`, 100 s: no token is valid",
         );
         settings.keys.begin().succeed(Vec::new(), 1120);
         has(1120, "publishes no key that can be used");

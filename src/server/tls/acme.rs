@@ -77,7 +77,9 @@ pub(in crate::server) async fn acquire_certificates(tls: Arc<ServerTls>, mut shu
                 Ok(()) => pause = FIRST_PAUSE,
                 Err(AcmeError(error)) => {
                     let names = settings.domains.join(", ");
-                    tracing::error!("tls: no certificate for {names}: {error}; again in {pause:?}");
+                    tracing::error!(
+                        "tls: no certificate for {names}: {error}; next attempt in {pause:?}"
+                    );
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                 }

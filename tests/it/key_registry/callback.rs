@@ -326,7 +326,7 @@ fn a_service_with_tls_is_asked_if_its_authority_is_named() {
 
     let stranger = guarded(&upstream, &rules.replace("/ca.pem", "/stranger.pem"));
     assert_eq!(status(&stranger, "k1"), 401);
-    let line = stranger.wait_for_line("no TLS with the callback");
+    let line = stranger.wait_for_line("the TLS handshake with the callback failed");
     assert!(line.contains("unknown authority"), "{line}");
     assert!(line.contains("`ca` in [api_key.known.tls]"), "{line}");
 

@@ -117,7 +117,7 @@ fn one_that_cannot_be_reached_costs_nobody_an_answer() {
         line.contains("cannot be reached: gets no requests for 1s"),
         "{line}"
     );
-    let line = proxy.wait_for_line("the last request to");
+    let line = proxy.wait_for_line("the last failed request to");
     assert!(line.contains("Connection refused"), "{line}");
 }
 

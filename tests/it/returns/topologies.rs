@@ -81,7 +81,8 @@ fn no_window_is_overfull_when_sentinels_are_asked_for_a_failover() {
     });
     // A proxy that has left the old master does not hear what the others use there. It may admit its
     // part of these units too: `docs/outages.md` concedes that.
-    let moves = (proxies.iter()).flat_map(|proxy| proxy.said_at("redis: another master"));
+    let moves =
+        (proxies.iter()).flat_map(|proxy| proxy.said_at("redis: connected to a new master"));
     let moves: Vec<Instant> = moves.collect();
     let (first, last) = (moves.iter().min().unwrap(), moves.iter().max().unwrap());
     let meanwhile = admissions.within(*first - TO_CONNECT, *last);

@@ -210,7 +210,7 @@ fn an_authority_that_refuses_or_is_away_is_asked_again() {
     let proxy = proxy(directory, ports, (pebble.port, ""));
     let failed = || proxy.wait_for_line("no certificate for a.test, b.test");
     let mut line = failed();
-    assert!(line.contains("again in 10s"), "{line}");
+    assert!(line.contains("next attempt in 10s"), "{line}");
     // Three good nonces that are rejected are another reason.
     while line.contains("badNonce") {
         line = failed();

@@ -249,7 +249,7 @@ impl SentinelClient {
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         if logged.as_ref() != Some(address) {
             if logged.is_some() {
-                tracing::info!(%address, "redis: another master");
+                tracing::info!(%address, "redis: connected to a new master");
             }
             *logged = Some(address.clone());
         }

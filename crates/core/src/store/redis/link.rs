@@ -58,7 +58,7 @@ impl ServerAccess {
             (RedisAddress::Tcp(host, port), Some(tls)) => {
                 let stream = Stream::Tcp(connect_tcp(host, *port).await?);
                 let stream = tls.over(stream, host).await.map_err(|error| {
-                    tracing::debug!(%error, host, "redis: no TLS");
+                    tracing::debug!(%error, host, "redis: the TLS handshake failed");
                     TlsTrouble::within(&error).map_or(StoreError::Lost, StoreError::Tls)
                 })?;
                 Stream::Tls(Box::new(TlsStream::Client(stream)))
