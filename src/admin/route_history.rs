@@ -273,11 +273,18 @@ impl RouteHistory {
         self.0.push_back(record);
     }
 
+    /// The record of a minute ago. `None` in the first minute: then all counts since the start are
+    /// of the last minute.
+    fn oldest(&self) -> Option<&RouteRecord> {
+        let is_full = self.0.len() == MAX_RECORDS;
+        self.0.front().filter(|_| is_full)
+    }
+
     /// `started` is the start of the process, seconds since the Unix epoch, as `now`.
     pub(super) fn report(&self, snapshot: &Snapshot<'_>, started: u64, now: u64) -> RouteList {
         let record = RouteRecord::read(snapshot, now);
         let nothing = RouteRecord::default();
-        let oldest = self.0.front().unwrap_or(&nothing);
+        let oldest = self.oldest().unwrap_or(&nothing);
         let seconds = now.saturating_sub(oldest.at.max(started)).max(1);
         let mut all = RouteCounts::default();
         let mut report = |name: &str, route: Option<&Route>| {
@@ -416,6 +423,13 @@ mod tests {
                 ..RouteRecord::default()
             });
             assert!(!history.is_due(at + 1));
+            // What came before the first record is of the last minute too.
+            let oldest = history.oldest().map(|record| record.at);
+            let most = MAX_RECORDS as u64 - 1;
+            assert_eq!(
+                oldest,
+                (at / EVERY).checked_sub(most).map(|one| one * EVERY)
+            );
         }
         assert_eq!(history.0.len(), MAX_RECORDS);
         assert!(history.is_due(3), "the clock was set back");
