@@ -210,9 +210,11 @@ fn tokens_and_money_of_a_client_and_of_a_route_are_told() {
     // 200 x 1000 + 300 x 2000 for a million tokens.
     assert_eq!(spend["windows"][0]["used"], 800_000);
     let timeline = tokens["timeline"].as_array().unwrap().iter();
-    let busy: Vec<_> = timeline.filter(|one| one["units"] == 1000).collect();
-    // The second call was admitted with the 250 tokens of the first one and its own reserve.
-    assert_eq!(busy.last().unwrap()["used_units"], 750);
+    let busy = timeline.filter(|one| one["units"] == 1000);
+    // The second call was admitted with the 250 tokens of the first one and its own reserve. The
+    // denial may be in a later step.
+    let most = busy.filter_map(|one| one["used_units"].as_u64()).max();
+    assert_eq!(most, Some(750));
     let busiest = looked.json("/api/v1/limits/tokens/clients");
     let client = &busiest["clients"][0];
     assert_eq!(
