@@ -423,7 +423,7 @@ mod tests {
                 ..RouteRecord::default()
             });
             assert!(!history.is_due(at + 1));
-            // What came before the first record is of the last minute too.
+            // Requests before the first record are of the last minute too.
             let oldest = history.oldest().map(|record| record.at);
             let most = MAX_RECORDS as u64 - 1;
             assert_eq!(
